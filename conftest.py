@@ -6,7 +6,7 @@
 - `python original`: the same in another framework: run like `python`, and not checked for types, which are the framework's.
 - `python elsewhere`: the original of a framework that is not installed here: it must be Python, and is not run.
 - `yaml` whose first line is a comment with a file name: written to the page's working directory.
-- `console run`: each `$ ` line is run and its output compared; plain `console` blocks are only read.
+- `console run`: each `$ ` line is run and its output compared, `ensemble-ray` in this process but on pages where it dies; plain `console` blocks are only read.
 
 Pages run in an empty directory, on the inline runtime, against a scripted server on loopback that stands for the
 endpoint: no key, no network. What a page may not show but should check stands in `invisible-code: python` comments.
@@ -36,12 +36,14 @@ from ensemble_ray.llm.local_engine import server as local_server
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.command_line import COMMAND
+from tests.command_line import COMMAND, call_command
 from tests.template import run_forked
 
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.
 _USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}'}
+#: Pages whose commands end their process.
+_DYING = frozenset({"durability.md"})
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _python = PythonEvaluator()
 
@@ -95,12 +97,18 @@ def _run_console(example: Example) -> None:
     """Run each command and compare what it printed with the lines below it."""
     for part in f"\n{example.parsed}".split("\n$ ")[1:]:
         line, _, expected = part.partition("\n")
-        command = shlex.split(line, comments=True)
-        if command[0] == "ensemble-ray":
-            command[:1] = COMMAND
-        ended = run_forked(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        program, *arguments = shlex.split(line, comments=True)
+        is_ours = program == "ensemble-ray"
+        if is_ours and Path(example.path).name not in _DYING:
+            ended = call_command(Path.cwd(), os.environ, *arguments, is_merged=True)
+        else:
+            ended = run_forked(
+                [*(COMMAND if is_ours else (program,)), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         _assert_same(expected, ended.stdout)
 
 

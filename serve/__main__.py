@@ -23,7 +23,8 @@ def main(argument: str) -> int:
     options = json.loads(argument)
     try:
         # Ray Serve takes seconds to load; what is wrong with a team is told before.
-        for team in load_teams(team_names(options["ensembles"])).values():
+        teams = load_teams(team_names(options["ensembles"]))
+        for team in teams.values():
             if not os.environ.get("RAY_ADDRESS", "").strip():  # on a cluster its processes have the keys
                 check_model_keys(find_planned_form(team.definition) or team.definition, with_named=True)
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
@@ -35,7 +36,7 @@ def main(argument: str) -> int:
         return exit_code_of(ValidationError(str(error)))
     place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
     try:
-        serve_until_interrupted(options, place, name=name)
+        serve_until_interrupted(options, place, name=name, teams=teams)
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))
         return exit_code_of(error)

@@ -84,8 +84,7 @@ def build_api(
             try:
                 yield
             finally:
-                if mcp is not None:
-                    await mcp.close()
+                await mcp.close()
 
     api = FastAPI(title="ensemble-ray", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     api.state.cancel_on_disconnect = cancel_on_disconnect

@@ -12,33 +12,23 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.fields import check_models
 from ensemble_ray.runtime import connect
-from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import ToolCatalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.routes import capabilities, control, ensembles, events, reviews, runs
 from ensemble_ray.serve.socket_control import SocketControl
 from ensemble_ray.serve.team import served_team
+from ensemble_ray.studio.installed import check_installed
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter, FastAPI
+    from fastapi import FastAPI
 
     from ensemble_ray import ChatModel, Runtime
     from ensemble_ray.loader import Runnable
     from ensemble_ray.serve.run_service import RunService
 
-__all__ = ["CONTROL_ROUTERS", "ProcessControl"]
+__all__ = ["ProcessControl"]
 
-#: What is served beside a page, a router a topic (S-CTL-30).
-CONTROL_ROUTERS: tuple[APIRouter, ...] = (
-    runs.router,
-    control.router,
-    events.router,
-    reviews.router,
-    capabilities.router,
-    ensembles.router,
-)
 #: What runs of the template are called.
 _TEMPLATE = "ensemble"
 #: Runs at a time, and runs that are kept after their end (S-CTL-1).
@@ -69,8 +59,13 @@ class ProcessControl:
             kept_runs: Runs that are kept after their end.
 
         Raises:
-            ValidationError: a tool is none, or the template cannot run.
+            ValidationError: a tool is none, the template cannot run, or the extra `studio` is not installed.
         """
+        check_installed("ProcessControl")
+        # Here, so that the name can be imported without the extra.
+        from ensemble_ray.serve.api import build_api
+        from ensemble_ray.serve.routes import capabilities, control, ensembles, events, reviews, runs
+
         self._template: Runnable | None = None
         limits = EndpointLimits(max_running=max_running, max_queued=0, kept_runs=kept_runs)
         self._runs = DrivenRuns(
@@ -82,7 +77,9 @@ class ProcessControl:
             models=check_models(models, "ProcessControl"),
         )
         self._sockets = SocketControl(self._runs)
-        self._app = build_api(self, routers=CONTROL_ROUTERS, allowed_hosts=("*",))
+        # What is served beside a page, a router a topic (S-CTL-30).
+        topics = (runs, control, events, reviews, capabilities, ensembles)
+        self._app = build_api(self, routers=[topic.router for topic in topics], allowed_hosts=("*",))
         if template is not None:
             self.use_template(template)
 

@@ -246,6 +246,9 @@ class EnsembleInfo(Wire):
     """A team that is served.
 
     Attributes:
+        name: What it is called, here and in keys.
+        description: What it is for; null where it does not say.
+        tags: Its own; all its runs have them.
         inputs: Variables that every run has to give.
         tasks: How many tasks; null where they are made while a run goes on.
         takes_items: Whether runs may bring their own items.
@@ -253,6 +256,8 @@ class EnsembleInfo(Wire):
     """
 
     name: str
+    description: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
     inputs: list[str]
     workflow: str
     tasks: int | None

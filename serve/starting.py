@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +29,6 @@ from ensemble_ray.process.notices import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.team import team_names
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -105,13 +104,16 @@ def _check(options: Mapping[str, object]) -> EndpointOptions:
         raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
 
 
-def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace, *, name: str) -> None:
+def serve_until_interrupted(
+    options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str]
+) -> None:
     """Serve teams until this process is interrupted or told to end.
 
     Args:
         options: Arguments of the application, such as `teams`, which were loaded and have their keys: what begins this looks before it
             loads Ray Serve.
         place: Where it listens.
+        teams: What the teams are called.
         name: Of the application; what was accepted under it before is gone on with.
 
     Raises:
@@ -142,7 +144,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    notify(f"Serving [{', '.join(each.shown for each in team_names(checked.ensembles))}] at {place.url} (Ctrl-C stops)")
+    notify(f"Serving [{', '.join(teams)}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
     notify("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()

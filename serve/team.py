@@ -52,7 +52,7 @@ class TeamName:
 
     @property
     def shown(self) -> str:
-        """The name that clients know it by: the stem of its file, or the attribute (S-SRV-1)."""
+        """The name that clients know it by where the team itself has none: the stem of its file, or the attribute (S-SRV-1)."""
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
     def load(self, *, needs_keys: bool = True) -> ServedTeam:
@@ -67,7 +67,8 @@ class TeamName:
         # A node that has the deployer's files finds them under their full path, also from another directory; one that
         # got a copy of the working directory finds them under the name as it was given.
         target = self.path if self.path and Path(self.path).is_file() else self.name
-        return served_team(self.shown, load_runnable(target, needs_keys=needs_keys))
+        loaded = load_runnable(target, needs_keys=needs_keys)
+        return served_team(loaded.name or self.shown, loaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,8 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
             definition=_without_files(name, definition),
             info=EnsembleInfo(
                 name=name,
+                description=definition.description,
+                tags=dict(definition.tags),
                 inputs=[],
                 workflow="map-reduce",
                 tasks=None,
@@ -117,6 +120,8 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
     plan = planned.plan(dict.fromkeys(inputs, "x"))
     info = EnsembleInfo(
         name=name,
+        description=definition.description,
+        tags=dict(definition.tags),
         inputs=inputs,
         workflow=plan.shown_workflow,
         tasks=len(plan.nodes),
@@ -186,7 +191,7 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
     """Return the teams to serve: those given, else the environment's.
 
     Raises:
-        ValidationError: neither names one, or two have the same name.
+        ValidationError: neither names one.
     """
     given = [each.strip() for each in configured if each.strip()]
     chosen = os.environ.get(ENSEMBLES_VARIABLE) or os.environ.get(_TEAM_VARIABLE, "")
@@ -196,9 +201,7 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
             f"No team to serve: set {ENSEMBLES_VARIABLE}, or pass ensembles=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
-    names = tuple(_team_name(each) for each in named)
-    _check_distinct(names)
-    return names
+    return tuple(_team_name(each) for each in named)
 
 
 def _team_name(name: str) -> TeamName:
@@ -206,20 +209,18 @@ def _team_name(name: str) -> TeamName:
     return TeamName(name=name, path=str(file.resolve()) if file.is_file() else "")
 
 
-def _check_distinct(names: Iterable[TeamName]) -> None:
-    seen: dict[str, TeamName] = {}
-    for each in names:
-        if each.shown in seen:
-            raise ValidationError(
-                f"Two teams are called '{each.shown}': {seen[each.shown].name} and {each.name}. Rename one of them"
-            )
-        seen[each.shown] = each
-
-
 def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
     """Return the teams by the names that clients know them by.
 
     Raises:
-        ValidationError: one of them cannot be found, read or run.
+        ValidationError: one of them cannot be found, read or run, or two have the same name.
     """
-    return MappingProxyType({each.shown: each.load(needs_keys=needs_keys) for each in names})
+    teams: dict[str, ServedTeam] = {}
+    places: dict[str, str] = {}
+    for each in names:
+        team = each.load(needs_keys=needs_keys)
+        name = team.info.name
+        if name in teams:
+            raise ValidationError(f"Two teams are called '{name}': {places[name]} and {each.name}. Rename one of them")
+        teams[name], places[name] = team, each.name
+    return MappingProxyType(teams)

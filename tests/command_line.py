@@ -100,12 +100,16 @@ def run_command(
     )
 
 
-def call_command(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def call_command(
+    place: Path, environment: Mapping[str, str], *arguments: str, is_merged: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Do in this process what `run_command` has a program do, where neither its start nor its end is what is checked.
 
     A program costs seconds of processor time before it begins; its environment may not be one that Ray reads when it is imported.
+    `is_merged`: what it writes on standard error is among what it writes on standard output.
     """
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = out if is_merged else io.StringIO()
     with pytest.MonkeyPatch.context() as patch, _forgetting_modules_of(place):
         for name in os.environ.keys() - environment.keys():
             patch.delenv(name)
@@ -115,4 +119,4 @@ def call_command(place: Path, environment: Mapping[str, str], *arguments: str) -
         patch.setattr(sys, "path", [str(place), *sys.path])
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = invoke(arguments)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), "" if is_merged else err.getvalue())

@@ -92,4 +92,4 @@ def _serve(home: Path) -> None:
     team = home / "team.yaml"
     team.write_text(_TEAM, encoding="utf-8")
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": 0})
-    serve.run(app(EndpointOptions(ensembles=str(team))), name="benchmark", route_prefix="/")
+    serve.run(app(EndpointOptions(ensembles=(str(team),))), name="benchmark", route_prefix="/")

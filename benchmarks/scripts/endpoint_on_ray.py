@@ -28,4 +28,6 @@ def watch() -> None:
 
 
 threading.Thread(target=watch, daemon=True).start()
-serve_until_interrupted({"teams": sys.argv[1], "replicas": int(sys.argv[2])}, place, name="benchmark")
+serve_until_interrupted(
+    {"teams": sys.argv[1], "replicas": int(sys.argv[2])}, place, name="benchmark", teams=["benchmark"]
+)

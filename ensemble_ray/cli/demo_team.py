@@ -57,7 +57,7 @@ def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | No
     slots = LOCAL_SLOTS if is_local else OTHER_SLOTS
     team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
     options = _as_texts(files, chunks=chunks, llm=llm, threads=threads)
-    team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options)
+    team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options, called="demo")
     return DemoTeam(team=team, selection=selection, reader=reader)
 
 

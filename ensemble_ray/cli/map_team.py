@@ -87,7 +87,9 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
     options = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
     team = _from_file(options) if "ensemble" in options else _from_prompts(options)
     return team.with_origin(
-        f"{__name__}:{recorded_map.__name__}", {name: str(value) for name, value in options.items()}
+        f"{__name__}:{recorded_map.__name__}",
+        {name: str(value) for name, value in options.items()},
+        called=Path(str(options.get("ensemble", "map"))).stem,
     )
 
 

@@ -184,7 +184,7 @@ def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
         return team.replace(review_handler=_exit) if is_console else team
     source = team.source
     detached = team.replace(review_handler=None, review_wait=ReviewWait.DETACH)
-    return detached.with_origin(source.place, source.overrides)
+    return detached.with_source(source)
 
 
 def _exit(_request: ReviewRequest) -> ReviewDecision:

@@ -60,16 +60,16 @@ class TeamTools:
         self._runs: set[asyncio.Task[EnsembleOutput]] = set()
 
     def add(self, target: str, team: Ensemble) -> None:
-        """Offer a team, under the name of its file or attribute.
+        """Offer a team, under its name, else that of its file or attribute.
 
         Raises:
             ValidationError: another team has that name.
         """
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
-        name = make_tool_name(stem)
+        name = make_tool_name(team.name or stem)
         if name in self._teams:
             raise ValidationError(
-                f"Two teams would be the tool '{name}': rename one of the files. The second: {target}"
+                f"Two teams would be the tool '{name}': rename one of the teams. The second: {target}"
             )
         self._teams[name] = team
 
@@ -149,9 +149,11 @@ def _tool_of(name: str, team: Ensemble) -> Tool:
             shown["default"] = str(team.inputs[each])
         properties[each] = shown
     tasks = "; ".join(brief(task.description, _SHOWN) for task in team.all_tasks)
+    about = f"Runs a team of agents and returns what its last task gave. Its tasks: {tasks}"
     return Tool(
         name=name,
-        description=f"Runs a team of agents and returns what its last task gave. Its tasks: {tasks}",
+        title=team.name,
+        description=f"{team.description}\n{about}" if team.description else about,
         input_schema={
             "type": "object",
             "properties": properties,

@@ -37,9 +37,11 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.run_options import RunOptions
+from ensemble_ray.definition.run_tags import check_tags
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import (
     EVENT_TYPES,
     DelegationCompletedEvent,
@@ -61,6 +63,7 @@ from ensemble_ray.events import (
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.ports.dashboard import Dashboard
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
@@ -70,6 +73,8 @@ from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Value
 
 __all__ = ["RunRules", "Synthesizer", "Watched"]
+
+_LONGEST_NAME = 128
 
 
 class Synthesizer(Protocol):
@@ -127,8 +132,24 @@ def _options_advice(value: object) -> str:
     return f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
 
 
+def _check_name(name: object, owner: str) -> None:
+    """Refuse a name that cannot stand in a list, in a URL or among the teams of a key (S-DOM-84)."""
+    if isinstance(name, str) and not (
+        0 < len(name) <= _LONGEST_NAME and name[0].isalnum() and name == name.rstrip() and name.isprintable()
+        and not {"/", ","} & set(name)
+    ):  # fmt: skip
+        raise ValidationError(
+            f"{owner} name must have 1 to {_LONGEST_NAME} characters in one line without '/' and ',', and begin with a "
+            f"letter or a digit, got: {brief(name)!r}"
+        )
+
+
 def _inputs_of(value: object) -> object:
     return {} if value is None else value
+
+
+def _tags_of(value: object) -> object:
+    return {} if value is None else whole_data(value)
 
 
 def _copy(value: Mapping[str, object]) -> Mapping[str, object]:
@@ -142,6 +163,7 @@ if TYPE_CHECKING:
     _Dashboard: TypeAlias = Dashboard | None
     _Listeners: TypeAlias = Accepts[Sequence[object], object]
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
+    _Tags: TypeAlias = Accepts[Mapping[str, str], Mapping[str, str] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
     _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
@@ -153,6 +175,7 @@ else:
     _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
     _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copy)]
+    _Tags = Annotated[Mapping[str, str], BeforeValidator(_tags_of), AfterValidator(_copy)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
 
@@ -160,6 +183,10 @@ class RunRules(Value):
     """What the runs of an ensemble are held to, whatever it does.
 
     Attributes:
+        name: What lists, traces and other programs call the team: up to 128 characters in one line. None: the file or
+            the variable that it was loaded from.
+        description: What the team is for, for people and models that choose a team.
+        tags: Words of your own about the team, by name: all its runs have them, beside their own (`RunOptions.tags`).
         verbose: Whether prompts, answers and outputs are logged at INFO.
         llm: Model of the agents that are made for tasks without one; a model or a string.
         models: Models by name that a run which goes on can be told to ask, in place of its agents' own (`run.switch_model`).
@@ -205,6 +232,9 @@ class RunRules(Value):
     _called: ClassVar[str] = "Ensemble"
     _origin: Origin = PrivateAttr(default=Origin())
 
+    name: StrictText | None = None
+    description: StrictText | None = None
+    tags: _Tags = initially({})
     verbose: bool = False
     llm: OptionalModelField = initially(None)
     models: ModelCatalogField = initially({})
@@ -240,6 +270,8 @@ class RunRules(Value):
         if not isinstance(data, Mapping):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
+        _check_name(arguments.get("name"), cls._called)
+        check_tags(arguments.get("tags"), cls._called)
         check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
         check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
@@ -267,9 +299,13 @@ class RunRules(Value):
         """Origin and what was chosen in place of what stands there: what a run needs to be resumed later."""
         return self._origin
 
-    def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None) -> Self:
+    def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None, *, called: str = "") -> Self:
         """Keep where it came from and what was chosen in place of what stands there, and return it; for loaders."""
-        self._origin = Origin(place=origin, overrides=dict(overrides or {}))
+        return self.with_source(Origin(place=origin, overrides=dict(overrides or {}), called=called))
+
+    def with_source(self, source: Origin) -> Self:
+        """Keep where it came from, as another definition knows it, and return it."""
+        self._origin = source
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:

@@ -44,8 +44,8 @@ class RunTracedEvent(Event):
     method: ClassVar[str] = "on_run_traced"
     tracing: RunTracing
     workflow: str
-    #: where its definition came from; empty: a program
-    origin: str
+    #: what its team is called; empty: it has no name
+    name: str
     #: of this beginning, Unix time, s
     started_at: float
     ended_at: float

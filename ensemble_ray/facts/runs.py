@@ -92,6 +92,8 @@ class PlanRecorded(FactData):
         "items": _key(OBJECT),
         "digest": _key(TEXT),
         "ensemble_id": _key(TEXT),
+        "name": _key(TEXT),
+        "tags": _key(OBJECT),
         "options": _key(optional(OBJECT)),
         "budget": _BUDGET,
         "origin": _key(optional(TEXT)),
@@ -118,6 +120,9 @@ class PlanRecorded(FactData):
     #: over plan and definition
     digest: str | None = None
     ensemble_id: str | None = None
+    #: what the team is called, and its own tags; the run's are among its options
+    name: str | None = None
+    tags: Mapping[str, object] | None = None
     #: the run options that were chosen
     options: Mapping[str, object] | None = None
     budget: RecordedBudget | None = None

@@ -158,6 +158,7 @@ class MapTeamKeys(FileSection):
     map_reduce: MapReduceKeys = key(
         "In place of tasks: a task for each of many items, and how their outputs are brought together."
     )
+    tags: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
     stream: Flag = key("Whether answers stream where neither agent nor task say otherwise.")
     agent_synthesizer: SynthesizerName = key(
         "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."

@@ -68,7 +68,7 @@ def find_planned_form(definition: Runnable) -> Ensemble | None:
     from ensemble_ray.map_reduce import MapReduceEnsemble  # most teams do not need it
 
     if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
-        return definition.to_ensemble().with_origin(definition.source.place, definition.source.overrides)
+        return definition.to_ensemble().with_source(definition.source)
     return None
 
 

@@ -18,6 +18,7 @@ from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, place_trace
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, make_trace, output_with, violation_trace
+from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
 from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
@@ -201,6 +202,7 @@ class RunFold:
         header = self._header
         return RunResultHead(
             run_id=header.ensemble_id or run_id,
+            name=name_in(header),
             workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
             inputs={name: str(value) for name, value in (header.inputs or {}).items()},
             capture_mode=self.capture_mode,

@@ -60,6 +60,8 @@ class RunResultHead:
 
     run_id: str
     workflow: str
+    #: what its team is called; empty: it has no name
+    name: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     capture_mode: CaptureMode = CaptureMode.OFF
     trace_id: str | None = None
@@ -127,6 +129,7 @@ def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> Executio
     return ExecutionTrace(
         capture_mode=run.capture_mode,
         ensemble_id=run.run_id,
+        ensemble_name=run.name or None,
         workflow=run.workflow,
         started_at=end.started_at,
         completed_at=end.completed_at,

@@ -30,7 +30,7 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
-from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
+from ensemble_ray.record.resume.run_head import locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
@@ -39,6 +39,7 @@ from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_d
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runs.showing import name_of
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
 from ensemble_ray.values.ids import RUN, node_key
@@ -302,6 +303,8 @@ async def _write(offer: ForkOffer, run_id: str, options: Mapping[str, object] | 
     header = replace(
         run_data(offer.planned, _as_run(offer.ensemble, offer.header)),
         ensemble_id=run_id,
+        name=name_in(recorded) or name_of(offer.ensemble, source) or None,
+        tags=recorded.tags or dict(offer.ensemble.tags) or None,
         options=options,
         budget=recorded.budget,
         origin=source.place or recorded.origin,

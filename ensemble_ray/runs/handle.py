@@ -29,11 +29,12 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunResultHead, assemble, not_begun
 from ensemble_ray.record.resume.run_budget import budget_of
+from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.retention import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
-from ensemble_ray.runs.showing import exit_reason_of, show_run
+from ensemble_ray.runs.showing import exit_reason_of, name_of, show_run
 from ensemble_ray.runs.tracing import TracedRun
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.directives import ModelSwitch, check_directive
@@ -97,13 +98,15 @@ class Run:
         self._definition = definition = launcher.definition
         self._options = options
         self._origin = origin or Origin()
+        recorded = "" if resumption is None else name_in(resumption.header)
+        self._name = recorded or name_of(definition, self._origin)
         self._state = RunState.PENDING
         self._is_replayed = False
         self._interrupt: _Interrupted | None = None
         is_recorded = definition.durability is not Durability.OFF
         fields = {**current_log_context(), "ensemble.id": self.id}
         events = RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=self._on_interrupt)
-        self._traced = TracedRun(self.id, events, origin=self._origin.place, resumption=resumption)
+        self._traced = TracedRun(self.id, events, name=self._name, resumption=resumption)
         self._scope = RunScope(
             run_id=self.id,
             runtime=runtime,
@@ -356,6 +359,7 @@ class Run:
         """Return what traces say of the run; a listener may have named its trace meanwhile."""
         return RunResultHead(
             run_id=self.id,
+            name=self._name,
             workflow=prepared.workflow,
             inputs=prepared.inputs,
             capture_mode=mode,
@@ -378,6 +382,8 @@ class Run:
         return replace(
             self._launcher.describe(),
             ensemble_id=self.id,
+            name=self._name or None,
+            tags=dict(definition.tags) or None,
             options={} if options is None else options.model_dump(mode="json", exclude_none=True),
             budget=budget_of(RunBudget.of(definition.max_tokens, definition.max_cost)),
             origin=self._origin.place,

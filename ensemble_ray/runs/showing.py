@@ -1,10 +1,12 @@
-"""A run and the dashboard that shows it. Package: runs.
+"""How a run is shown: by which name, and on which dashboard. Package: runs.
 
 A dashboard that cannot be started is told of before anything of the run is done; nothing else of it concerns the run (S-WEB-16).
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
@@ -16,12 +18,24 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
+    from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.definition.run_rules import RunRules
     from ensemble_ray.ports.dashboard import Dashboard
     from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["exit_reason_of", "show_run"]
+__all__ = ["exit_reason_of", "name_of", "show_run"]
 
 _log = bounded_logger(__name__)
+
+
+def name_of(definition: RunRules, origin: Origin) -> str:
+    """Return what runs of a team are called: its name, else the file or variable that it was loaded from (S-DOM-84).
+
+    A team that a program made is called as the program's file. Empty where there is none, as in a notebook.
+    """
+    main = sys.modules["__main__"]
+    program = "" if getattr(main, "__spec__", None) else str(getattr(main, "__file__", None) or "")
+    return definition.name or origin.name or (Path(program).stem if program.endswith(".py") else "")
 
 
 async def show_run(

@@ -31,13 +31,13 @@ class TracedRun:
         traceparent: The span that asked for it, also where nobody traces it now; None: none did.
     """
 
-    def __init__(self, run_id: str, events: RunEvents, *, origin: str, resumption: Resumption | None) -> None:
+    def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: Resumption | None) -> None:
         """Find out who traces it, and who asks for it.
 
         Args:
             run_id: The run's id.
             events: Its listeners.
-            origin: Where its definition came from.
+            name: What its team is called.
             resumption: That it goes on; then it stays part of the trace of who asked for it first.
         """
         caller = caller_here() if resumption is None else parse_traceparent(resumption.header.traceparent or "")
@@ -53,7 +53,7 @@ class TracedRun:
                 told_until=0.0 if resumption is None else resumption.told_until,
             )
         self._events = events
-        self._origin = origin
+        self._name = name
         self._workflow = ""
         #: Unix time, s; None: it has not begun
         self._started_at: float | None = None
@@ -81,7 +81,7 @@ class TracedRun:
                 run_id=self.context.run_id,
                 tracing=self.context,
                 workflow=self._workflow,
-                origin=self._origin,
+                name=self._name,
                 started_at=self._started_at,
                 ended_at=max(time.time(), self._started_at),
                 exit_reason=exit_reason_of(state),

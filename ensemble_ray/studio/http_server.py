@@ -10,17 +10,17 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.forks import abandon, new_lock, track
+from ensemble_ray.studio.installed import check_installed
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-__all__ = ["HttpServer", "check_installed"]
+__all__ = ["HttpServer"]
 
 #: How long answers that go on may take to end when the server stops, s.
 _CLOSING_S = 1.0
@@ -77,7 +77,7 @@ class HttpServer:
         with self._lock:
             if self._running is not None:
                 return
-            check_installed(self._name)
+            check_installed(f"The {self._name}")
             server_class = _server_class()
             opened = self._listen()
             started = threading.Event()
@@ -130,19 +130,6 @@ def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Eve
     finally:
         opened.close()
         started.set()  # also where it never did
-
-
-def check_installed(name: str) -> None:
-    """Check that what serves is installed, which is an extra.
-
-    Raises:
-        ValidationError: it is not.
-    """
-    lacking = [package for package in ("fastapi", "uvicorn", "websockets") if find_spec(package) is None]
-    if lacking:
-        raise ValidationError(
-            f"The {name} needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
-        )
 
 
 def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -19,9 +20,9 @@ from ensemble_ray.access.hosts import headers_of
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import digest_of, is_key
 from ensemble_ray.access.rights import Right
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.studio.refusals import StudioRefusal
-from ensemble_ray.studio.views.words import team_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +57,8 @@ class _KeyHolder:
     def may_see(self, run: RecordedRun) -> bool:
         """Whether a run is of one of the key's teams."""
         teams = self.key.teams
-        return teams is None or team_name(run.origin) in teams or run.origin in teams
+        names = {Origin(place=run.origin).name, PurePath(run.origin).name, run.origin}
+        return teams is None or not names.isdisjoint(teams)
 
 
 class KeyGuard:

@@ -23,7 +23,6 @@ from ensemble_ray.studio.run_views import RunViews
 from ensemble_ray.studio.schemas.actions import PreviewedCall, PreviewedStep, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.step_state import title_of
-from ensemble_ray.studio.views.words import team_name
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.reviews import ReviewDecision
 
@@ -149,7 +148,7 @@ class LocalActions:
         seen = await self._views.see(run_id)
         for gate in seen.view.totals.gates:
             if gate.gate_id == gate_id:
-                name = team_name(seen.summary.origin)
+                name = seen.view.totals.head.name
                 return review_of(gate, ensemble=name, at=time.time(), is_owned=False, can_decide=False)
         raise not_found("gate", gate_id)
 

@@ -24,7 +24,6 @@ from ensemble_ray.studio.schemas.steps import LiveSteps, StepList
 from ensemble_ray.studio.views.comparing import compare_steps
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.step_detail import detail_of
-from ensemble_ray.studio.views.words import team_name
 from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
@@ -208,16 +207,12 @@ class StudioReader:
         for run, facts in await self._store.gates():
             if not visitor.may_see(run):
                 continue
+            if not (waiting := [gate for gate in fold_gates(facts) if gate.is_open]):
+                continue
+            name, is_owned = (await self._listing.row(run)).ensemble, bool(run.owner)
             found += [
-                review_of(
-                    gate,
-                    ensemble=team_name(run.origin),
-                    at=now,
-                    is_owned=bool(run.owner),
-                    can_decide=self._can_decide,
-                )
-                for gate in fold_gates(facts)
-                if gate.is_open
+                review_of(gate, ensemble=name, at=now, is_owned=is_owned, can_decide=self._can_decide)
+                for gate in waiting
             ]
         found = self._mark(found)
         return ReviewListSchema(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))

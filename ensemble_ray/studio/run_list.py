@@ -20,7 +20,7 @@ from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.schemas.runs import RunList, RunSeries
 from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
-from ensemble_ray.studio.views.words import team_name, wire_status
+from ensemble_ray.studio.views.words import wire_status
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunReader
@@ -106,11 +106,11 @@ class RunListing:
         left = [each for each in summaries if (after is None or _position(each) < after) and _is_meant(each, search)]
         limit = max(1, min(limit, MOST_ROWS))
         words = search.text.casefold().split()
-        named = [each for each in left if _has(words, each.run_id, each.origin)]
+        named = [each for each in left if _has(words, each.run_id, each.origin, self._known_name(each))]
         if named and not search.tag and not search.ensemble:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        # Words that no id and no team has are looked for in what the records tell; tags, and what a team is called that
-        # a program made, are in the records alone.
+        # Words that no id and no team has are looked for in what the records tell; tags and names of teams are in the
+        # records alone.
         return await self._find(() if named else words, search, named or left, limit, len(summaries))
 
     async def _find(
@@ -218,6 +218,10 @@ class RunListing:
             and known.row.status == wire_status(summary.state)
         )
 
+    def _known_name(self, summary: RecordedRun) -> str:
+        known = self._rows.get(summary.run_id)
+        return "" if known is None or known.row is None else known.row.ensemble
+
     async def _read(self, run_id: str, totals: RunTotals) -> None:
         async with aclosing(self._store.read(run_id, after=totals.cursor, kinds=TOTAL_KINDS)) as pages:
             async for page in pages:
@@ -239,12 +243,10 @@ def _has(words: Sequence[str], *texts: str) -> bool:
 
 
 def _is_meant(summary: RecordedRun, search: RunSearch) -> bool:
-    """Whether a run may be one that is looked for; what a team is called that a program made, its record tells."""
+    """Whether a run may be one that is looked for; what its team is called, its record tells."""
     return (
-        (not search.statuses or wire_status(summary.state) in search.statuses)
-        and (not summary.origin or search.ensemble.casefold() in team_name(summary.origin).casefold())
-        and summary.created_at.timestamp() >= search.since
-    )
+        not search.statuses or wire_status(summary.state) in search.statuses
+    ) and summary.created_at.timestamp() >= search.since
 
 
 def _page(rows: list[RunRow], seen: Sequence[RecordedRun], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private

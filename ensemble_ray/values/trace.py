@@ -312,6 +312,8 @@ class ExecutionTrace(Value):
     schema_version: str = "1.1"
     capture_mode: CaptureMode = CaptureMode.OFF
     ensemble_id: str
+    #: what the team is called; None: it has no name
+    ensemble_name: str | None = Field(default=None, exclude_if=_is_none)
     workflow: str
     started_at: Instant
     completed_at: Instant

@@ -39,7 +39,7 @@ def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCar
     modes = [_TEXT, _JSON] if takes_text else [_JSON]
     card = AgentCard(
         name=info.name,
-        description=f"The team '{info.name}': {_size(info)}, {info.workflow}",
+        description=info.description or f"The team '{info.name}': {_size(info)}, {info.workflow}",
         version=package_version(),
         supported_interfaces=[
             AgentInterface(url=url, protocol_binding=TransportProtocol.JSONRPC.value, protocol_version=version)
@@ -58,7 +58,7 @@ def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCar
                 id="run",
                 name=f"Run {info.name}",
                 description=_how_to_ask(info, takes_text=takes_text),
-                tags=[info.workflow],
+                tags=[info.workflow, *(f"{name}:{value}" if value else name for name, value in info.tags.items())],
             )
         ],
     )

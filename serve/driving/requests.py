@@ -87,7 +87,7 @@ def checked_entry(
         digest=_digest(asked, team),
         ensemble=team.info.name,
         request=asked,
-        tags=asked.tags,
+        tags={**team.info.tags, **asked.tags},
         tasks=tasks,
         workflow=team.info.workflow,
         status=RunStatus.ACCEPTED,

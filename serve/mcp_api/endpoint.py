@@ -34,16 +34,14 @@ PATH = "/mcp"
 _SERVER = "ensemble_ray.serve.mcp_api.server"
 
 
-def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint | None:
-    """Serve teams as tools at `/mcp`; None: the package `mcp` is not installed, and the path is not served.
+def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint:
+    """Serve teams as tools at `/mcp`.
 
     Args:
         api: The endpoint.
         max_body_bytes: The longest body.
         allowed_origins: Origins whose pages may ask.
     """
-    if find_spec("mcp") is None:
-        return None
     endpoint = McpEndpoint(max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
     api.router.routes.append(Route(PATH, endpoint=cast("ASGIApp", endpoint), include_in_schema=False))
     return endpoint
@@ -79,7 +77,7 @@ class McpEndpoint:
         """Refuse what is not for the SDK.
 
         Raises:
-            Refusal: another method than POST, a page of another origin, or a caller without the right `run`.
+            Refusal: another method than POST, a page of another origin, a caller without the right `run`, or no package `mcp`.
         """
         caller_of(request).check(Right.RUN)
         if not is_allowed_origin(scope, self._allowed_origins):  # also with a key, as the protocol wants it
@@ -89,6 +87,9 @@ class McpEndpoint:
             text = f"{request.method} {PATH}: only POST is served, since the server keeps no sessions"
             allow = (("allow", "POST"),)
             raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)
+        if find_spec("mcp") is None:
+            text = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
+            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "NOT_INSTALLED", text)
 
     async def _manager(self) -> StreamableHTTPSessionManager:
         if self._opening is None:

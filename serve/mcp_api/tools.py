@@ -33,9 +33,11 @@ def tool_of(name: str, team: EnsembleInfo) -> Tool:
     if team.takes_items and ITEMS not in properties:
         properties[ITEMS] = {"type": "array", "description": "What is mapped, in place of the team's own items"}
     of_tasks = "" if team.tasks is None else f" of {team.tasks} tasks"
+    about = f"Runs the team '{team.name}', a {team.workflow} workflow{of_tasks}, and returns its last output."
     return Tool(
         name=name,
-        description=f"Runs the team '{team.name}', a {team.workflow} workflow{of_tasks}, and returns its last output.",
+        title=team.name,
+        description=f"{team.description}\n{about}" if team.description else about,
         input_schema={
             "type": "object",
             "properties": properties,

@@ -292,7 +292,7 @@ def doubtful_team() -> Ensemble:
         otherwise=answer("Paid.", 9, 3),
     )
     clerk = _person("Clerk", "Pay", model, tools=[pay])
-    return Ensemble(tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
+    return Ensemble(name="Clerks", tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
 
 
 def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble:

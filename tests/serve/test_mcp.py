@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -150,6 +151,15 @@ async def test_what_is_no_message_is_answered_with_an_error(url: str, body: byte
     async with httpx.AsyncClient(timeout=PATIENCE_S) as asking:
         answer = await asking.post(f"{url}/mcp", content=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32700)
+
+
+async def test_a_missing_package_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-115: with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    async with httpx2.AsyncClient() as http:
+        answer = await http.post(f"{url}/mcp", json={})
+    assert (answer.status_code, answer.json()["code"]) == (501, "NOT_INSTALLED")
+    assert "pip install 'ensemble-ray[mcp]'" in answer.json()["message"]
 
 
 async def test_open_reviews_are_forms_for_the_clients_user(url: str, runs: DrivenRuns) -> None:

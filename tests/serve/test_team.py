@@ -59,8 +59,9 @@ def test_older_names_are_aliases(team: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_two_teams_of_one_name_are_refused(team: Path) -> None:
     """S-SRV-1: clients could not tell them apart."""
-    with pytest.raises(ValidationError, match="Two teams are called 'team'"):
-        app(EndpointOptions(ensembles=("team.yaml", "tests.serve.teams:team")))
+    team.rename(team.with_name("summaries.yaml"))
+    with pytest.raises(ValidationError, match="Two teams are called 'summaries'"):
+        app(EndpointOptions(ensembles=("summaries.yaml", "tests.serve.teams:summaries")))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -59,6 +60,7 @@ def test_wrong_options_say_what_to_do(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """S-STU-71: with the line that installs them."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "sse_starlette", None)
     assert invoke(["studio"]) == 2
-    assert "pip install 'ensemble-ray[studio]'" in capsys.readouterr().err
+    text = "Studio needs packages that are not installed (sse_starlette): pip install 'ensemble-ray[studio]'"
+    assert text in capsys.readouterr().err

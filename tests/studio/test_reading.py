@@ -55,7 +55,8 @@ def one_task(
 ) -> None:
     """Run a team of one task; a failure is a run, too."""
     agent = Agent(role="Speaker", goal="Speak", llm=model)  # type: ignore[arg-type]
-    team = Ensemble(tasks=[Task(name="say", description=description, expected_output="x", agent=agent, **fields)])
+    task = Task(name="say", description=description, expected_output="x", agent=agent, **fields)
+    team = Ensemble(name="Speakers of news", tags={"by": "us"}, tasks=[task])
     try:
         team.run(runtime=InlineRuntime(home=home), run_id=run_id, options=RunOptions(tags=tags))
     except EnsembleError:
@@ -110,7 +111,7 @@ def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
 
 
 def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:
-    """S-STU-3: by name, or name and value, with other words too; rows and runs have them."""
+    """S-STU-3, S-STU-186: by name, or name and value, with other words too; rows and runs have them, the team's among them."""
     for number, tags in enumerate(({"for": "docs:a", "urgent": ""}, {"for": "tests"}, {})):
         one_task(tmp_path, f"run-{number}", ScriptedModel("ok"), tags=tags)
     client = serve(tmp_path)
@@ -123,12 +124,14 @@ def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:
     assert found(tag="for:docs") == found(tag="fo") == []
     assert found(tag="for", q="RUN-1") == found(tag="for", q="run", limit="1") == ["run-1"]
     assert found(tag="for", q="speaker run-0") == ["run-0"]
+    assert found(tag="by:us") == ["run-2", "run-1", "run-0"]
     page = client.get(f"{API}/runs", params={"tag": "for", "limit": 1}).json()
     assert found(tag="for", limit="1", cursor=page["next_cursor"]) == ["run-0"]
-    assert page["runs"][0]["tags"] == client.get(f"{API}/runs/run-1").json()["tags"] == {"for": "tests"}
+    assert page["runs"][0]["tags"] == client.get(f"{API}/runs/run-1").json()["tags"]
+    assert page["runs"][0]["tags"] == {"by": "us", "for": "tests"}
 
 
-def test_runs_that_programs_began_are_found_by_their_teams(serve: Serve, tmp_path: Path) -> None:
+def test_runs_are_found_by_the_names_of_their_teams(serve: Serve, tmp_path: Path) -> None:
     """S-STU-3, S-STU-5: by the name that their rows show, which only records have; with other words, and page by page."""
     for number in range(3):
         one_task(tmp_path, f"run-{number}", ScriptedModel("ok"))
@@ -140,7 +143,7 @@ def test_runs_that_programs_began_are_found_by_their_teams(serve: Serve, tmp_pat
     def found(**params: str) -> list[str]:
         return ids(client.get(f"{API}/runs", params=params))
 
-    assert found(ensemble="speak") == ["run-2", "run-1", "run-0"]
+    assert found(ensemble="speak") == found(q="speakers news") == ["run-2", "run-1", "run-0"]
     assert found(ensemble="speak", q="run-1") == ["run-1"]
     assert found(ensemble="listener") == []
     page = client.get(f"{API}/runs", params={"ensemble": "Speaker", "limit": 2}).json()
@@ -167,9 +170,9 @@ def test_guardrails_that_accepted_are_told(serve: Serve, tmp_path: Path) -> None
 
 
 def test_a_run_tells_what_it_was(serve: Serve, runs: Path) -> None:
-    """S-STU-5, S-STU-7, S-STU-8: state, tokens, words of its end, steps by status, budget by agent."""
+    """S-STU-5, S-STU-7, S-STU-8: a team without a name, which is not called by its roles; state, tokens, words of its end, steps by status, budget by agent."""
     run = serve(runs).get(f"{API}/runs/flat").json()
-    assert (run["status"], run["tokens"], run["ensemble"]) == ("completed", 165, "Writer")
+    assert (run["status"], run["tokens"], run["ensemble"]) == ("completed", 165, "")
     assert (run["exit_reason"], run["exit_reason_text"]) == ("completed", "All of it is done.")
     assert run["counts"] == {"completed": 8}
     assert run["budget"]["tokens"] == {"spent": 165, "allowed": None}

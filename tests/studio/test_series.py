@@ -27,9 +27,9 @@ def team_of(*names: str, fails: bool = False) -> Ensemble:
 
 
 def spoken_team(role: str) -> Ensemble:
-    """A team of one agent, which is called by its role."""
+    """A team of one agent, which is called as that."""
     agent = Agent(role=role, goal="Speak", llm=ScriptedModel(otherwise="ok"))
-    return Ensemble(tasks=[Task(name="say", description="Say it", expected_output="x", agent=agent)])
+    return Ensemble(name=role, tasks=[Task(name="say", description="Say it", expected_output="x", agent=agent)])
 
 
 def placed_team() -> Ensemble:

@@ -198,7 +198,7 @@ def carry_out(
     return show_run(
         lambda listener: (
             ensemble.with_additional_listener(listener)
-            .with_origin(source.place, source.overrides)
+            .with_source(source)
             .begin(
                 inputs,
                 runtime=None if runtime is None else runtime.value,

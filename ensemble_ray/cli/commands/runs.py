@@ -32,6 +32,8 @@ class _Listed(NamedTuple):
     #: what is wrong with the record
     damage: str = ""
     tags: Mapping[str, str] = {}
+    #: what its team is called
+    name: str = ""
     #: run and task of a fork
     forked_from: Mapping[str, str] | None = None
     incomplete_answers: int = 0
@@ -56,7 +58,7 @@ def runs(
     is_all: Annotated[bool, typer.Option("--all", help="Leave no run out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> int:
-    """List recorded runs: state, age, tasks done, where they came from, tags.
+    """List recorded runs: state, age, tasks done, names of their teams, tags.
 
     Newest first; those that were interrupted can be resumed.
 
@@ -124,7 +126,7 @@ def _list(shown: Sequence[_Listed]) -> None:
                 filter(
                     None,
                     (
-                        each.run.origin,
+                        each.name,
                         f"[{format_tags(each.tags)}]" if each.tags else "",
                         ", ".join(notes_of(each.incomplete_answers, each.capped)),
                     ),
@@ -141,6 +143,7 @@ def _list(shown: Sequence[_Listed]) -> None:
 def _data(listed: _Listed) -> dict[str, object]:
     return {
         **as_data(listed.run),
+        **({"name": listed.name} if listed.name else {}),
         "tasks_done": listed.done,
         "tasks": listed.total,
         "tags": dict(listed.tags),
@@ -182,6 +185,7 @@ async def _read(
 
 async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _Listed | None:
     """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
+    from ensemble_ray.definition.origin import Origin
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
     from ensemble_ray.record.resume.run_head import read_head
@@ -194,8 +198,9 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
     except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
         if tags:
             return None
-        return _Listed(run, damage=message_of(error) if await store.summary(run.run_id) is not None else "")
+        damage = message_of(error) if await store.summary(run.run_id) is not None else ""
+        return _Listed(run, damage=damage, name=Origin(place=run.origin).name)
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    found = _Listed(run, progress.done, progress.total, tags=head.tags, forked_from=parent)
+    found = _Listed(run, progress.done, progress.total, tags=head.tags, name=head.name, forked_from=parent)
     end = head.end
     return found if end is None else found._replace(incomplete_answers=end.incomplete_answers, capped=end.capped)

@@ -12,8 +12,6 @@ from ensemble_ray.cli.view.terminal import FINE, say, show
 __all__ = ["studio"]
 
 _PORT = 7328
-#: Of what it needs, by the name of its module: the extra that brings it.
-_NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette")
 
 
 def studio(
@@ -55,16 +53,12 @@ def studio(
     """
     import threading
     import webbrowser
-    from importlib.util import find_spec
 
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.stores import StoreAddress
+    from ensemble_ray.studio.installed import check_installed
 
-    lacking = [name for name in _NEEDED if find_spec(name) is None]
-    if lacking:
-        raise ValidationError(
-            f"Studio needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
-        )
+    check_installed("Studio")
     if home is not None and records is not None:
         raise ValidationError("--home and --records name two places: choose one")
     from ensemble_ray.studio.server import StudioServer

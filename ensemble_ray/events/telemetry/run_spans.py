@@ -73,7 +73,7 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
     is_error = event.exit_reason is ExitReason.ERROR
     own: dict[str, Attribute | None] = {
         gen_ai.OPERATION: gen_ai.INVOKE_WORKFLOW,
-        gen_ai.WORKFLOW_NAME: event.origin,
+        gen_ai.WORKFLOW_NAME: event.name,
         RUN_ID: event.run_id,
         _WORKFLOW: event.workflow,
         _EXIT_REASON: event.exit_reason.value,
@@ -83,7 +83,7 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
     # The clock of a process that did a task may differ from that of who tells of the run.
     started_at = event.started_at if units.first is None else min(event.started_at, units.first)
     run = SpanData(
-        name=f"{gen_ai.INVOKE_WORKFLOW} {event.origin}".rstrip(),
+        name=f"{gen_ai.INVOKE_WORKFLOW} {event.name}".rstrip(),
         trace_id=tracing.trace_id,
         span_id=tracing.run_span(),
         parent_id=None if tracing.caller is None else tracing.caller.span_id,

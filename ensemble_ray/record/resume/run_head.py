@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "origin_in", "read_head"]
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "name_in", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
@@ -36,7 +36,7 @@ class RunHead:
         beginnings: How often somebody went on with it.
         told_until: When it ended last and told of all that it had done, Unix time, s; 0: it never did. A run that waits for people
             has not told of the tasks that wait (S-INT-36).
-        tags: Words of its caller's about it, by name, as it began or went on last.
+        tags: Words about it, by name: its team's, and those of its caller as it began or went on last.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -55,18 +55,26 @@ class RunHead:
         match fact.data:
             case PlanRecorded() as header:
                 self.header, self._recorded_at = header, fact.at
-                self.tags = tags_in(header.options)
+                self._take_tags(header.options)
             case RunResumed(options=options, is_restart=is_restart):
                 self.end = None  # it goes on: a cancelled run ended, and has not ended any more
                 self.beginnings += not is_restart
                 if options is not None and "tags" in options:
-                    self.tags = tags_in(options)
+                    self._take_tags(options)
             case RunEnded() as end:
                 self.end = end
                 if end.state is not RunState.WAITING:
                     self.told_until = fact.at
             case _:
                 pass
+
+    def _take_tags(self, options: Mapping[str, object] | None) -> None:
+        self.tags = {**tags_in({"tags": self.header.tags}), **tags_in(options)}
+
+    @property
+    def name(self) -> str:
+        """What its team is called; empty: nobody named it, and a program made it."""
+        return name_in(self.header)
 
     @property
     def state(self) -> RunState:
@@ -98,6 +106,11 @@ def origin_in(header: PlanRecorded) -> Origin:
     """Return where a definition came from, as a run's first fact tells it."""
     overrides = {name: str(value) for name, value in (header.overrides or {}).items()}
     return Origin(place=header.origin or "", overrides=overrides)
+
+
+def name_in(header: PlanRecorded) -> str:
+    """Return what a run's team is called, as its first fact tells it; one of an earlier version tells where it came from."""
+    return header.name or origin_in(header).name
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:

@@ -30,6 +30,7 @@ from ensemble_ray.record.view.tree import (
     TreeRow,
     level_row,
     lost_row,
+    name_details,
     tags_row,
 )
 from ensemble_ray.values.outputs import RunState
@@ -134,6 +135,7 @@ class MapReduceView:
             kind="run",
             title=f"Run {row_text(self._run_id, _TITLE)}: {row_text(workflow, _TITLE)}, {self.state.value}",
             details=(
+                *name_details(head.name),
                 format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
                 format_count(self._recovery.items.count, "item"),
                 format_count(calls, "model call"),
@@ -160,6 +162,7 @@ class MapReduceView:
         head = self._recovery.head
         return {
             "run_id": self._run_id,
+            **({"name": head.name} if head.name else {}),
             "workflow": head.header.workflow,
             "state": self.state.value,
             "started_at": utc_of(head.started_at).isoformat(),

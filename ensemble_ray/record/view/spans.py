@@ -19,6 +19,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.delegation_fold import worker_role
 from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.tracing import RunTracing, parse_traceparent
@@ -167,7 +168,7 @@ def _run_ended(header: PlanRecorded, beginning: _Beginning) -> RunTracedEvent:
         run_id=beginning.tracing.run_id,
         tracing=beginning.tracing,
         workflow=header.workflow or "",
-        origin=header.origin or "",
+        name=name_in(header),
         started_at=beginning.started_at,
         ended_at=beginning.last_at,
         exit_reason=reason,

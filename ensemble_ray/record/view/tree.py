@@ -38,6 +38,7 @@ __all__ = [
     "TreeRow",
     "level_row",
     "lost_row",
+    "name_details",
     "render_rows",
     "render_tree",
     "tags_row",
@@ -115,7 +116,7 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer]) -> Iterato
         depth=0,
         kind="run",
         title=f"Run {ensemble_id}: {workflow}, {state}{_parent(trace)}",
-        details=tuple(_run_details(trace)),
+        details=(*name_details(trace.ensemble_name), *_run_details(trace)),
         is_bad=bool(trace.errors),
     )
     if tags := as_mapping(trace.metadata.get("tags")):
@@ -177,6 +178,11 @@ def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) ->
         details=(f"after {after}",),
         is_bad=verdict.answer is None,
     )
+
+
+def name_details(name: str | None) -> tuple[str, ...]:
+    """Return what the row of a run says of its team's name."""
+    return (f"team {row_text(name, _TITLE)}",) if name else ()
 
 
 def tags_row(tags: Mapping[str, object]) -> TreeRow:

@@ -45,6 +45,7 @@ from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
+from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.map_reduce.opening import open_items, rules_of, window_of
@@ -153,6 +154,7 @@ class MapReduceLauncher:
         if ended is None:
             return None
         conclusion = self._conclude(ended)
+        description = replace(description, name=(await read_head(scope.store, scope.run_id)).name)
         return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:

@@ -20,6 +20,7 @@ from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
 from ensemble_ray.studio.dashboard.settings import DashboardSettings
 from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
 from ensemble_ray.studio.dashboard.snapshot import Snapshot
+from ensemble_ray.studio.installed import check_installed
 from ensemble_ray.values.reviews import OnTimeoutAction
 
 if TYPE_CHECKING:
@@ -204,10 +205,9 @@ class WebDashboard:
     def _start(self) -> None:
         if self._server is not None:
             return
-        from ensemble_ray.studio.http_server import HttpServer, check_installed
-
-        check_installed("dashboard")
+        check_installed("The dashboard")
         from ensemble_ray.studio.dashboard.app import DashboardParts, dashboard_app
+        from ensemble_ray.studio.http_server import HttpServer
 
         if not is_loopback(self.host):
             _log.warning(

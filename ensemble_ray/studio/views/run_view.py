@@ -19,7 +19,7 @@ from ensemble_ray.studio.schemas.runs import (
 from ensemble_ray.studio.views.step_state import as_millis
 from ensemble_ray.studio.views.steps import StepsView
 from ensemble_ray.studio.views.totals import RunTotals
-from ensemble_ray.studio.views.words import exit_text, team_name
+from ensemble_ray.studio.views.words import exit_text
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RunView:
         return [
             review_of(
                 gate,
-                ensemble=team_name(summary.origin, totals.head.header),
+                ensemble=totals.head.name,
                 at=at,
                 is_owned=bool(summary.owner),
                 can_decide=can_decide and not totals.state(summary).is_final,

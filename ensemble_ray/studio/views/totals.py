@@ -25,7 +25,7 @@ from ensemble_ray.record.totals import ExecutionTotals
 from ensemble_ray.studio.schemas.runs import RunRow
 from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.studio.views.step_state import as_millis, title_of
-from ensemble_ray.studio.views.words import team_name, wire_status
+from ensemble_ray.studio.views.words import wire_status
 from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class RunTotals:
         fork = self.head.forked_from
         return RunRow(
             run_id=summary.run_id,
-            ensemble=team_name(summary.origin, self.head.header),
+            ensemble=self.head.name,
             status=wire_status(state),  # type: ignore[arg-type]  # the words are the endpoint's
             summary=self._result or self._first_task,
             created_at=created,

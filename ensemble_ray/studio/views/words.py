@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 
-from ensemble_ray.facts.lenient import as_mapping, as_text
-from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-__all__ = ["exit_text", "team_name", "wire_status"]
+__all__ = ["exit_text", "wire_status"]
 
-#: Roles that stand for a team's name.
-_ROLES = 4
 _EXITS: Mapping[ExitReason, str] = {
     ExitReason.COMPLETED: "All of it is done.",
     ExitReason.USER_EXIT_EARLY: "Somebody ended it early, with what was done.",
@@ -37,16 +32,3 @@ def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
 def wire_status(state: RunState) -> str:
     """Return the endpoint's word for how a run stands (S-SRV-3)."""
     return "accepted" if state is RunState.PENDING else state.value
-
-
-def team_name(origin: str, header: PlanRecorded | None = None) -> str:
-    """Return what a run's team is called: a file's name, or `module:attribute`; else the roles of its first agents.
-
-    Args:
-        origin: Where its definition came from; empty: from a program.
-        header: The run's first fact, where it was read.
-    """
-    if origin or header is None:
-        return PurePath(origin).name if "/" in origin else origin
-    roles = (as_text(as_mapping(agent).get("role")) for agent in header.agents or ())
-    return ", ".join([role for role in dict.fromkeys(roles) if role][:_ROLES])

@@ -86,8 +86,8 @@ def test_runs_are_listed_with_state_age_and_tasks_done(call: Call, steps: str, f
     called = call("runs")
     lines = [line.split() for line in called.printed.splitlines()]
     assert [(line[0], line[1], line[4], line[6]) for line in lines] == [
-        ("torn", "interrupted", "2/3", steps),
-        ("whole", "completed", "3/3", steps),
+        ("torn", "interrupted", "2/3", "team"),
+        ("whole", "completed", "3/3", "team"),
     ]
     assert {line[3] for line in lines} <= {"s", "min"}
     assert called.said.strip().endswith("resume RUN")

@@ -115,6 +115,15 @@ def test_a_file_says_which_variable_takes_messages(load: Load) -> None:
     assert load(WHOLE).chat_input is None
 
 
+def test_a_file_names_its_team(load: Load) -> None:
+    """S-DOM-83, S-DOM-84: as in Python; a file that does not has the name of the file."""
+    named = "name: News desk\ndescription: Writes the news.\ntags: {desk: news}\n"
+    team = load(f"{named}{WHOLE.lstrip()}")
+    assert (team.name, team.description, team.tags) == ("News desk", "Writes the news.", {"desk": "news"})
+    assert load(WHOLE).name is None
+    assert load(WHOLE).source.name == "team"
+
+
 def test_models_are_resolved_when_they_are_strings_or_mappings(load: Load) -> None:
     """A string is a model as in Python (S-CONV-19); an agent without one takes the team's, as in Python (S-DOM-72)."""
     team = load(WHOLE)

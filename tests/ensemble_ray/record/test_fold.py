@@ -83,6 +83,7 @@ def test_trace_of_a_finished_run(form: Form) -> None:
     assert trace == ExecutionTrace(
         capture_mode=CaptureMode.FULL,
         ensemble_id=RUN,
+        ensemble_name="team",
         workflow="parallel",
         started_at=utc_of(100),
         completed_at=utc_of(111.5),

@@ -25,7 +25,7 @@ def _finished() -> ExecutionTrace:
 def test_tree_of_a_finished_run() -> None:
     """S-TRC-2: run, task, model call, tool call; with times, tokens and counts."""
     assert render_tree(_finished()).splitlines() == [
-        "Run run-1: parallel, completed  [1 min 12 s]  [2 tasks]  [2 model calls]  [200 + 40 tokens]  [2 tool calls]  [0.6 USD]",
+        "Run run-1: parallel, completed  [team team]  [1 min 12 s]  [2 tasks]  [2 model calls]  [200 + 40 tokens]  [2 tool calls]  [0.6 USD]",
         "├─ Reader: Read Ray  [4.00 s]  [1 model call]  [100 + 20 tokens]  [1 tool call]",
         "│  ├─ model call 1: asked for tools  [1.00 s]  [100 + 20 tokens]",
         '│  │  └─ search({"q": 1}) -> 3 hits  [1.00 s]  [success]',
@@ -99,7 +99,7 @@ def test_long_texts_are_cut() -> None:
 def test_times_are_short_and_exact(seconds: float, text: str) -> None:
     """For people: no zero where something took time, no 60 s."""
     trace = _finished().replace(total_duration=timedelta(seconds=seconds))
-    assert tree_rows(trace)[0].details[0] == text
+    assert tree_rows(trace)[0].details[1] == text
 
 
 def test_rows_say_where_they_stand() -> None:

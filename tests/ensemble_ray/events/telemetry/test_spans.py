@@ -70,7 +70,7 @@ def _ended(
         run_id="r",
         tracing=tracing,
         workflow="sequential",
-        origin="shop.py:team",
+        name="shop",
         started_at=_at(0).timestamp(),
         ended_at=_at(9).timestamp(),
         exit_reason=reason,
@@ -150,12 +150,12 @@ def test_units_last_from_the_first_to_the_last_of_what_is_in_them() -> None:
     shown = [(each.name, by_id[each.parent_id or ""], each.started_at, each.ended_at) for each in spans]
     start = BEGAN.timestamp()
     assert shown == [
-        ("graph g", "invoke_workflow shop.py:team", start, start + 4),
+        ("graph g", "invoke_workflow shop", start, start + 4),
         ("step 1", "graph g", start, start + 4),
         ("loop l", "step 1", start, start + 4),
         ("iteration 1", "loop l", start, start + 3),
         ("iteration 2", "loop l", start + 1, start + 4),
-        ("phase p", "invoke_workflow shop.py:team", start + 2, start + 5),
+        ("phase p", "invoke_workflow shop", start + 2, start + 5),
         ("attempt 2", "phase p", start + 2, start + 5),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from ensemble_ray import (
     WebReviewHandler,
     WebSocketStreamingListener,
 )
-from ensemble_ray.studio import http_server
 
 _PORT = "port must be in the range 0-65535 (0 = OS-assigned ephemeral port); got: "
 
@@ -103,7 +103,7 @@ def test_what_is_no_dashboard() -> None:
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-WEB-18: it says which, and what installs them; nothing was started."""
-    monkeypatch.setattr(http_server, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     dashboard = WebDashboard.on_port(0)
     with pytest.raises(ValidationError) as refused:
         dashboard.start()

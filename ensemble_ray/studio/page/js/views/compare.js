@@ -82,7 +82,7 @@ export function compareView(app, route) {
    * @param {RunRow} run
    */
   function card(side, run) {
-    return h("section", { class: "card panel" }, h("div", { class: "row wrap" }, h("span", { class: "badge" }, side), statusPill(run.status), line(run.ensemble || run.summary || "Run", "run-name clip", 60), run.origin_run && h("span", { class: "badge" }, "FORK")),
+    return h("section", { class: "card panel" }, h("div", { class: "row wrap" }, h("span", { class: "badge" }, side), statusPill(run.status), line(run.ensemble || "Unnamed team", "run-name clip", 60), run.origin_run && h("span", { class: "badge" }, "FORK")),
       h("a", { class: "mono clip", href: formatRoute({ view: "run", run: run.run_id }) }, run.run_id),
       h("p", { class: "muted num" }, [formatTime(run.created_at), formatDuration(run.duration_ms), `${formatShort(run.tokens)} tokens`, formatCost(run.cost)].join(" · ")));
   }

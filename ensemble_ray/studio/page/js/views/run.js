@@ -180,7 +180,7 @@ function drawHead(app, model, head) {
   fill(head,
     h("div", { class: "run-title" },
       h("a", { class: "icon-button", href: model.isFile ? "#/files" : "#/runs", "aria-label": model.isFile ? "All files" : "All runs", title: model.isFile ? "All files" : "All runs", hidden: app.source.isFile }, icon("left")),
-      h("h1", { class: "clip" }, line(run.ensemble || run.summary || "Run", "", 80)),
+      h("h1", { class: "clip" }, line(run.ensemble || "Unnamed team", "", 80)),
       statusPill(run.status),
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
       Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),

@@ -1,0 +1,31 @@
+"""Teams as tools of the command line's MCP server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ensemble_ray import Ensemble, Task, ValidationError
+
+pytest.importorskip("mcp")
+
+from ensemble_ray.cli.team_tools import TeamTools
+
+
+def team(**fields: Any) -> Ensemble:
+    """A team of one task."""
+    return Ensemble(tasks=[Task.of("Say {what}")], **fields)
+
+
+async def test_a_team_is_a_tool_under_its_name() -> None:
+    """S-INT-113: else under that of its file or attribute; what it is for comes first in its description."""
+    tools = TeamTools()
+    tools.add("a/team.yaml", team(name="News desk", description="Writes the news."))
+    tools.add("b/team.yaml", team())
+    named, plain = (await tools._list(None, None)).tools  # type: ignore[arg-type]  the client is not looked at
+    about = "Runs a team of agents and returns what its last task gave. Its tasks: Say {what}"
+    assert (named.name, named.title, named.description) == ("News_desk", "News desk", f"Writes the news.\n{about}")
+    assert (plain.name, plain.title, plain.description) == ("team", None, about)
+    with pytest.raises(ValidationError, match="Two teams would be the tool 'News_desk': rename one of the teams"):
+        tools.add("c/team.yaml", team(name="News_desk"))
