@@ -7,9 +7,12 @@ never, while nobody can read what it recorded.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
+import sqlite3
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,6 +37,7 @@ def delete(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
         path = run.record / target if target else run.record
         if run.is_over() or not path.exists():
             return True
+        kept = _link_files(run)
         _remove(path)
     run.tell(f"remove {path.name} of {moment}")
     run.report.strikes += 1
@@ -44,12 +48,29 @@ def delete(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
     except subprocess.TimeoutExpired:
         run.break_promise(f"{path} was removed, and the run did not end")
         return False
-    if code in {0, run.scenario.exit_code} or str(run.record) not in driver.text:
+    if code == run.scenario.exit_code and _has_end(kept):
+        run.report.slipped += 1  # all was recorded before
+    elif code in {0, run.scenario.exit_code} or str(run.record) not in driver.text:
         run.break_promise(f"{path} was removed, and the run ended with {code}: {driver.text[-500:]}")
     else:
         run.report.told += 1
     _judge_resumption(run)
     return False
+
+
+def _link_files(run: Disturbed) -> Path:
+    """Link the record's files to another folder, where they can be read after their removal."""
+    folder = Path(tempfile.mkdtemp(prefix="removed-", dir=run.directory))
+    for name in (RECORD, f"{RECORD}-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.link(run.record / name, folder / name)
+    return folder
+
+
+def _has_end(folder: Path) -> bool:
+    """Return whether the end of the run was recorded before the record was removed."""
+    with contextlib.closing(sqlite3.connect(folder / RECORD)) as connection:
+        return connection.execute("SELECT 1 FROM facts WHERE kind = 'end'").fetchone() is not None
 
 
 def _remove(path: Path) -> None:
