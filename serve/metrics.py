@@ -42,25 +42,25 @@ RUNS = Metric(
     name="ensemble_ray_runs",
     kind=MetricKind.GAUGE,
     description="Runs that have not ended: accepted ones wait for their turn, waiting ones for people",
-    labels=("team", "status"),
+    labels=("ensemble", "status"),
 )
 ENDED = Metric(
     name="ensemble_ray_runs_ended_total",
     kind=MetricKind.COUNTER,
     description="Runs that ended",
-    labels=("team", "status"),
+    labels=("ensemble", "status"),
 )
 TOKENS = Metric(
     name="ensemble_ray_tokens_total",
     kind=MetricKind.COUNTER,
     description="Tokens of runs that ended, as far as models report them",
-    labels=("team", "kind"),
+    labels=("ensemble", "kind"),
 )
 COST = Metric(
     name="ensemble_ray_cost_total",
     kind=MetricKind.COUNTER,
     description="Cost of runs that ended, where the team says what tokens cost",
-    labels=("team", "currency"),
+    labels=("ensemble", "currency"),
 )
 REFUSED = Metric(
     name="ensemble_ray_requests_refused_total",
@@ -83,7 +83,7 @@ class Sample:
     @property
     def team(self) -> str | None:
         """The team that it is about; None: the endpoint as a whole."""
-        return dict(zip(self.metric.labels, self.values, strict=True)).get("team")
+        return dict(zip(self.metric.labels, self.values, strict=True)).get("ensemble")
 
 
 class Exporter(Protocol):

@@ -193,7 +193,7 @@ def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
         connection.close()
         scraped = endpoint.send("GET", "/metrics", **make_key(file, "prometheus")).getresponse().read().decode()
         assert 'ensemble_ray_requests_refused_total{code="UNAUTHENTICATED"} 1' in scraped
-        assert 'ensemble_ray_runs{team="team",status="running"} 0' in scraped
+        assert 'ensemble_ray_runs{ensemble="team",status="running"} 0' in scraped
         file.revoke("ann")
         assert endpoint.send("GET", "/ensembles", **mine).getresponse().status == 401
         assert endpoint.is_up()

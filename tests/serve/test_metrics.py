@@ -37,15 +37,15 @@ async def test_runs_tokens_and_states_are_counted_by_team(home: str) -> None:
         answer = await endpoint.client.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain")
         lines = answer.text.splitlines()
-        assert 'ensemble_ray_runs_ended_total{team="letters",status="completed"} 1' in lines
-        assert 'ensemble_ray_runs_ended_total{team="broken",status="failed"} 1' in lines
-        assert 'ensemble_ray_runs{team="letters",status="running"} 0' in lines
+        assert 'ensemble_ray_runs_ended_total{ensemble="letters",status="completed"} 1' in lines
+        assert 'ensemble_ray_runs_ended_total{ensemble="broken",status="failed"} 1' in lines
+        assert 'ensemble_ray_runs{ensemble="letters",status="running"} 0' in lines
         tokens = {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("ensemble_ray_tokens")}
         assert tokens == {
-            'ensemble_ray_tokens_total{team="letters",kind="input"}': 6,
-            'ensemble_ray_tokens_total{team="letters",kind="output"}': 4,
-            'ensemble_ray_tokens_total{team="broken",kind="input"}': 3,
-            'ensemble_ray_tokens_total{team="broken",kind="output"}': 2,
+            'ensemble_ray_tokens_total{ensemble="letters",kind="input"}': 6,
+            'ensemble_ray_tokens_total{ensemble="letters",kind="output"}': 4,
+            'ensemble_ray_tokens_total{ensemble="broken",kind="input"}': 3,
+            'ensemble_ray_tokens_total{ensemble="broken",kind="output"}': 2,
         }
         assert "# TYPE ensemble_ray_runs gauge" in lines
         assert "-client" not in answer.text
@@ -67,7 +67,7 @@ async def test_runs_that_wait_are_seen_while_they_wait(connect: Connect) -> None
         await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "2"})
         after = (await client.get("/metrics")).text.splitlines()
     for status, before_and_after in {"accepted": (1, 0), "running": (1, 0)}.items():
-        line = f'ensemble_ray_runs{{team="team",status="{status}"}}'
+        line = f'ensemble_ray_runs{{ensemble="team",status="{status}"}}'
         assert (f"{line} {before_and_after[0]}" in shown, f"{line} {before_and_after[1]}" in after) == (True, True)
 
 
@@ -96,20 +96,20 @@ def test_every_change_is_exported_once() -> None:
     for code in ("UNAUTHENTICATED", "QUEUE_FULL", "RATE_LIMITED", "RUN_NOT_FOUND"):
         tally.refuse(code)
     assert exported.heard == [
-        ("add", "ensemble_ray_runs_ended_total", {"team": "letters", "status": "completed"}, 1),
-        ("add", "ensemble_ray_tokens_total", {"team": "letters", "kind": "input"}, 7),
-        ("add", "ensemble_ray_cost_total", {"team": "letters", "currency": "EUR"}, 1.5),
+        ("add", "ensemble_ray_runs_ended_total", {"ensemble": "letters", "status": "completed"}, 1),
+        ("add", "ensemble_ray_tokens_total", {"ensemble": "letters", "kind": "input"}, 7),
+        ("add", "ensemble_ray_cost_total", {"ensemble": "letters", "currency": "EUR"}, 1.5),
         ("add", "ensemble_ray_requests_refused_total", {"code": "UNAUTHENTICATED"}, 1),
         ("add", "ensemble_ray_requests_refused_total", {"code": "QUEUE_FULL"}, 1),
         ("add", "ensemble_ray_requests_refused_total", {"code": "RATE_LIMITED"}, 1),
     ]
-    assert 'ensemble_ray_cost_total{team="letters",currency="EUR"} 1.5' in render_samples(tally.samples())
+    assert 'ensemble_ray_cost_total{ensemble="letters",currency="EUR"} 1.5' in render_samples(tally.samples())
 
 
 def test_names_of_teams_are_written_as_the_format_has_it() -> None:
     """S-SRV-170: a file may be called anything."""
     sample = Sample(metric=METRICS[0], values=('a"b\\c\n', "running"), amount=2)
-    assert render_samples([sample]).splitlines()[2] == 'ensemble_ray_runs{team="a\\"b\\\\c\\n",status="running"} 2'
+    assert render_samples([sample]).splitlines()[2] == 'ensemble_ray_runs{ensemble="a\\"b\\\\c\\n",status="running"} 2'
 
 
 def test_every_metric_is_documented() -> None:
@@ -124,10 +124,10 @@ async def test_runs_that_wait_for_people_have_a_state_of_their_own(connect: Conn
     async with connect(asked()) as client:
         await client.post("/runs?wait=60", json={"run_id": "first"})
         lines = (await client.get("/metrics")).text.splitlines()
-        assert 'ensemble_ray_runs{team="team",status="waiting"} 1' in lines
-        assert 'ensemble_ray_runs{team="team",status="running"} 0' in lines
+        assert 'ensemble_ray_runs{ensemble="team",status="waiting"} 1' in lines
+        assert 'ensemble_ray_runs{ensemble="team",status="running"} 0' in lines
         await client.post("/runs/first/cancel")
         await client.get("/runs/first/events")
         lines = (await client.get("/metrics")).text.splitlines()
-    assert 'ensemble_ray_runs{team="team",status="waiting"} 0' in lines
-    assert 'ensemble_ray_runs_ended_total{team="team",status="cancelled"} 1' in lines
+    assert 'ensemble_ray_runs{ensemble="team",status="waiting"} 0' in lines
+    assert 'ensemble_ray_runs_ended_total{ensemble="team",status="cancelled"} 1' in lines
