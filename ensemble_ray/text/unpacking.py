@@ -41,6 +41,7 @@ def bound_response(
     check: Callable[[int], None] | None = None,
     cut_bytes: int | None = None,
     layers: int = _MOST_LAYERS,
+    on_piece: Callable[[bytes], None] | None = None,
 ) -> None:
     """Have the body of a response of `httpx` or `httpx2` unpacked here and counted while it is read.
 
@@ -51,6 +52,7 @@ def bound_response(
         check: Raises a `ValueError` when so many unpacked bytes are too many; None: `max_bytes` is the limit.
         cut_bytes: What follows them is not read; None: all is read.
         layers: How often the body may be packed.
+        on_piece: Called with each piece of the unpacked body before it is read; a piece has at most `STEP_BYTES`.
 
     Raises:
         Exception: what `fail` makes; the body is packed in another way.
@@ -67,7 +69,7 @@ def bound_response(
     # A response takes streams of its own package alone.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
     bounded = cast("Any", type("BoundedBody", (_BoundedBody, package.AsyncByteStream), {}))
-    response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail)
+    response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail, on_piece=on_piece)
 
 
 class _BoundedBody:
@@ -80,12 +82,15 @@ class _BoundedBody:
         check: Callable[[int], None],
         cut_bytes: int | None,
         fail: Callable[[str], Exception],
+        *,
+        on_piece: Callable[[bytes], None] | None,
     ) -> None:
         self._packed = packed
         self._unpacker = unpacker
         self._check = check
         self._cut_bytes = cut_bytes
         self._fail = fail
+        self._on_piece = on_piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         received_bytes = 0
@@ -96,6 +101,8 @@ class _BoundedBody:
                     if self._cut_bytes is not None and received_bytes > self._cut_bytes:
                         return
                     self._check(received_bytes)
+                    if self._on_piece is not None:
+                        self._on_piece(content)
                     yield content
             except ValueError as error:
                 raise self._fail(str(error)) from None

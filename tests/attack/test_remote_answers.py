@@ -11,11 +11,13 @@ import pytest
 from ensemble_ray import MCP, RemoteAgent, ToolConfigurationError, ToolResult
 from ensemble_ray.tools.a2a import connecting
 from ensemble_ray.tools.mcp import http_client
+from ensemble_ray.tools.mcp.address import ServerAddress
 from tests.attack.raw_server import RawServer, Write
 from tests.attack.test_answers import LIMIT, gzip_bomb, head, memory_below, once, repeated
 
 pytest.importorskip("mcp")
 pytest.importorskip("a2a")
+import httpx2
 
 CARD = {
     "name": "Painter",
@@ -65,6 +67,18 @@ async def test_an_mcp_stream_is_unpacked_in_pieces_when_it_is_a_bomb() -> None:
         async with asyncio.timeout(60):
             with pytest.raises(ToolConfigurationError, match="cannot be reached"):
                 await MCP(f"{server.origin}/mcp").resolve()
+
+
+@pytest.mark.parametrize("client", [http_client.http_client, http_client.sse_http_client])
+async def test_a_refused_answer_of_an_mcp_server_leaves_no_connection_open(
+    client: Callable[[ServerAddress], httpx2.AsyncClient],
+) -> None:
+    """S-SEC-101: more of them come than a client may have connections."""
+    with RawServer(hostile("br", SSE)) as server:
+        async with client(ServerAddress(url=server.origin, connect_timeout_s=5)) as http:
+            for _ in range(101):
+                with pytest.raises(httpx2.StreamError, match="is packed as 'br'"):
+                    await http.send(http.build_request("GET", server.origin), stream=True)
 
 
 @pytest.mark.parametrize("kind", ["endless", "bomb", "br"])

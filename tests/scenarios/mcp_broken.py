@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,20 +29,26 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def list_tools(cursor: str | None) -> dict[str, Any] | None:
+PUT: dict[str, Any] = {"name": "put", "inputSchema": {"type": "object"}}
+#: Pages that one server lists alone; None: the answer is no message.
+PAGES: dict[str, dict[str, Any] | None] = {
+    "pages": {"tools": [], "nextCursor": "more"},
+    "many": {"tools": [{**PUT, "name": f"put{number}"} for number in range(1001)]},
+    "long": {"tools": [{**PUT, "description": "x" * 9_000_000}], "nextCursor": "more"},
+    "flood": {"tools": [{}] * 100_000, "nextCursor": "more"},
+    "nameless": {"tools": [{"description": "x" * 9_000_000}], "nextCursor": "more"},
+    "no-list": {"tools": "none"},
+    "garbage": None,
+}
+
+
+def list_tools() -> dict[str, Any] | None:
     """A page of tools; None: the answer is no message."""
-    tools = [{"name": "put", "inputSchema": {"type": "object"}}, {"name": "process_id", "inputSchema": {}}]
+    if how in {"flood", "nameless"}:
+        note("list")
+    if how in PAGES:
+        return PAGES[how]
     match how:
-        case "pages":
-            return {"tools": [], "nextCursor": "more"}
-        case "many":
-            return {"tools": [{**tools[0], "name": f"put{number}"} for number in range(1001)]}
-        case "long":
-            return {"tools": [{**tools[0], "description": "x" * 9_000_000}], "nextCursor": "more"}
-        case "no-list":
-            return {"tools": "none"}
-        case "garbage":
-            return None
         case "silent":
             time.sleep(600)
         case "chatty":
@@ -49,13 +56,17 @@ def list_tools(cursor: str | None) -> dict[str, Any] | None:
                 write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}')
         case "stuck" if note("list") == 1:  # the second of the first process
             time.sleep(600)
-    return {"tools": tools}
+    return {"tools": [PUT, {"name": "process_id", "inputSchema": {}}]}
 
 
 def call(name: str) -> dict[str, Any] | None:
-    """The result of a call; None: it is no message."""
+    """The result or error of a call; None: it is no message."""
     if name == "process_id":
         return {"content": [{"type": "text", "text": str(os.getpid())}]}
+    if how == "unread-both":
+        note(f"put by {os.getpid()}")
+        assert json.loads(sys.stdin.readline())["method"] == "tools/call"
+        note(f"put by {os.getpid()}")
     note("put")
     match how:
         case "garbled" | "garbage":
@@ -63,7 +74,11 @@ def call(name: str) -> dict[str, Any] | None:
         case "endless":
             while True:
                 sys.stdout.write("x" * 1_000_000)
-        case "unread":
+        case "denied":
+            return {"code": -32700, "message": "cannot parse the date"}
+        case "dies":
+            os._exit(1)
+        case "unread" | "unread-both":
             write('{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "what?"}}')
             time.sleep(600)
         case "odd":
@@ -75,6 +90,8 @@ if how == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     note(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid))
 write("a greeting")
+if how == "blank":
+    write("another\n" * 2)
 for line in sys.stdin:
     asked = json.loads(line)
     result: dict[str, Any] | None = {}
@@ -83,13 +100,20 @@ for line in sys.stdin:
             version, info = asked["params"]["protocolVersion"], {"name": "broken", "version": "1"}
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
-            result = list_tools((asked.get("params") or {}).get("cursor"))
+            result = list_tools()
         case "tools/call":
             result = call(asked["params"]["name"])
     if result is None:
         write("no message")
     elif "id" in asked:
-        answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
-        write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}))
+        result = result or {"code": -32601, "message": "no"}
+        write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error" if "code" in result else "result": result}))
+    if how == "blank":
+        write("\n" * 1000)
 if how == "deaf":
     time.sleep(600)
+if how == "waits":
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    note("waited")

@@ -384,13 +384,14 @@ async def test_servers_end_with_the_process(tmp_path: Path) -> None:
     )
     ran = subprocess.run(  # noqa: ASYNC221, S603  our own program; nothing else goes on here
         [sys.executable, "-c", script, f"{command(tmp_path / 'journal')} deaf"],
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=True,
         timeout=PATIENCE_S,
     )
     await ended(int(ran.stdout))
     assert calls_of(tmp_path / "journal") == ["deaf"]
+    assert "Task was destroyed" not in ran.stderr
 
 
 @pytest.mark.program

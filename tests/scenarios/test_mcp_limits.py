@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import MCP, ToolConfigurationError, ToolResult
-from ensemble_ray.tools.mcp import program
+from ensemble_ray.tools.mcp import connection, program
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
+from ensemble_ray.tools.mcp.opening import ErrorLines
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, ended, offered, use
 
@@ -47,6 +49,19 @@ async def test_a_listing_has_an_end(tmp_path: Path, how: str, said: str) -> None
         with pytest.raises(ToolConfigurationError, match="MCP server 'stdio:") as caught:
             await MCP(broken(tmp_path / "journal", how)).resolve()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("how", "pages"), [("flood", 1), ("nameless", 2)])
+async def test_entries_that_are_left_out_count_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, pages: int
+) -> None:
+    """S-INT-87, S-LLM-64: a page with too many entries is not read, and a page has one log line."""
+    journal = tmp_path / "journal"
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ToolConfigurationError, match="the server lists more than 1000 entries"):
+            await MCP(broken(journal, how)).resolve()
+    assert calls_of(journal) == ["list"] * pages
+    assert len([each for each in caplog.messages if "left out" in each]) == pages
 
 
 @pytest.mark.parametrize("how", ["silent", "chatty"])
@@ -82,11 +97,25 @@ async def test_a_call_whose_answer_cannot_be_read_is_flagged(tmp_path: Path, how
 
 
 async def test_all_open_calls_of_a_session_fail_with_a_message_that_cannot_be_read(tmp_path: Path) -> None:
-    """S-INT-88: nobody knows which of them it answers."""
+    """S-INT-88: nobody knows which of them it answers; one process has both."""
     journal = tmp_path / "journal"
-    tools = await offered(MCP(broken(journal, "unread"), timeout=None))
+    tools = await offered(MCP(broken(journal, "unread-both"), timeout=None))
     failed: Sequence[ToolResult] = await asyncio.gather(use(tools["put"]), use(tools["put"]))
     assert ["cannot read a message: what?" in (each.error_message or "") for each in failed] == [True, True]
+    first, second, *others = calls_of(journal)
+    assert first == second
+    assert others == ["put"]
+
+
+async def test_an_error_32700_with_an_id_is_an_answer_of_a_program(tmp_path: Path) -> None:
+    """S-INT-88: the server goes on, and has been called once."""
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(broken(journal, "denied"), effect="idempotent"))
+    process_id = (await use(tools["process_id"])).output
+    failed = await use(tools["put"])
+    assert "cannot parse the date" in (failed.error_message or "")
+    assert calls_of(journal) == ["put"]
+    assert (await use(tools["process_id"])).output == process_id
 
 
 @pytest.mark.parametrize("forks", [False, True])
@@ -125,3 +154,83 @@ async def test_a_program_is_started_without_a_shell_where_there_is_none(
     monkeypatch.setattr(program, "_HAS_SHELL", False)
     tools = await offered(MCP(broken(tmp_path / "journal", "plain"), cwd=str(tmp_path)))
     assert (await use(tools["put"])).output == "put"
+
+
+async def test_a_program_runs_where_its_guard_cannot_open_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-INT-91: then it is not guarded."""
+    monkeypatch.setattr(program, "_GUARDED", program._GUARDED.replace("/dev/fd", str(tmp_path)))
+    tools = await offered(MCP(broken(tmp_path / "journal", "plain")))
+    assert (await use(tools["put"])).output == "put"
+
+
+async def test_a_guard_is_no_child_of_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-91: a program that waits for its children ends by itself."""
+    monkeypatch.setattr(connection, "_IDLE_S", 0.2)
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(broken(journal, "waits")))
+    await ended(int((await use(tools["process_id"])).output))
+    assert calls_of(journal) == ["waited"]
+
+
+async def test_a_program_is_run_by_the_sdk_where_there_are_no_process_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-INT-5, S-INT-88: as on Windows; a greeting is passed over there, too, and a call that was lost is unknown."""
+    monkeypatch.setattr(program, "_HAS_GROUPS", False)
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(broken(journal, "dies"), cwd=str(tmp_path)))
+    assert (await use(tools["process_id"])).is_success
+    assert ((await use(tools["put"])).error_message or "").startswith("Outcome unknown: ")
+    assert calls_of(journal) == ["put"]
+
+
+@pytest.mark.parametrize("cwd", [None, ".", "absolute"])
+async def test_a_program_is_found_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cwd: str | None
+) -> None:
+    """S-INT-1: from the working directory of the program."""
+    script = tmp_path / "server.sh"
+    script.write_text(
+        f"#!/bin/sh\nexec {shlex.join([sys.executable, str(BROKEN), str(tmp_path / 'journal'), 'plain'])}\n"
+    )
+    script.chmod(0o755)
+    if cwd == "absolute":
+        cwd = str(tmp_path)
+    else:
+        monkeypatch.chdir(tmp_path)
+    tools = await offered(MCP("stdio:./server.sh", cwd=cwd))
+    assert (await use(tools["put"])).output == "put"
+
+
+async def test_lines_without_a_message_have_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S-INT-88: blank lines have none."""
+    tools = await offered(MCP(broken(tmp_path / "journal", "blank")))
+    assert (await use(tools["put"])).output == "put"
+    assert len([each for each in caplog.messages if "wrote to its standard output" in each]) == 1
+
+
+async def test_a_long_line_of_standard_error_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """S-SEC-102: what follows its beginning is dropped as it comes."""
+    caplog.set_level(logging.DEBUG)
+    lines = ErrorLines()
+    stderr = lines.open()
+    await asyncio.to_thread(stderr.write, f"{'x' * 5_000_000}\nafter\n")
+    lines.close()
+    assert [len(line) for line in (await lines.last()).splitlines()] == [500, 5]
+    assert max(map(len, caplog.messages)) < 100_000
+
+
+async def test_the_output_of_a_program_is_not_read_any_more_when_its_end_is_cancelled() -> None:
+    """S-INT-91: no task is left behind."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)  # noqa: ASYNC220  our own program
+    with process:
+        before = asyncio.all_tasks()
+        ending = asyncio.create_task(program._end(process, asyncio.StreamReader()))
+        await asyncio.sleep(0)  # it has begun
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert asyncio.all_tasks() == before
+        process.kill()

@@ -144,29 +144,76 @@ async def test_a_stream_that_breaks_is_taken_up_by_its_task(remote: Remote, url:
     assert await say(RemoteAgent(url), "well") == "all the same"
 
 
-def nested(method: str, depth: int) -> str:
-    """The answer to a method: a task that is done, with data that is nested so deeply."""
-    data = "[" * depth + "]" * depth
-    done = {**task("COMPLETED"), "artifacts": [{"artifactId": "a", "parts": [{"data": "DATA"}]}]}
-    return answered(result={"task": done} if method == SEND else done).replace('"DATA"', data)
+def deep(depth: int) -> str:
+    """Data that is nested so deeply."""
+    return "[" * depth + "]" * depth
 
 
-@pytest.mark.parametrize("depth", [60, 20_000])
-@pytest.mark.parametrize("method", [SEND, "GetTask"])
-async def test_an_answer_that_is_nested_too_deeply_is_no_unknown_outcome(
-    remote: Remote, url: str, method: str, depth: int
+def nested(method: str, state: str, depth: int) -> str:
+    """The answer to a method: a task in that state, with deep data."""
+    told = {**task(state), "artifacts": [{"artifactId": "a", "parts": [{"data": "DATA"}]}]}
+    return answered(result={"task": told} if method == SEND else told).replace('"DATA"', deep(depth))
+
+
+def replied(depth: int) -> str:
+    """A message in place of a task, with deep data."""
+    message = {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"data": "DATA"}]}
+    return answered(result={"message": message}).replace('"DATA"', deep(depth))
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "is_unknown"),
+    [
+        (SEND, nested(SEND, "COMPLETED", 60), False),
+        ("GetTask", nested("GetTask", "COMPLETED", 60), False),
+        ("GetTask", nested("GetTask", "FAILED", 60), False),
+        (SEND, replied(60), False),
+        (SEND, f"data: {nested(SEND, 'COMPLETED', 60)}\r\n\r\n", False),
+        (SEND, nested(SEND, "WORKING", 60), True),
+        (SEND, f"data: {nested(SEND, 'WORKING', 60)}\n\n", True),
+        ("GetTask", nested("GetTask", "WORKING", 60), True),
+        ("GetTask", nested("GetTask", "INPUT_REQUIRED", 60), True),
+        (SEND, nested(SEND, "COMPLETED", 20_000), True),
+        ("GetTask", nested("GetTask", "COMPLETED", 20_000), True),
+    ],
+)
+async def test_an_answer_that_is_nested_too_deeply_is_an_outcome_if_it_is_final(
+    remote: Remote,
+    url: str,
+    method: str,
+    answer: str,
+    is_unknown: bool,  # noqa: FBT001  a case
 ) -> None:
-    """S-INT-97: the agent has answered, and is not asked again."""
+    """S-INT-97: the agent is not asked again; JSON beyond the depth of Python's parser shows no state."""
     for ask in (
         lambda: say(RemoteAgent(url), "well"),
         lambda: asyncio.to_thread(RemoteAgent(url).as_tool().execute, "say-well"),
     ):
-        remote.methods, remote.instead = [], {SEND: [WORKING], method: [nested(method, depth)]}
+        remote.methods, remote.instead = [], {SEND: [WORKING], method: [answer]}
         told: Any = await ask()
         text = str(getattr(told, "error_message", told))
         assert "nested too deeply" in text
-        assert "unknown" not in text
+        assert ("Outcome unknown" in text) == is_unknown
         assert remote.methods.count(method) == 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_final"),
+    [
+        (["data: {}\n\ndata: ", '{"status":\ndata: {"state": "TASK_STATE_FAILED"}}\n\n'], True),
+        (["data: {}\r\n\r\ndata: {", '"kind": "message"}\r\n\r\n'], True),
+        (['data: {"status": {"state": "completed"}}\n\n', "data: {}\n\n"], False),
+        (['data: {"status": {"state": ["completed"]}}\n\n'], False),
+        (["data: [[\n\ndata: 5\n\n"], False),
+    ],
+)
+def test_the_newest_events_of_a_stream_show_its_end(pieces: list[str], is_final: bool) -> None:  # noqa: FBT001  a case
+    """S-INT-97: events before the newest piece were read."""
+    newest = connecting.NewestAnswer()
+    newest.begin(is_stream=True)
+    for piece in pieces:
+        newest.add(piece.encode())
+    assert newest.is_final == is_final
 
 
 async def test_an_agent_that_is_done_is_not_waited_for_when_its_stream_stays_open(remote: Remote, url: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.a2a.plain_values import plain_value
@@ -17,13 +17,15 @@ from ensemble_ray.tools.a2a.plain_values import plain_value
 if TYPE_CHECKING:
     from a2a.types import Artifact, Message, Part, StreamResponse, Task, TaskStatus
 
-__all__ = ["RemoteAnswer", "RemoteTask"]
+__all__ = ["RemoteAnswer", "RemoteTask", "is_final"]
 
 #: Names of states, as the protocol has them.
 _DONE = "TASK_STATE_COMPLETED"
 _CANCELLED = "TASK_STATE_CANCELED"
 _OVER = frozenset({_DONE, "TASK_STATE_FAILED", _CANCELLED, "TASK_STATE_REJECTED"})
 _ASKING = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
+#: As version 0.3 has them.
+_OLD_OVER = frozenset({"completed", "failed", "canceled", "rejected"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,24 @@ class RemoteTask:
 
     def _text(self) -> str:
         return "\n\n".join(filter(None, map(_pieces_of, self._artifacts.values())))
+
+
+def is_final(answer: str) -> bool:
+    """Return whether an answer as it came ends its task, or is a message in place of one; False where JSON alone does not show it."""
+    try:
+        told: object = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    for name in ("result", "task", "statusUpdate"):
+        told = _member(told, name) or told
+    if _member(told, "message") is not None or _member(told, "kind") == "message":
+        return True
+    state = _member(_member(told, "status"), "state")
+    return isinstance(state, str) and state in _OVER | _OLD_OVER
+
+
+def _member(value: object, name: str) -> object:
+    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
 
 
 def _pieces_of(parts: Iterable[Part]) -> str:

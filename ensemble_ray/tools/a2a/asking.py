@@ -19,6 +19,7 @@ from ensemble_ray.tools.a2a.answers import RemoteAnswer, RemoteTask
 from ensemble_ray.tools.a2a.connecting import (
     ANSWER_S,
     Losses,
+    NewestAnswer,
     RemoteAgentError,
     cause_of,
     connect,
@@ -96,6 +97,7 @@ class _Question:
         self._timeout_s = timeout_s
         self._deadline = SystemClock().now() + timeout_s
         self._task = RemoteTask()
+        self._newest = NewestAnswer()
         self._anew = 0
 
     def answer(self) -> RemoteAnswer:
@@ -113,8 +115,8 @@ class _Question:
         return answer
 
     def failure(self, text: str, cause: A2AError | None = None) -> RemoteAgentError:
-        """Return the error of a question that has no answer; an answer that is too deep is one (S-INT-97)."""
-        is_answered = cause is not None and is_too_deep(cause)
+        """Return the error of a question that has no answer; a final one that is too deep is one (S-INT-97)."""
+        is_answered = cause is not None and is_too_deep(cause) and self._newest.is_final
         may_be_done = self._task.may_have_begun and not is_answered
         return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=may_be_done)
 
@@ -125,7 +127,7 @@ class _Question:
             RemoteAgentError: the agent refuses, or is lost.
         """
         task = self._task
-        async with open_http_client(self._address, self._timeout_s) as http:
+        async with open_http_client(self._address, self._timeout_s, self._newest) as http:
             client = await connect(self._address, http, losses)
             try:
                 while not task.is_settled:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.context import current_traceparent
-from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, UnpackingError, bound_response
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, STEP_BYTES, UnpackingError, bound_response
 from ensemble_ray.tools.a2a.address import AgentAddress
+from ensemble_ray.tools.a2a.answers import is_final
 
 if TYPE_CHECKING:
     import httpx
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWER_S",
     "Losses",
+    "NewestAnswer",
     "RemoteAgentError",
     "cause_of",
     "connect",
@@ -92,16 +96,49 @@ class Losses:
         return True
 
 
+class NewestAnswer:
+    """The newest answer of an agent as it came; of a stream the events that the newest piece is part of."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._is_stream = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it ends the task, or is a message in place of one."""
+        text = self._text.decode(errors="replace")
+        if not self._is_stream:
+            return is_final(text)
+        events = re.split(r"\r?\n\r?\n", text)
+        return any(is_final("\n".join(re.findall(r"^data: ?(.*?)\r?$", event, re.MULTILINE))) for event in events)
+
+    def begin(self, *, is_stream: bool) -> None:
+        """Begin another answer."""
+        self._text.clear()
+        self._is_stream = is_stream
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece; events that ended before it were read."""
+        if self._is_stream:
+            recent = max(len(self._text) - STEP_BYTES - 3, 0)  # ends before it were found before
+            end = max(self._text.rfind(mark, recent) for mark in (b"\n\n", b"\n\r\n"))
+            del self._text[: max(end, 0)]
+        self._text += piece
+
+
 # Connecting.
 
 
 @asynccontextmanager
-async def open_http_client(address: AgentAddress, timeout_s: float) -> AsyncGenerator[httpx.AsyncClient]:
+async def open_http_client(
+    address: AgentAddress, timeout_s: float, newest: NewestAnswer | None = None
+) -> AsyncGenerator[httpx.AsyncClient]:
     """Open a client of HTTP whose requests are part of the span of the work here (S-INT-37).
 
     Args:
         address: Where it is used.
         timeout_s: Longest silence within an answer and before it: an agent without streams says nothing until it is done, s.
+        newest: Takes the newest answer.
 
     Raises:
         ToolConfigurationError: the SDK is not installed.
@@ -114,20 +151,22 @@ async def open_http_client(address: AgentAddress, timeout_s: float) -> AsyncGene
     span = current_traceparent()
     headers = httpx.Headers({"Accept-Encoding": ACCEPTED_CODINGS, **({_TRACEPARENT: span} if span else {})})
     headers.update(dict(address.headers))  # those of the user win
-    hooks = {"response": [_bound]}
+    hooks = {"response": [partial(_bound, newest or NewestAnswer())]}
     async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False, event_hooks=hooks) as http:
         yield http
 
 
-async def _bound(response: httpx.Response) -> None:
+async def _bound(newest: NewestAnswer, response: httpx.Response) -> None:
     is_failure = response.status_code >= HTTPStatus.BAD_REQUEST
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
     max_bytes = _ANSWER_BYTES
     if response.request.url.path.endswith(_CARD_PATH):
         max_bytes = _CARD_BYTES
-    elif response.headers.get("content-type", "").startswith("text/event-stream"):
+    elif is_stream:
         max_bytes = _STREAM_BYTES
     cut_bytes = _FAILURE_BYTES if is_failure else None
-    bound_response(response, UnpackingError, max_bytes=max_bytes, cut_bytes=cut_bytes)
+    newest.begin(is_stream=is_stream)
+    bound_response(response, UnpackingError, max_bytes=max_bytes, cut_bytes=cut_bytes, on_piece=newest.add)
 
 
 async def fetch_card(address: AgentAddress) -> AgentCard:
@@ -231,7 +270,7 @@ def sdk_errors() -> Generator[None]:
 
 
 def is_too_deep(error: A2AError) -> bool:
-    """Return whether the agent answered, with data that is nested beyond what the protocol's messages can hold."""
+    """Return whether the answer is nested beyond what the protocol's messages can hold."""
     return _is_depth(error.__cause__)
 
 

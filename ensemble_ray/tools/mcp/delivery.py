@@ -24,6 +24,8 @@ __all__ = ["MESSAGE_BYTES", "McpDelivery", "MessageStream", "ReadMessages", "cur
 MESSAGE_BYTES = 16 * 2**20
 #: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
 _NO_ANSWER = "Server returned an error response"
+#: How its texts for answers of HTTP begin that cannot be read; other errors with that code are the server's own.
+_UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 
 
 @dataclass(slots=True)
@@ -49,11 +51,11 @@ def is_lost(error: MCPError) -> bool:
     """
     from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR
 
-    if error.code in {CONNECTION_CLOSED, PARSE_ERROR}:
-        return True
     delivery = current_delivery.get() or McpDelivery()
-    if delivery.is_forgotten:
+    if error.code == CONNECTION_CLOSED or delivery.is_forgotten:
         return True
+    if error.code == PARSE_ERROR:
+        return delivery.status is not None and error.message.startswith(_UNREADABLE)
     is_unanswered = error.code == INTERNAL_ERROR and error.message == _NO_ANSWER
     return is_unanswered and (delivery.status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR
 

@@ -25,6 +25,12 @@ _FAILURE_BYTES = 64 * 2**10
 class _WatchedClient(httpx2.AsyncClient):
     """Tells the work that a request is part of whether it may have arrived, and with which status it was answered."""
 
+    def __init__(self, address: ServerAddress) -> None:
+        headers = httpx2.Headers({"Accept-Encoding": ACCEPTED_CODINGS})
+        headers.update(dict(address.headers))
+        timeout = httpx2.Timeout(address.connect_timeout_s, read=None)
+        super().__init__(headers=headers, timeout=timeout, event_hooks={"response": [_bound]})
+
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; one for which there was no connection was not sent."""
         delivery = current_delivery.get() or McpDelivery()
@@ -36,7 +42,6 @@ class _WatchedClient(httpx2.AsyncClient):
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
             delivery.sent -= 1
             raise
-        _bound(response)
         delivery.status = response.status_code
         # So the protocol says of a session that has ended; the SDK's own server has a text of its own for it.
         delivery.is_forgotten = response.status_code == HTTPStatus.NOT_FOUND and _SESSION_ID in request.headers
@@ -48,15 +53,18 @@ class _WatchedClient(httpx2.AsyncClient):
 class _SseClient(_WatchedClient):
     """Closes the connection for the SDK when the server refuses a message: no answer to that will come, and the session is over."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, address: ServerAddress) -> None:
+        super().__init__(address)
         self._answers: _Answers | None = None
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; a message that was refused was not worked on. The SDK logs what is raised here, with the URL."""
         try:
             response = await super().send(request, **options)
-        except httpx2.TransportError:
+            if request.method != "GET":
+                async with contextlib.aclosing(response):
+                    await response.aread()  # here: the SDK, which needs none of it, hangs where it cannot be read
+        except (httpx2.TransportError, httpx2.StreamError):
             if self._answers is None:
                 raise
             await self._answers.aclose()
@@ -79,7 +87,7 @@ class _Answers(httpx2.AsyncByteStream):
         self._inner = cast("httpx2.AsyncByteStream", inner)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with contextlib.suppress(httpx2.TransportError):
+        with contextlib.suppress(httpx2.TransportError, httpx2.StreamError):
             async for part in self._inner:
                 yield part
 
@@ -87,20 +95,40 @@ class _Answers(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _bound(response: httpx2.Response) -> None:
+class _Unreadable(httpx2.AsyncByteStream):
+    """A body that is not read."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream | httpx2.SyncByteStream, error: httpx2.StreamError) -> None:
+        self._inner = cast("httpx2.AsyncByteStream", inner)
+        self._error = error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        raise self._error
+        yield b""
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _bound(response: httpx2.Response) -> None:
     """Bound an answer; a stream may be long, and the SDK bounds each of its events."""
     is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-    bound_response(
-        response,
-        httpx2.StreamError,
-        max_bytes=sys.maxsize if is_stream else MESSAGE_BYTES,
-        cut_bytes=_FAILURE_BYTES if response.is_error else None,
-    )
+    try:
+        bound_response(
+            response,
+            httpx2.StreamError,
+            max_bytes=sys.maxsize if is_stream else MESSAGE_BYTES,
+            cut_bytes=_FAILURE_BYTES if response.is_error else None,
+        )
+    except httpx2.StreamError as error:
+        if response.request.method == "GET":  # the client closes it
+            raise
+        response.stream = _Unreadable(response.stream, error)  # else the SDK ends the whole session
 
 
 def http_client(address: ServerAddress) -> httpx2.AsyncClient:
     """Return the client of a session; how long an answer may take is the matter of each call."""
-    return _WatchedClient(headers=_headers_of(address), timeout=_timeout_of(address))
+    return _WatchedClient(address)
 
 
 def sse_http_client(
@@ -110,14 +138,4 @@ def sse_http_client(
     auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
 ) -> httpx2.AsyncClient:
     """Return the client of a session over the older SSE transport."""
-    return _SseClient(headers=_headers_of(address), timeout=_timeout_of(address))
-
-
-def _headers_of(address: ServerAddress) -> httpx2.Headers:
-    headers = httpx2.Headers({"Accept-Encoding": ACCEPTED_CODINGS})
-    headers.update(dict(address.headers))
-    return headers
-
-
-def _timeout_of(address: ServerAddress) -> httpx2.Timeout:
-    return httpx2.Timeout(address.connect_timeout_s, read=None)
+    return _SseClient(address)

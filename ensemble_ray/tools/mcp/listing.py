@@ -12,9 +12,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pydantic
+from pydantic_core import to_json
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters
 from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
     from mcp_types import PaginatedResult
 
-__all__ = ["collect_pages", "mend_listing", "mend_transport", "tool_names"]
+__all__ = ["collect_pages", "log_left_out", "mend_listing", "mend_transport", "tool_names"]
 
 T = TypeVar("T")
 Page = TypeVar("Page", bound="PaginatedResult")
@@ -32,6 +34,12 @@ Page = TypeVar("Page", bound="PaginatedResult")
 _log = bounded_logger(__name__)
 #: Of one listing.
 _MOST_PAGES, _MOST_ENTRIES = 100, 1_000
+#: Where a listing is stored in a result.
+_LISTINGS = ("tools", "prompts", "resources", "resourceTemplates")
+#: In the metadata of a listing: its entries and bytes as the server sent them.
+_SIZE = "ensemble-ray/size"
+#: Tools in a log line, and characters about each.
+_MOST_SHOWN, _SHOWN = 5, 150
 #: The protocol that has the narrowest words for a tool.
 _VERSION = "2025-11-25"
 
@@ -60,18 +68,28 @@ def mend_listing(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
         server: For log lines.
     """
     kept: dict[str, dict[str, Any]] = {}
+    flaws: list[str] = []
     for tool in tools:
         name = cast("dict[str, object]", tool).get("name") if isinstance(tool, dict) else None
         if not isinstance(name, str) or not name.strip():
-            _log.warning("MCP server '%s': a tool without a name is left out", server)
+            flaws.append("one without a name")
         elif name in kept:
-            _log.warning("MCP server '%s': a second tool '%s' is left out", server, name[:100])
+            flaws.append(f"a second '{name[:100]}'")
         else:
             try:
                 kept[name] = _mend(dict(cast("dict[str, Any]", tool)))
             except (SchemaError, pydantic.ValidationError) as error:
-                _log.warning("MCP server '%s': tool '%s' is left out: %s", server, name[:100], error)
+                flaws.append(f"'{name[:100]}': {error}")
+    log_left_out(server, flaws)
     return list(kept.values())
+
+
+def log_left_out(server: str, flaws: Sequence[str]) -> None:
+    """Log the tools of a listing that are left out, in one line."""
+    if flaws:
+        shown = "; ".join(one_line(flaw, _SHOWN) for flaw in flaws[:_MOST_SHOWN])
+        more = "; ..." if len(flaws) > _MOST_SHOWN else ""
+        _log.warning("MCP server '%s': %d of its tools are left out: %s%s", server, len(flaws), shown, more)
 
 
 def _mend(tool: dict[str, Any]) -> dict[str, Any]:
@@ -106,12 +124,14 @@ async def collect_pages(fetch: Callable[[str | None], Awaitable[Page]], entries:
         ToolConfigurationError: there are too many pages or entries, or they are too long.
     """
     found: list[T] = []
-    cursor, size_bytes = None, 0
+    cursor, listed, listed_bytes = None, 0, 0
     for _ in range(_MOST_PAGES):
         page = await fetch(cursor)
         found += entries(page)
-        size_bytes += len(page.model_dump_json())
-        if len(found) > _MOST_ENTRIES or size_bytes > MESSAGE_BYTES:
+        size: tuple[int, int] = (page.meta or {}).get(_SIZE, (0, 0))
+        listed += size[0]
+        listed_bytes += size[1]
+        if listed > _MOST_ENTRIES or listed_bytes > MESSAGE_BYTES:
             break
         if not (cursor := page.next_cursor):
             return found
@@ -173,7 +193,21 @@ class _MendedStream(ReadMessages):
             raise EndOfStream
         result: object = getattr(message, "result", None)
         if isinstance(result, dict):
-            listing = cast("dict[str, object]", result)
-            if isinstance(tools := listing.get("tools"), list):
-                listing["tools"] = mend_listing(cast("list[object]", tools), self._server)
+            _bound_listing(cast("dict[str, object]", result), self._server)
         return item
+
+
+def _bound_listing(result: dict[str, object], server: str) -> None:
+    """Cut a listing short, note how long it was, and mend its tools; other results are left as they are."""
+    listings = {
+        name: cast("list[object]", entries) for name in _LISTINGS if isinstance(entries := result.get(name), list)
+    }
+    if not listings:
+        return
+    size = (sum(map(len, listings.values())), len(to_json(result)))
+    meta = result.get("_meta")
+    result["_meta"] = {**(cast("dict[str, object]", meta) if isinstance(meta, dict) else {}), _SIZE: size}
+    for entries in listings.values():
+        del entries[_MOST_ENTRIES + 1 :]
+    if "tools" in listings:
+        result["tools"] = mend_listing(listings["tools"], server)

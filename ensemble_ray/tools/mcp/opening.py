@@ -30,6 +30,8 @@ __all__ = ["ErrorLines", "open_session", "reason_of"]
 _log = bounded_logger(__name__)
 #: Lines of a program's standard error that an error shows.
 _SHOWN_LINES = 10
+#: What is read of one of them, characters; the rest of a line is dropped.
+_LINE_CHARS = 2**14
 #: How long the last lines of a program that ended are waited for, s; one that it started may hold the pipe open.
 _LAST_LINES_S = 0.5
 #: Statuses with which a server of the older SSE transport answers what it does not know; others are about keys and limits.
@@ -143,8 +145,11 @@ class ErrorLines:
 
     def _read(self, read_end: int) -> None:
         with contextlib.suppress(OSError), os.fdopen(read_end, errors="replace") as lines:
-            for line in lines:
-                self._lines.append(line.rstrip("\n")[:500])
-                _log.debug("%s", line.rstrip("\n"))
+            is_rest = False
+            while line := lines.readline(_LINE_CHARS):
+                if not is_rest:
+                    self._lines.append(line.rstrip("\n")[:500])
+                    _log.debug("%s", line.rstrip("\n"))
+                is_rest = not line.endswith("\n")
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import signal
@@ -18,8 +19,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from anyio import BrokenResourceError, CancelScope, EndOfStream
-from mcp.client.stdio import get_default_environment
+from anyio import BrokenResourceError, CancelScope, ClosedResourceError, EndOfStream
+from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
@@ -30,7 +31,7 @@ from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, McpDelivery, MessageStream, ReadMessages, current_delivery
 
 if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
+    from mcp.client._transport import ReadStream, TransportStreams, WriteStream
 
 __all__ = ["open_program"]
 
@@ -43,9 +44,14 @@ _LOOK_S = 0.01
 _SHOWN = 200
 _SHELL = "/bin/sh"
 _HAS_SHELL = Path(_SHELL).exists()
+#: Windows has none, and no pipes that a loop can read.
+_HAS_GROUPS = hasattr(os, "killpg")
 #: Starts the program under the shell's own id. Beside it in its process group a shell waits for the end of a pipe that
-#: this process alone holds open, and then kills the group. A signal of the parent's death would come when a *thread* ends.
-_GUARDED = '(trap "" TERM INT HUP; read -r _ <"/dev/fd/$0"; kill -KILL 0) </dev/null >/dev/null 2>&1 & exec "$@"'
+#: this process alone holds open, and then kills the group. It is no child of the program, which may wait for all of its
+#: own. A signal of the parent's death would come when a *thread* ends.
+_GUARDED = (
+    '( (trap "" TERM INT HUP; { read -r _; kill -KILL 0; } <"/dev/fd/$0") </dev/null >/dev/null 2>&1 & ); exec "$@"'
+)
 #: The ends of those pipes.
 _held: set[int] = set()
 
@@ -60,11 +66,17 @@ def _release_ends() -> None:
 
 @asynccontextmanager
 async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator[TransportStreams]:
-    """Start a program, and end it.
+    """Start a program, and end it; the SDK does where there are no process groups.
 
     Raises:
         OSError: it cannot be started.
     """
+    if not _HAS_GROUPS:
+        name, *arguments = address.command
+        parameters = StdioServerParameters(command=name, args=arguments, env=dict(address.env), cwd=address.cwd)
+        async with stdio_client(parameters, errlog=stderr) as (received, sent):
+            yield _ReceivedBySdk(received), _SentBySdk(sent)
+        return
     env = get_default_environment() | dict(address.env)
     command = [_find_program(address, env.get("PATH", os.defpath)), *address.command[1:]]
     with _guard(command) as (guarded, watched):
@@ -124,7 +136,8 @@ def _find_program(address: ServerAddress, path: str) -> str:
         FileNotFoundError: there is none.
     """
     name = address.command[0]
-    found = shutil.which(str(Path(address.cwd or "", name)) if os.sep in name else name, path=path)
+    where = os.path.join(address.cwd or os.curdir, name) if os.sep in name else name  # noqa: PTH118  a Path drops "./"
+    found = shutil.which(where, path=path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
     return str(Path(found).absolute())
@@ -133,13 +146,16 @@ def _find_program(address: ServerAddress, path: str) -> str:
 async def _end(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
     """Collect a program whose input has ended; what is left in its group is killed with its guard."""
     draining = asyncio.ensure_future(_drain(lines))
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if await _is_ended(process):
-            break
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-    await _is_ended(process)
-    draining.cancel()
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if await _is_ended(process):
+                break
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        await _is_ended(process)
+    finally:
+        draining.cancel()
+        await asyncio.wait([draining])
 
 
 async def _is_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -162,7 +178,7 @@ class _Received(ReadMessages):
     def __init__(self, lines: asyncio.StreamReader, shown: str) -> None:
         self._lines = lines
         self._server = shown
-        self._has_spoken = False
+        self._has_spoken = self._has_warned = False
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message; what a program writes before its first one may be a greeting, and is passed over."""
@@ -174,13 +190,17 @@ class _Received(ReadMessages):
                 return ValueError(f"it is longer than {MESSAGE_BYTES} bytes, the limit of a message")
             if not line:
                 raise EndOfStream
+            if not line.strip():
+                continue
             try:
                 message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
             except ValueError:
                 shown = one_line(line.decode(errors="replace").strip(), _SHOWN)
-                if shown and (self._has_spoken or shown.startswith("{")):
+                if self._has_spoken or shown.startswith("{"):
                     return ValueError(f"{shown!r} is no message of the protocol. Logs belong on standard error")
-                _log.warning("MCP server '%s' wrote to its standard output: %s", self._server, shown)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                _log.log(level, "MCP server '%s' wrote to its standard output: %s", self._server, shown)
+                self._has_warned = True
             else:
                 self._has_spoken = True
                 return message
@@ -203,3 +223,43 @@ class _Sent(MessageStream):
         except (OSError, RuntimeError):  # the second is uvloop's word for a pipe that is closed
             delivery.sent -= 1
             raise BrokenResourceError from None
+
+
+class _ReceivedBySdk(ReadMessages):
+    """Messages of a program that the SDK runs."""
+
+    def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
+        self._inner = inner
+        self._has_spoken = False
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message; what the program writes before its first one is passed over."""
+        while isinstance(item := await self._inner.receive(), Exception) and not self._has_spoken:
+            pass
+        self._has_spoken = True
+        return item
+
+    async def aclose(self) -> None:
+        """Close the stream inside."""
+        await self._inner.aclose()
+
+
+class _SentBySdk(MessageStream):
+    """Messages to a program that the SDK runs."""
+
+    def __init__(self, inner: WriteStream[SessionMessage]) -> None:
+        self._inner = inner
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message; one that nobody took, since the program ended, was not sent."""
+        delivery = current_delivery.get() or McpDelivery()
+        delivery.sent += 1  # before: what a cancelled sender gave may be taken
+        try:
+            await self._inner.send(item)
+        except (BrokenResourceError, ClosedResourceError):
+            delivery.sent -= 1
+            raise
+
+    async def aclose(self) -> None:
+        """Close the stream inside."""
+        await self._inner.aclose()

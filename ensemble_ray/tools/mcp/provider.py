@@ -19,7 +19,7 @@ from ensemble_ray.tools.foreign_schema import SchemaError
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.delivery import is_lost
-from ensemble_ray.tools.mcp.listing import collect_pages, tool_names
+from ensemble_ray.tools.mcp.listing import collect_pages, log_left_out, tool_names
 from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, prompt_tool, remote_tool, resource_tools
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
@@ -132,12 +132,14 @@ class MCP(DynamicToolProvider):
             raise ToolConfigurationError(str(error)) from error
         names = tool_names([*(each.name for each in tools), *(f"prompt_{each.name}" for each in prompts)], self._prefix)
         offered: list[AgentTool] = []
+        flaws: list[str] = []
         for tool in self._choose(tools):
             effect = self._effect_of(tool)
             try:
                 offered.append(remote_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
             except SchemaError as error:
-                _log.warning("MCP server '%s': tool '%s' is left out: %s", address.shown, tool.name[:100], error)
+                flaws.append(f"'{tool.name[:100]}': {error}")
+        log_left_out(address.shown, flaws)
         if has_resources:
             offered += resource_tools(address, prefix=self._prefix, timeout=self._timeout)
         offered += [

@@ -265,7 +265,7 @@ def test_names_of_a_servers_tools_are_short_and_different() -> None:
 
 
 def test_one_wrong_tool_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """S-LLM-64: members that the protocol does not allow are left out, and tools that are wrong without them, each with a line."""
+    """S-LLM-64: members that the protocol does not allow are left out, and tools that are wrong without them, with one line."""
     pytest.importorskip("mcp_types")
     fine = {"name": "fine", "inputSchema": {"type": "object", "properties": {"a": TEXT}}}
     tools = [
@@ -285,8 +285,8 @@ def test_one_wrong_tool_hides_no_other(caplog: pytest.LogCaptureFixture) -> None
         {"name": "null", "inputSchema": empty, "annotations": {"readOnlyHint": True}},
         {"name": "untyped", "inputSchema": {"type": "object", "properties": {"a": {}}}},
     ]
-    left_out = [record.getMessage() for record in caplog.records]
-    assert [line for line in left_out if "'text'" in line] == [
-        "MCP server 'stdio:shop': tool 'text' is left out: the schema of its arguments describes no object, but: string"
-    ]
-    assert len(left_out) == 4
+    (line,) = caplog.messages
+    assert line == (
+        "MCP server 'stdio:shop': 4 of its tools are left out: 'text': the schema of its arguments describes no object, "
+        "but: string; a second 'fine'; one without a name; one without a name"
+    )
