@@ -161,7 +161,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
         if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
-        self._unfinished += self._recorded.list_stopped(instance)
+        self._keep_unfinished(self._recorded.find_stopped(instance))
         return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
@@ -174,7 +174,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
             if is_wanted:
-                self._unfinished += self._recorded.list_stopped(stimulus.instance)
+                self._keep_unfinished(self._recorded.find_stopped(stimulus.instance))
             return is_wanted
         if isinstance(stimulus, Waiting):
             return self.source.is_running(stimulus.instance)
@@ -308,8 +308,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                failure = self._recorded.most_of(result)
-                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
+                self._keep_unfinished(self._recorded.most_of(result))
                 if result.status == "waiting":
                     return self.put_down.keep(result)
                 if result.status == "exited":
@@ -326,12 +325,20 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._incomplete_answers += result.incomplete_answers
         return has_output
 
+    def _keep_unfinished(self, result: TaskResult[Output, Failure] | None) -> None:
+        """Keep what a task did that gave no output and did not fail."""
+        if result is not None and result.failure is not None:
+            self._unfinished.append((result.instance, result.failure))
+            if result.status != "waiting":  # it is counted when it has gone on
+                self._incomplete_answers += result.incomplete_answers
+
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
             failed = FailedTask(
                 instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
+            self._incomplete_answers += result.incomplete_answers
         self._errors.append(RecordedError(result.key, error_type, message))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:

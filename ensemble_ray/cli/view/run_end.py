@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
@@ -16,7 +17,7 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["RecordedEnd", "notes_of", "read_end"]
+__all__ = ["RecordedEnd", "notes_of", "read_end", "read_notes"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -59,6 +60,15 @@ def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
         else []
     )
     return [*counted, *(f"{each} ended at its cap" for each in capped)]
+
+
+async def read_notes(store: RunStore, run_id: str) -> list[str]:
+    """Return `notes_of` of a run that failed; none where no end is recorded, or the record cannot be read."""
+    try:
+        end = (await read_head(store, run_id)).end
+    except RecordError:  # what the run failed for is shown all the same
+        return []
+    return [] if end is None else notes_of(end.incomplete_answers, end.capped)
 
 
 async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
