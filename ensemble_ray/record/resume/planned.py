@@ -126,13 +126,8 @@ class PlannedRecovery:
             match fact.data:
                 case StimulusRecorded():
                     self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
-                case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
-                    if isinstance(end, FailureRecorded) and not end.trace:
-                        self._untraced.add(fact.name)
-                    if isinstance(end, OutputRecorded) and (count := _count_incomplete(end.output_data())):
-                        self._incomplete[fact.name] = count
-                    if delegating_call(fact.name) is None:
-                        self._apply_end(fact)
+                case OutputRecorded() | FailureRecorded() | ExitRecorded():
+                    self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
                     self.head.apply(fact)
                     self._stimuli.resume(cast("Fact[RunResumed]", fact))
@@ -169,7 +164,14 @@ class PlannedRecovery:
                 pass
 
     def _apply_end(self, fact: Fact) -> None:
-        match fact.data:
+        end = fact.data
+        if isinstance(end, FailureRecorded) and not end.trace:
+            self._untraced.add(fact.name)
+        if isinstance(end, OutputRecorded) and (count := _count_incomplete(end.output_data())):
+            self._incomplete[fact.name] = count
+        if delegating_call(fact.name) is not None:
+            return
+        match end:
             case OutputRecorded() as recorded:
                 output = typed_output({**recorded.output_data(), "trace": None})  # which is large
                 self._outputs[fact.name], self._texts[fact.name] = _OutputFigures.of(output), output.raw

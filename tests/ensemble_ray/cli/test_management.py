@@ -158,7 +158,7 @@ def test_cut_answers_of_a_map_are_one_warning_and_a_count(call: Call, folder: Pa
     warnings = [line for line in said if "was cut off" in line]
     assert len(warnings) == 2
     assert warnings[0].startswith("  warning: Task 'map-")
-    assert warnings[1].startswith("  29 more like warning: Task 'map-")
+    assert warnings[1].startswith("  warning: 29 more like: Task 'map-")
     assert any(line.endswith("; 30 incomplete answers") for line in said)
     assert call("runs").printed.rstrip().endswith("30 incomplete answers")
     assert "[30 incomplete answers]" in call("trace", "cut").printed
