@@ -14,6 +14,7 @@ from typing import Any
 import ray.exceptions
 
 from ensemble_ray.actors.link.log_lines import LogLine
+from ensemble_ray.process.bounded_log import is_repeated
 from ensemble_ray.process.notices import notify
 
 __all__ = ["LineListener", "show_line"]
@@ -54,7 +55,7 @@ class LineListener:
         await asyncio.wait([self._collecting], timeout=_LEAVE_S)
         self._collecting.cancel()
         for line in last:
-            show_line(line)
+            show_line(line, self._run_id)
 
     async def _collect(self) -> None:
         while not self._is_leaving:
@@ -66,17 +67,25 @@ class LineListener:
                 if lines is None:  # the run has ended
                     return
                 for line in lines:
-                    show_line(line)
+                    show_line(line, self._run_id)
 
 
-def show_line(line: LogLine) -> None:
-    """Log a line in this process: a record under its own logger and level, what was printed as a notice."""
+def show_line(line: LogLine, run_id: str = "") -> None:
+    """Log a line in this process: a record under its own logger and level, what was printed as a notice.
+
+    Args:
+        line: The line.
+        run_id: Of the run that says it, whose equal warnings are merged.
+    """
     text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
     if not line.logger:
         notify(text)
         return
     logger = logging.getLogger(line.logger)
     if not logger.isEnabledFor(line.level):
+        return
+    is_of_task = line.agent_role and line.logger.startswith("ensemble_ray.")
+    if is_of_task and is_repeated(run_id, logger, line.level, text):
         return
     record = logger.makeRecord(line.logger, line.level, "(agent)", 0, "%s", (text,), None)
     record.template = line.template

@@ -22,7 +22,7 @@ from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
-from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
+from ensemble_ray.facts.runs import RecordedError, RunEnded, RunInterrupted, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
@@ -111,12 +111,15 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         #: under which names outputs of a manager's workers are kept
         self._delegated: list[str] = []
         self._failed_delegations: list[TaskTrace] = []
-        self._incomplete_answers = 0
+        #: answers that were cut off or empty, by instance; a task that waited is counted again when it has gone on
+        self._incomplete: dict[str, int] = {}
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
         self.put_down = PutDown(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
         self._errors: list[RecordedError] = []
+        #: why it has no end on record
+        self._interruption: RunInterrupted | None = None
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`
 
@@ -161,7 +164,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
         if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
-        self._unfinished += self._recorded.list_stopped(instance)
+        self._keep_unfinished(self._recorded.find_stopped(instance))
         return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
@@ -174,7 +177,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
             if is_wanted:
-                self._unfinished += self._recorded.list_stopped(stimulus.instance)
+                self._keep_unfinished(self._recorded.find_stopped(stimulus.instance))
             return is_wanted
         if isinstance(stimulus, Waiting):
             return self.source.is_running(stimulus.instance)
@@ -269,6 +272,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             and self._nodes[node_key(result.instance)].agent_key is not None
         ):
             self._note_failure(result, failure.error_type, failure.message)
+            self._interruption = self._interruption or RunInterrupted(
+                key=result.key, error_type=failure.error_type, message=failure.message
+            )
             self._reporter.interrupt(End(state=RunState.INTERRUPTED, exit_reason=ExitReason.ERROR))
             return ()
         if failure is not None and failure.newer_epoch:
@@ -286,6 +292,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
         """Keep what came of a task; return what the source is told."""
         instance, failure = result.instance, result.failure
+        self._incomplete[instance] = result.incomplete_answers
         for _, output in result.delegated:
             name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
             self._outputs.put(name, output)
@@ -308,8 +315,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                failure = self._recorded.most_of(result)
-                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
+                self._keep_unfinished(self._recorded.most_of(result))
                 if result.status == "waiting":
                     return self.put_down.keep(result)
                 if result.status == "exited":
@@ -323,8 +329,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._outputs.put(result.instance, result.output)
         if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
             self._completed.append(result.instance)
-            self._incomplete_answers += result.incomplete_answers
         return has_output
+
+    def _keep_unfinished(self, result: TaskResult[Output, Failure] | None) -> None:
+        """Keep what a task did that gave no output and did not fail."""
+        if result is not None and result.failure is not None:
+            self._unfinished.append((result.instance, result.failure))
+            self._incomplete[result.instance] = result.incomplete_answers
 
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
@@ -395,13 +406,12 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raised=() if self._units is None else tuple(self._units.raised),
             open_reviews=self.put_down.waited_for(ending),
         )
-        if ending.state is RunState.INTERRUPTED:  # it has no end on record, so that it can be resumed
-            return outcome
-        data = RunEnded(
+        # An interrupted run has no end on record, so that it can be resumed.
+        data = self._interruption or RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
             errors=self._errors,
-            incomplete_answers=self._incomplete_answers,
+            incomplete_answers=sum(self._incomplete.values()),
             capped=capped_units(ending.units),
         )
         last = self._journal.fact(RUN, data, outcome.completed_at)

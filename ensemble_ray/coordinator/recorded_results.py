@@ -6,7 +6,6 @@ tasks did that were stopped for good.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -39,15 +38,14 @@ class RecordedResults(Generic[Output, Failure]):
         result = self._resumed.results[instance]
         return result if wants_text else replace(result, text=None)
 
-    def list_stopped(self, instance: str) -> Sequence[tuple[str, Failure]]:
-        """Return what a task did that was stopped and does not run again (S-DUR-135); nothing where nothing is known."""
-        before = None if self._resumed is None else self._resumed.stopped.get(instance)
-        return [] if before is None or before.failure is None else [(instance, before.failure)]
+    def find_stopped(self, instance: str) -> TaskResult[Output, Failure] | None:
+        """Return what a task did that was stopped and does not run again (S-DUR-135); None where nothing is known."""
+        return None if self._resumed is None else self._resumed.stopped.get(instance)
 
-    def most_of(self, result: TaskResult[Output, Failure]) -> Failure | None:
-        """Return what a task did that was stopped; where it had not come so far again as before a crash: what it did then."""
-        before = None if self._resumed is None else self._resumed.stopped.get(result.instance)
+    def most_of(self, result: TaskResult[Output, Failure]) -> TaskResult[Output, Failure]:
+        """Return the result of a task that was stopped; if it had come farther before a crash, what it did then."""
+        before = self.find_stopped(result.instance)
         if before is None or result.status != "cancelled":
-            return result.failure
+            return result
         done, now = ((each.total_tokens, each.tool_call_count) for each in (before, result))
-        return before.failure if done > now else result.failure
+        return before if done > now else result

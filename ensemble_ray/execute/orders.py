@@ -297,7 +297,7 @@ class TaskResult(Generic[Output_co, Failure_co]):
     failure: Failure_co | None = None
     total_tokens: int = -1
     tool_call_count: int = 0
-    #: answers that were cut off or empty (S-MET-18)
+    #: answers that were cut off or empty (S-MET-18), its workers' among them
     incomplete_answers: int = 0
     #: requests to the provider for its last model call; 0 when none was made (S-MR-152)
     attempts: int = 0
@@ -332,3 +332,12 @@ class TaskResult(Generic[Output_co, Failure_co]):
             failure=None if self.failure is None else failure(self.failure),
             delegated=tuple((role, output(each)) for role, each in self.delegated),
         )
+
+
+def count_incomplete(result: TaskResult) -> int:
+    """Return how many answers of a task and of its workers were cut off or empty (S-MR-205)."""
+    outputs = (*(() if result.output is None else (result.output,)), *(output for _, output in result.delegated))
+    traces = (*(each.trace for each in outputs), result.trace, *result.failed_delegations)
+    return sum(
+        each.metrics.incomplete_answers for trace in traces if trace is not None for each in trace.with_workers()
+    )

@@ -39,7 +39,7 @@ from ensemble_ray.execute.effects import TaskEffects, is_doing
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus, count_incomplete
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.reflection.reflecting import reflect
 from ensemble_ray.execute.review.gates import (
@@ -97,7 +97,10 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        order, slot = apply_changes(order), slot or Slot()
+        result = await self._run(apply_changes(order), slot or Slot(), is_stopped)
+        return replace(result, incomplete_answers=count_incomplete(result))
+
+    async def _run(self, order: TaskOrder, slot: Slot, is_stopped: Callable[[], bool]) -> TaskResult:
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(log_fields(self.context, order), is_whole=True):
@@ -281,9 +284,6 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            incomplete_answers=sum(
-                each.metrics.incomplete_answers for each in (output, *(o for _, o in scope.delegated))
-            ),
             delegated=scope.delegated,
             failed_delegations=scope.failed_delegations,
         )

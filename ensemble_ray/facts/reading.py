@@ -18,7 +18,7 @@ from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputReco
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunInterrupted, RunResumed, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.facts.shapes import INSTANT, NUMBER, TEXT, require
 
@@ -32,7 +32,7 @@ KINDS: Mapping[str, type[FactData]] = {
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
         AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
         ReflectionRecalled, ReflectionRecorded, ReflectionStored, DirectiveRecorded, DirectivesShown,
-        ModelSwitched, SamplingAnswered,
+        ModelSwitched, SamplingAnswered, RunInterrupted,
     )
 }  # fmt: skip
 #: Those that are only told of runs as a whole: a store finds them however many facts a run has.

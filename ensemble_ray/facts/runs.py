@@ -34,6 +34,7 @@ __all__ = [
     "RecordedError",
     "RecordedFork",
     "RunEnded",
+    "RunInterrupted",
     "RunResumed",
     "StimulusRecorded",
 ]
@@ -245,6 +246,20 @@ class RunEnded(FactData):
     def own_error(self) -> RecordedError | None:
         """The error of the run itself; None: a task's is the reason, or there is none."""
         return self.errors[0] if self.failure in OWN_FAILURES and self.errors else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInterrupted(FactData):
+    """A run stopped without an end, so that it can be resumed (S-DUR-151)."""
+
+    KIND: ClassVar = "interruption"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {"key": Key(TEXT, ""), "error_type": Key(TEXT, "Exception"), "message": Key(TEXT, "")}
+
+    #: of the task whose call was refused
+    key: str
+    error_type: str
+    message: str
 
 
 _STIMULUS: Mapping[str, Check] = {

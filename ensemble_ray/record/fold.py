@@ -13,7 +13,15 @@ from typing import cast
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
-from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.facts.runs import (
+    LossAccepted,
+    PlanRecorded,
+    RecordedError,
+    RunEnded,
+    RunInterrupted,
+    RunResumed,
+    StimulusRecorded,
+)
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, place_trace
@@ -82,6 +90,7 @@ class RunFold:
         self._nodes: Mapping[str, Mapping[str, object]] = {}
         self._roles: Mapping[str, str] = {}
         self._end: RunEnded | None = None
+        self._interruption: RunInterrupted | None = None
         self._started_at: float | None = None
         self._last_at = 0.0
         self._tasks: dict[str, TaskFold] = {}
@@ -103,8 +112,7 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
-        if self._units is not None and isinstance(fact.data, StimulusRecorded):
-            self._units.apply(cast("Fact[StimulusRecorded]", fact))
+        self._apply_to_units(fact)
         match fact.data:
             case PlanRecorded(plan=plan, started_at=started_at) as header:
                 self._header, self._plan = header, plan or {}
@@ -112,12 +120,12 @@ class RunFold:
                 self._units = RecordedUnits(self._plan) if self._plan.get("units") else None
                 self._started_at = fact.at if started_at is None else started_at
             case RunEnded() as end:
-                self._end = end
+                self._end, self._interruption = end, None
                 self._last_at = max(fact.at, self._started_at or 0.0)
             case RunResumed():
-                self._end = None  # it goes on: a cancelled run ended, and has not ended any more
-                if self._units is not None:
-                    self._units.resume(cast("Fact[RunResumed]", fact))
+                self._end = self._interruption = None  # it goes on: a cancelled run ended, and has not ended any more
+            case RunInterrupted() as interruption:
+                self._interruption = interruption
             case LossAccepted(reason=reason):
                 self._lost.append(reason)
             case told if not fact.is_of_run:
@@ -126,6 +134,12 @@ class RunFold:
                 self._fold_of(fact.instance).apply(fact)
             case _:
                 pass
+
+    def _apply_to_units(self, fact: Fact) -> None:
+        if self._units is not None and isinstance(fact.data, StimulusRecorded):
+            self._units.apply(cast("Fact[StimulusRecorded]", fact))
+        elif self._units is not None and isinstance(fact.data, RunResumed):
+            self._units.resume(cast("Fact[RunResumed]", fact))
 
     def _note_end(self, instance: str, told: StimulusRecorded) -> None:
         """Note the places of a task among those that ended, and among those that completed."""
@@ -347,10 +361,14 @@ class RunFold:
         return sorted((fold for fold in self._tasks.values() if fold.is_recorded), key=rank)
 
     def _run_errors(self) -> Iterable[ErrorTrace]:
-        """Return what the end tells of and no task: errors of the run itself."""
+        """Return what the end tells of and no task: errors of the run itself, and what interrupted it."""
         of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
         of_tasks.update((each.error_type, each.message) for each in self._unit_errors())
-        for error in () if self._end is None else self._end.errors:
+        stopped = self._interruption
+        told = () if self._end is None else self._end.errors
+        if stopped is not None:
+            told = (RecordedError(stopped.key, stopped.error_type, stopped.message),)
+        for error in told:
             if (error.error_type, error.message) not in of_tasks:
                 yield ErrorTrace(
                     agent_role=error.agent_role,

@@ -146,6 +146,20 @@ def test_it_is_a_failed_item_when_it_is_one_of_a_map(inline_runtime: Runtime, mo
     assert "length" in output.failed_items[0].message
 
 
+def test_equal_warnings_of_a_map_are_one_line_and_a_count(
+    runtime: Runtime, model_server: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-MR-206: the items' lines differ in numbers alone; the documented text stays."""
+    writer = agent(model_at(model_server(CUT)))
+    items = MapEnsemble(items=[*range(9)], map_task=lambda item: task(f"Do {item}", writer))
+    items.run(runtime=runtime)
+    first, count = [record for record in caplog.records if "was cut off" in record.getMessage()]
+    assert "8 more like: " in count.getMessage()
+    assert "Task 'map-" in first.getMessage()
+    assert first.getMessage() in count.getMessage()
+    assert (first.name, first.levelno) == (count.name, count.levelno)
+
+
 @tool
 def look(what: str) -> str:
     """Look something up.

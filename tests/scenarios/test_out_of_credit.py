@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.builders import task
+from tests.command_line import calling
 from tests.scenarios.delegating import hand, worker
 from tests.scenarios.teams import recorded_state
 
@@ -86,10 +88,20 @@ def test_a_run_without_credit_is_interrupted_and_resumed(
     assert output.metrics.total_llm_call_count == 3
 
 
-def test_an_interrupted_run_has_no_end_on_record(server: ModelServer, home: str) -> None:
-    """S-DUR-151: neither the task's failure nor the run's end."""
-    fail(Ensemble(tasks=[task(name, name=name) for name in "ab"], llm=model(server)), "inline")
+def test_an_interrupted_run_has_no_end_on_record(
+    server: ModelServer, account: Account, home: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-DUR-151: neither the task's failure nor the run's end; `trace`, `runs` and `attach` say why it stopped, until it goes on."""
+    team, call = Ensemble(tasks=[task(name, name=name) for name in "ab"], llm=model(server)), calling(capsys)
+    commands = (("trace", RUN_ID), ("runs",), ("attach", RUN_ID))
+    fail(team, "inline")
     assert recorded_state(home, RUN_ID) is RunState.INTERRUPTED
+    assert all("has no credit or quota left" in f"{call(*command)}" for command in commands)
+    (data,) = json.loads(call("runs", "--json").printed)
+    assert "has no credit" in data["interruption"]
+    account.credit = 10
+    resume(RUN_ID, team, runtime="inline")
+    assert not any("has no credit" in f"{call(*command)}" for command in commands)
 
 
 @pytest.mark.parametrize("strategy", ["fail_fast", "continue_on_error"])

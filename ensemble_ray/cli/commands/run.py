@@ -260,14 +260,17 @@ def show_run(
 
 def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
     """Show what is left of a run that failed, where it had begun."""
+    from ensemble_ray.cli.inputs.records import own_store
+    from ensemble_ray.cli.view.run_end import read_notes
     from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
+    from ensemble_ray.process.loop import run_blocking
 
     began = getattr(error, "run_id", None) is not None or isinstance(error, RecordError | StaleEpochError)
     if not began or run_id is None:
         return
     _write_trace(error.trace if isinstance(error, EnsembleError) else None, trace)
     if not view.is_quiet:
-        say("\n".join(view.summarize(None)))
+        say("\n".join(view.summarize(None, run_blocking(read_notes(own_store(), run_id)))))
         say_where(run_id)
 
 

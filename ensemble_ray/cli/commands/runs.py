@@ -9,7 +9,7 @@ import typer
 
 from ensemble_ray.cli.inputs.records import age_of, as_data, no_runs, own_store, where
 from ensemble_ray.cli.inputs.tags import TagFilter, format_tags, is_tagged
-from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show, show_json
+from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
@@ -19,6 +19,8 @@ __all__ = ["States", "runs", "states_of"]
 _LISTED = 20
 #: Runs whose records are read at the same time.
 _READERS = 8
+#: Characters of why a run was interrupted.
+_INTERRUPTION = 160
 
 
 class _Listed(NamedTuple):
@@ -39,6 +41,8 @@ class _Listed(NamedTuple):
     incomplete_answers: int = 0
     #: keys of loops and graphs that ended at a cap
     capped: Sequence[str] = ()
+    #: why it was interrupted, where it stopped by itself
+    interruption: str = ""
 
 
 States = Annotated[
@@ -129,6 +133,7 @@ def _list(shown: Sequence[_Listed]) -> None:
                         each.name,
                         f"[{format_tags(each.tags)}]" if each.tags else "",
                         ", ".join(notes_of(each.incomplete_answers, each.capped)),
+                        screen_line(each.interruption, _INTERRUPTION),
                     ),
                 )
             ),
@@ -150,6 +155,7 @@ def _data(listed: _Listed) -> dict[str, object]:
         **({"damage": listed.damage} if listed.damage else {}),
         **({"incomplete_answers": listed.incomplete_answers} if listed.incomplete_answers else {}),
         **({"capped": list(listed.capped)} if listed.capped else {}),
+        **({"interruption": listed.interruption} if listed.interruption else {}),
         **({"forked_from": listed.forked_from} if listed.forked_from else {}),
     }
 
@@ -201,6 +207,15 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         damage = message_of(error) if await store.summary(run.run_id) is not None else ""
         return _Listed(run, damage=damage, name=Origin(place=run.origin).name)
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    found = _Listed(run, progress.done, progress.total, tags=head.tags, name=head.name, forked_from=parent)
+    interruption = "" if head.interruption is None else head.interruption.message
+    found = _Listed(
+        run,
+        progress.done,
+        progress.total,
+        tags=head.tags,
+        name=head.name,
+        forked_from=parent,
+        interruption=interruption,
+    )
     end = head.end
     return found if end is None else found._replace(incomplete_answers=end.incomplete_answers, capped=end.capped)

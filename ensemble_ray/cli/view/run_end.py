@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.resume.run_head import locate_errors, read_head
@@ -16,7 +18,7 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["RecordedEnd", "notes_of", "read_end"]
+__all__ = ["RecordedEnd", "notes_of", "read_end", "read_notes"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -35,6 +37,8 @@ class RecordedEnd:
     errors: Sequence[str] = ()
     #: the first of them, by `type` and `message`
     error: Mapping[str, str] | None = None
+    #: where its record is
+    record: str = ""
     #: see `notes_of`
     notes: Sequence[str] = ()
 
@@ -48,6 +52,7 @@ class RecordedEnd:
             "error": self.error,
             "errors": list(self.errors),
             "notes": list(self.notes),
+            "record": self.record,
         }
 
 
@@ -59,6 +64,15 @@ def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
         else []
     )
     return [*counted, *(f"{each} ended at its cap" for each in capped)]
+
+
+async def read_notes(store: RunStore, run_id: str) -> list[str]:
+    """Return `notes_of` of a run that failed; none where no end is recorded, or the record cannot be read."""
+    try:
+        end = (await read_head(store, run_id)).end
+    except RecordError:  # what the run failed for is shown all the same
+        return []
+    return [] if end is None else notes_of(end.incomplete_answers, end.capped)
 
 
 async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
@@ -75,11 +89,14 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
         with locate_errors(found.location):
             text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
     errors = () if end is None else end.errors
+    if (stopped := head.interruption) is not None:
+        errors = (RecordedError(stopped.key, stopped.error_type, stopped.message),)
     return RecordedEnd(
         run_id=run_id,
         state=found.state.value,
         exit_reason="" if end is None else end.reason.value,
         text=text,
+        record=found.location,
         error={"type": errors[0].error_type, "message": errors[0].message} if errors else None,
         notes=() if end is None else notes_of(end.incomplete_answers, end.capped),
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),

@@ -80,10 +80,11 @@ class TerminalRunView:
         """Return the same as JSON data; its trace has a command of its own."""
         return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
 
-    def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
-        """Return what is said when it has ended; None: it failed."""
+    def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
+        """Return what is said when it has ended; None: it failed, and its record has the notes."""
         counts = self.display.summary(is_complete=output is not None and output.is_complete)
-        return [counts] if output is None else ["; ".join([counts, *_notes(output)]), *_open_reviews(output)]
+        lines = ["; ".join([counts, *(notes if output is None else _notes(output))])]
+        return lines if output is None else [*lines, *_open_reviews(output)]
 
     def exit_code(self, output: EnsembleOutput) -> int:
         """Return the exit code of a run that gave an output and was not cancelled."""
@@ -172,9 +173,9 @@ class ItemView(TerminalRunView):
             "metrics": metrics.model_dump(mode="json"),
         }
 
-    def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
+    def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
         """Return counts, where rows and failed items are, and the first failures."""
-        progress, lines = self._progress, list(super().summarize(output))
+        progress, lines = self._progress, list(super().summarize(output, notes))
         if self._definition.results is not None:
             lines.append(f"Rows: {_describe_rows(self._definition.results, progress.items_done)}")
         # What the lines of the progress have shown is not shown again.

@@ -262,12 +262,12 @@ class StructuredMachine:
         if self.next_prompt() is not None:
             msg = f"Task '{self._description[:80]}': attempt {len(self._errors) + 1} has not been answered"
             raise IllegalStateError(msg)
+        reason, answer = brief(self._errors[-1]), brief(self._response)
         text = (
             f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}. {brief(self._errors[-1])}"
+            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}. {reason}"
         )
-        answer = brief(self._response)
-        if answer.removesuffix("...") not in text:  # an answer without JSON is part of the reason
+        if answer.removesuffix("...") not in reason:  # an answer without JSON is part of the reason
             text = f"{text}. Last answer: {answer}"
         if incomplete:
             text = f"{text}. {incomplete}"

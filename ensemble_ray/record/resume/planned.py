@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
+from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult, count_incomplete
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.lenient import as_mapping, as_sequence
+from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.resume.lazy_results import LazyResults
@@ -53,7 +53,6 @@ class _OutputFigures:
     duration_s: float
     total_tokens: int
     tool_call_count: int
-    incomplete_answers: int
 
     @classmethod
     def of(cls, output: TaskOutput) -> _OutputFigures:
@@ -62,7 +61,6 @@ class _OutputFigures:
             output.duration.total_seconds(),
             output.metrics.total_tokens,
             output.tool_call_count,
-            output.metrics.incomplete_answers,
         )
 
 
@@ -89,6 +87,8 @@ class PlannedRecovery:
         #: early ends that tasks recorded, or the source was told of, by instance
         self._exits: dict[str, Exited] = {}
         self._outputs: dict[str, _OutputFigures] = {}
+        #: answers that were cut off or empty, by instance of a task or worker with an output
+        self._incomplete: dict[str, int] = {}
         #: texts of tasks whose end the machine was not told, and those that it was told: it may read them
         self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
@@ -126,11 +126,8 @@ class PlannedRecovery:
             match fact.data:
                 case StimulusRecorded():
                     self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
-                case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
-                    if isinstance(end, FailureRecorded) and not end.trace:
-                        self._untraced.add(fact.name)
-                    if delegating_call(fact.name) is None:
-                        self._apply_end(fact)
+                case OutputRecorded() | FailureRecorded() | ExitRecorded():
+                    self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
                     self.head.apply(fact)
                     self._stimuli.resume(cast("Fact[RunResumed]", fact))
@@ -167,7 +164,14 @@ class PlannedRecovery:
                 pass
 
     def _apply_end(self, fact: Fact) -> None:
-        match fact.data:
+        end = fact.data
+        if isinstance(end, FailureRecorded) and not end.trace:
+            self._untraced.add(fact.name)
+        if isinstance(end, OutputRecorded) and (count := _count_incomplete(end.output_data())):
+            self._incomplete[fact.name] = count
+        if delegating_call(fact.name) is not None:
+            return
+        match end:
             case OutputRecorded() as recorded:
                 output = typed_output({**recorded.output_data(), "trace": None})  # which is large
                 self._outputs[fact.name], self._texts[fact.name] = _OutputFigures.of(output), output.raw
@@ -301,6 +305,7 @@ class PlannedRecovery:
             each: replace(
                 cast("TaskResult[TaskOutput, Failure]", result),
                 failure=None if result.failure is None else failure_of(result.failure),
+                incomplete_answers=self._count_incomplete(result),
             )
             for each, result in results.items()
         }
@@ -320,7 +325,12 @@ class PlannedRecovery:
             return None
         held = cast("TaskResult[Output, Failure]", result)  # of which it has neither yet
         failure = None if result.failure is None else failure_of(result.failure)
-        return replace(held, failure=failure, delegated=self._list_delegated(instance, output_of))
+        return replace(
+            held,
+            failure=failure,
+            delegated=self._list_delegated(instance, output_of),
+            incomplete_answers=self._count_incomplete(result),
+        )
 
     def _list_delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
@@ -328,6 +338,12 @@ class PlannedRecovery:
             return []
         workers = [(each, each.summary()) for each in self._fold_of(instance).workers_that_gave()]
         return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
+
+    def _count_incomplete(self, result: TaskResult) -> int:
+        """Return how many answers of a task and of its workers were cut off or empty; their outputs are kept elsewhere."""
+        workers = self._fold_of(result.instance).workers_that_gave() if self.is_managed else ()
+        with_output = (result.instance, *(each.instance for each in workers))
+        return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
         """Return what scheduling needs of a task that gave its output."""
@@ -341,7 +357,6 @@ class PlannedRecovery:
             duration_s=figures.duration_s,
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
-            incomplete_answers=figures.incomplete_answers,
             text=self._texts.get(instance),
             failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
         )
@@ -405,6 +420,13 @@ def _keep_nothing(instance: str, recorded: OutputRecorded) -> None:
 def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
     """Return an output without what is large in it."""
     return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
+
+
+def _count_incomplete(data: Mapping[str, object]) -> int:
+    """Return how many answers were cut off or empty, by an output's or a trace's data with those of its peers."""
+    peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
+    own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
+    return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
 
 
 def _has_forks(header: PlanRecorded) -> bool:

@@ -14,7 +14,7 @@ from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunResumed
+from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunInterrupted, RunResumed
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "name_in", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
-HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
+HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)
 
 
 class RunHead:
@@ -33,6 +33,7 @@ class RunHead:
     Attributes:
         header: The record's first fact; an empty one when the run recorded nothing.
         end: Its end; None when it has not ended, or went on after it.
+        interruption: Why it has no end, where it stopped by itself and did not go on since.
         beginnings: How often somebody went on with it.
         told_until: When it ended last and told of all that it had done, Unix time, s; 0: it never did. A run that waits for people
             has not told of the tasks that wait (S-INT-36).
@@ -43,6 +44,7 @@ class RunHead:
         """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
         self.header = PlanRecorded()
         self.end: RunEnded | None = None
+        self.interruption: RunInterrupted | None = None
         self.beginnings = 0
         self.told_until = 0.0
         self.tags: Mapping[str, str] = {}
@@ -57,14 +59,16 @@ class RunHead:
                 self.header, self._recorded_at = header, fact.at
                 self._take_tags(header.options)
             case RunResumed(options=options, is_restart=is_restart):
-                self.end = None  # it goes on: a cancelled run ended, and has not ended any more
+                self.end = self.interruption = None  # it goes on: a cancelled run ended, and has not ended any more
                 self.beginnings += not is_restart
                 if options is not None and "tags" in options:
                     self._take_tags(options)
             case RunEnded() as end:
-                self.end = end
+                self.end, self.interruption = end, None
                 if end.state is not RunState.WAITING:
                     self.told_until = fact.at
+            case RunInterrupted() as interruption:
+                self.interruption = interruption
             case _:
                 pass
 

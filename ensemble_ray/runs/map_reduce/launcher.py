@@ -39,6 +39,7 @@ from ensemble_ray.items.results import ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.bounded_log import merge_warnings
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
@@ -233,6 +234,7 @@ class MapReduceLauncher:
         await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
         self._has_begun = True
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(merge_warnings(run_id))
             try:
                 found = await self._open_items(scope)
             except USER_ERRORS as error:

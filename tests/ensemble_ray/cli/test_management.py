@@ -119,6 +119,10 @@ def writer():
 
 draft = Task(name="draft", description="Draft", expected_output="Prose", agent=writer())
 team = Ensemble(loops=[Loop(name="refine", body=[draft], max_iterations=2)])
+typed = Task(description="Count", expected_output="A number", agent=writer(), output_type=int, max_output_retries=0)
+failing = Ensemble(tasks=[Task(description="Write", expected_output="Prose", agent=writer()), typed])
+thrown = Ensemble(loops=[Loop(name="refine", body=[draft], max_iterations=2, until=lambda done: False,
+    on_max_iterations="throw")])
 mapped = MapEnsemble(items=[*range(30)], map_task=lambda item, agent: Task(
     description=f"Item {item}", expected_output="Prose", agent=agent), map_agent=lambda item: writer())
 """
@@ -137,6 +141,16 @@ def test_cut_answers_and_caps_are_told_in_lists_and_at_the_end(call: Call, folde
     assert told in call("attach", "cut").said
 
 
+def test_cut_answers_and_caps_of_failed_runs_are_in_the_last_line(call: Call, folder: Path) -> None:
+    """S-MR-205, S-LOOP-191: those of failed tasks too, as in `runs`."""
+    (folder / "cut_of_test.py").write_text(CUT, encoding="utf-8")
+    said = call("run", "cut_of_test:failing", "--run-id", "cut").said.splitlines()
+    assert any(line.endswith("; 2 incomplete answers") for line in said)
+    assert call("runs").printed.rstrip().endswith("2 incomplete answers")
+    said = call("run", "cut_of_test:thrown", "--run-id", "thrown").said.splitlines()
+    assert any(line.endswith("; 2 incomplete answers; loop:refine ended at its cap") for line in said)
+
+
 def test_cut_answers_of_a_map_are_one_warning_and_a_count(call: Call, folder: Path) -> None:
     """S-MR-205, S-MR-206: warnings that differ in numbers alone are counted; levels have the number of answers."""
     (folder / "cut_of_test.py").write_text(CUT, encoding="utf-8")
@@ -144,7 +158,7 @@ def test_cut_answers_of_a_map_are_one_warning_and_a_count(call: Call, folder: Pa
     warnings = [line for line in said if "was cut off" in line]
     assert len(warnings) == 2
     assert warnings[0].startswith("  warning: Task 'map-")
-    assert warnings[1].startswith("  29 more like warning: Task 'map-")
+    assert warnings[1].startswith("  warning: 29 more like: Task 'map-")
     assert any(line.endswith("; 30 incomplete answers") for line in said)
     assert call("runs").printed.rstrip().endswith("30 incomplete answers")
     assert "[30 incomplete answers]" in call("trace", "cut").printed

@@ -241,7 +241,7 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
 
 
 async def test_run_is_interrupted_when_the_account_has_no_credit() -> None:
-    """S-DUR-151, S-DUR-152: what runs is stopped, nothing starts, and neither failure nor end is recorded."""
+    """S-DUR-151, S-DUR-152: what runs is stopped, nothing starts; neither failure nor end is recorded, but the reason."""
     run = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("b",)}))
     broke = Failure("f", "AgentExecutionError", "no credit", is_out_of_credit=True)
     await run.report(TaskResult(key="a", instance="a#0", status="failed", at=101.0, failure=broke))
@@ -252,7 +252,10 @@ async def test_run_is_interrupted_when_the_account_has_no_credit() -> None:
     assert [each.failure for each in ended.failures] == [broke]
     assert [instance for instance, _ in ended.completed] == ["b#0"]
     assert run.executor.keys == ["a", "b"]
-    assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
+    assert run.fact_lines == ["plan run", "stimulus run RunStarted", "interruption run"]
+    assert run.journal.facts()[-1].data.to_data() == {
+        "key": "a", "error_type": "AgentExecutionError", "message": "no credit"
+    }  # fmt: skip
 
 
 async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:

@@ -162,6 +162,7 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("model_switched", {"model": "large"}),
     ("model_switched", {"model": None, "agent": "Writer", "given_by": "Ann"}),
     ("directives_shown", {"texts": ["In French"]}),
+    ("interruption", {"key": "a", "error_type": "E", "message": "m"}),
     ("approval", {"by": "Ann"}),
 ]
 
@@ -192,7 +193,7 @@ def test_earlier_and_later_records_are_written_again_as_they_were(kind: str, dat
 def test_every_kind_is_registered() -> None:
     """A kind that is not would be passed over by every reader."""
     assert set(KINDS) == {kind for kind, _ in RECORDED if kind != "approval"}
-    assert {"plan", "items", "resume", "end", "directive", "model_switched"} == KINDS_OF_RUN
+    assert {"plan", "items", "resume", "end", "directive", "model_switched", "interruption"} == KINDS_OF_RUN
 
 
 def test_fields_are_values() -> None:

@@ -75,7 +75,7 @@ class Counted:
         given = SAYS[role, text][turn]
         if isinstance(given, Exception):
             raise given
-        return ChatResponse(text=given, usage=USAGE) if isinstance(given, str) else given
+        return ChatResponse(given, usage=USAGE, finish_reason="length") if isinstance(given, str) else given
 
     def judge(self, request: DelegationRequest, context: DelegationPolicyContext) -> DelegationPolicyResult:
         """A policy, which refuses one of them."""

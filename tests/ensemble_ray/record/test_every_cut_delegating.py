@@ -49,6 +49,11 @@ async def _torn(store: SqliteStore, facts: Sequence[Fact], run_id: str) -> None:
     await owned.close(RunState.INTERRUPTED)
 
 
+async def _incomplete_answers(store: SqliteStore, run_id: str) -> object:
+    (end,) = [fact for fact in await store.facts(run_id) if fact.kind == "end"]
+    return end.data.to_data().get("incomplete_answers", 0)
+
+
 def _delegation(given: DelegationTrace) -> list[object]:
     """What does not depend on how long anything took, nor on the run's id."""
     inside = [] if given.worker_trace is None else _trace(given.worker_trace)
@@ -92,7 +97,7 @@ def _expected(facts: Sequence[Fact]) -> tuple[list[str], int, list[str]]:
 
 @pytest.mark.parametrize("kind", [pytest.param("hierarchy", marks=pytest.mark.heavy), "peers"])
 async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path, kind: Kind) -> None:
-    """S-DUR-70, S-DUR-71, S-DUR-72, S-DUR-73, S-DUR-37, S-DUR-38, S-HIER-26, S-HIER-41: nothing is asked twice."""
+    """S-DUR-70, S-DUR-71, S-DUR-72, S-DUR-73, S-DUR-37, S-DUR-38, S-HIER-26, S-HIER-41, S-MR-205: nothing is asked twice."""
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()
     expected = await _team(whole, kind).arun(runtime=runtime, run_id="whole")
     facts = await store.facts("whole")
@@ -103,6 +108,7 @@ async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path
         output = await aresume(run_id, _team(again, kind), runtime=runtime)
         where = f"cut after {facts[cut - 1].kind} {facts[cut - 1].name}"
         assert _essence(output) == _essence(expected), where
+        assert await _incomplete_answers(store, run_id) == expected.metrics.total_incomplete_answers > 1, where
         rest, done = facts[cut:], facts[:cut]
         models, _, judged = _expected(rest)
         assert (len(again.asked), len(again.judged)) == (len(models), len(judged)), where

@@ -66,7 +66,7 @@ def test_a_run_of_this_machine_is_followed_to_its_end(held_team: str, capfd: pyt
 
 
 def test_a_run_that_ended_is_printed_at_once(team: str, call: Call) -> None:
-    """S-CLU-22: its output, or why it failed, with the exit code of run."""
+    """S-CLU-22, S-DUR-155: its output, or why it failed, with the exit code of run."""
     call("run", f"{team}:broken", "--run-id", "lost")
     called = call("attach", "lost")
     assert (called.code, called.printed) == (1, "")
@@ -74,7 +74,10 @@ def test_a_run_that_ended_is_printed_at_once(team: str, call: Call) -> None:
     assert "no disk" in called.said
     done = call("run", f"{team}:team", "--input", "topic=tides", "--input", "audience=us", "--run-id", "done")
     called = call("attach", "done", "--json")
-    assert (called.code, json.loads(called.printed)["raw"]) == (0, done.printed.removesuffix("\n"))
+    data = json.loads(called.printed)
+    assert (called.code, data["raw"]) == (0, done.printed.removesuffix("\n"))
+    assert data["record"]
+    assert data["record"] == json.loads(call("resume", "done", "--json").printed)["record"]
     assert call("attach", "none").code == 2
 
 

@@ -363,6 +363,14 @@ def test_error_shows_the_reason_and_the_last_answer_when_it_does_not_fit() -> No
     assert "'name'" in reason
 
 
+def test_error_shows_the_last_answer_when_the_description_contains_it() -> None:
+    """S-OUT-33: only the parse error makes it superfluous."""
+    judged = machine("{}", Asked(description="Describe {} or no", max_output_retries=0))
+    with pytest.raises(OutputParsingError) as failed:
+        judged.result()
+    assert str(failed.value).endswith(". Last answer: {}")
+
+
 @pytest.mark.parametrize("empty", ["", None])
 def test_empty_answer_is_retried_when_a_type_is_wanted(empty: str | None) -> None:
     """S-OUT-38: a failed attempt, not an empty success, first or later."""
