@@ -9,10 +9,11 @@ listens on all interfaces unless it says `http_options.host`; `deploy/serve.yaml
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fastapi import FastAPI
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
@@ -66,7 +67,7 @@ class EndpointOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ensembles: tuple[str, ...] = Field(default=(), validation_alias=AliasChoices("ensembles", "teams", "team"))
+    ensembles: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -81,11 +82,21 @@ class EndpointOptions(BaseModel):
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _join(cls, data: object) -> object:
+        """Join what is given under the deprecated names of `ensembles`."""
+        if not isinstance(data, Mapping) or not {"teams", "team"} & data.keys():
+            return data
+        named = [_names_in(data.get(name)) or () for name in ("ensembles", "teams", "team")]
+        rest = {name: value for name, value in data.items() if name not in {"teams", "team"}}
+        return {**rest, "ensembles": [each for names in named if isinstance(names, list | tuple) for each in names]}
+
     @field_validator("allowed_hosts", "allowed_origins", "ensembles", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
-        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+        return _names_in(value)
 
     @field_validator("models", mode="before")
     @classmethod
@@ -120,6 +131,10 @@ class EndpointOptions(BaseModel):
         is_behind_proxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0") == "1"
         is_auto = self.keys is KeyPolicy.AUTO
         return KeyPolicy.REQUIRED if is_auto and (is_behind_proxy or self.allowed_origins) else self.keys
+
+
+def _names_in(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 # Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.

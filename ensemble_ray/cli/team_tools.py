@@ -67,6 +67,8 @@ class TeamTools:
         """
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
         name = make_tool_name(team.name or stem)
+        if name in self._teams or not name.strip("_"):  # such as names in other scripts
+            name = make_tool_name(stem)
         if name in self._teams:
             raise ValidationError(
                 f"Two teams would be the tool '{name}': rename one of the teams. The second: {target}"

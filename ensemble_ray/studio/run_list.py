@@ -106,7 +106,7 @@ class RunListing:
         left = [each for each in summaries if (after is None or _position(each) < after) and _is_meant(each, search)]
         limit = max(1, min(limit, MOST_ROWS))
         words = search.text.casefold().split()
-        named = [each for each in left if _has(words, each.run_id, each.origin, self._known_name(each))]
+        named = [each for each in left if _has(words, each.run_id, each.origin)]
         if named and not search.tag and not search.ensemble:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
         # Words that no id and no team has are looked for in what the records tell; tags and names of teams are in the
@@ -217,10 +217,6 @@ class RunListing:
             and summary.state.is_final
             and known.row.status == wire_status(summary.state)
         )
-
-    def _known_name(self, summary: RecordedRun) -> str:
-        known = self._rows.get(summary.run_id)
-        return "" if known is None or known.row is None else known.row.ensemble
 
     async def _read(self, run_id: str, totals: RunTotals) -> None:
         async with aclosing(self._store.read(run_id, after=totals.cursor, kinds=TOTAL_KINDS)) as pages:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from types import UnionType
-from typing import Annotated, Any, Protocol, Self, overload
+from typing import Annotated, Any, Protocol, Self, cast, overload
 
 from pydantic import (
     BeforeValidator,
@@ -282,6 +282,10 @@ class EnsembleOutput(Shown):
                 )
                 raise IllegalStateError(f"No task named '{task}' has an output in this run. Those with one: [{shown}]")
             return outputs[place]
+        if not hasattr(task, "object_id"):
+            raise IllegalStateError(
+                f"An output is found by its task, the task's name or a position, got: {type(task).__name__}"
+            )
         found = self.get_output(task)
         if found is None:
             name = getattr(task, "name", None) or brief(str(getattr(task, "description", task)))
@@ -289,6 +293,13 @@ class EnsembleOutput(Shown):
                 f"Task '{name}' has no output in this run: it did not complete, or is another object"
             )
         return found
+
+    def __contains__(self, task: object) -> bool:
+        """Return whether there is an output of that very task object, or of the task of that name."""
+        try:
+            return self[cast("str", task)] is not None
+        except IllegalStateError:
+            return False
 
     def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
         """Return what each iteration of a loop gave, by body key; index 0 is the first.

@@ -248,7 +248,10 @@ def _hints(kind: type[BaseModel]) -> dict[str, object]:
     def fields() -> None: ...
 
     fields.__annotations__ = {name: info.annotation for name, info in kind.model_fields.items()}
-    return get_type_hints(fields)
+    try:
+        return get_type_hints(fields)
+    except NameError:  # a subclass names a type that is defined later, or for type checkers alone
+        return dict(fields.__annotations__)
 
 
 #: pydantic declares the signature itself, and this is what computes it

@@ -51,6 +51,8 @@ def test_older_names_are_aliases(team: Path, monkeypatch: pytest.MonkeyPatch) ->
     """S-SRV-1: of the argument, where one text may stand for several, and of the variable, which gives way to the new one."""
     for name in ("team", "teams", "ensembles"):
         assert EndpointOptions.model_validate({name: "a.yaml, b:c"}).ensembles == ("a.yaml", "b:c")
+    joined = EndpointOptions.model_validate({"ensembles": "a.yaml", "teams": ["b:c"], "team": None})
+    assert joined.ensembles == ("a.yaml", "b:c")
     monkeypatch.setenv("ENSEMBLE_RAY_TEAM", "team.yaml")
     assert [each.name for each in team_names()] == ["team.yaml"]
     monkeypatch.setenv(ENSEMBLES_VARIABLE, "teams:pair")

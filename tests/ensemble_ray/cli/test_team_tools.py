@@ -27,5 +27,9 @@ async def test_a_team_is_a_tool_under_its_name() -> None:
     about = "Runs a team of agents and returns what its last task gave. Its tasks: Say {what}"
     assert (named.name, named.title, named.description) == ("News_desk", "News desk", f"Writes the news.\n{about}")
     assert (plain.name, plain.title, plain.description) == ("team", None, about)
-    with pytest.raises(ValidationError, match="Two teams would be the tool 'News_desk': rename one of the teams"):
-        tools.add("c/team.yaml", team(name="News_desk"))
+    tools.add("c/desk.yaml", team(name="News_desk"))
+    tools.add("d/support.yaml", team(name="\u5ba2\u670d"))
+    with pytest.raises(ValidationError, match="Two teams would be the tool 'team': rename one of the teams"):
+        tools.add("e/team.yaml", team(name="News desk"))
+    listed = (await tools._list(None, None)).tools  # type: ignore[arg-type]  as above
+    assert [each.name for each in listed] == ["News_desk", "team", "desk", "support"]

@@ -178,6 +178,15 @@ def test_the_signature_shows_the_fields(name: str, kind: type[Value]) -> None:
     assert "Annotated" not in str(parameters)
 
 
+def test_the_signature_of_a_subclass_may_name_a_type_that_comes_later() -> None:
+    """S-DOM-102: such a type is shown as it is written."""
+
+    class Own(Agent):
+        other: Later | None = None  # type: ignore[name-defined]  # pyright: ignore[reportUndefinedVariable]  # noqa: F821
+
+    assert "other" in inspect.signature(Own).parameters
+
+
 def test_the_signature_shows_what_has_a_place() -> None:
     """S-DOM-101, S-DOM-102."""
     shown = str(inspect.signature(Task))

@@ -350,3 +350,19 @@ def test_notebook_shows_what_print_shows() -> None:
 
     OUTPUT._repr_pretty_(Printer(), cycle=False)
     assert shown == [str(OUTPUT)]
+
+
+def test_output_is_refused_by_name_when_the_key_is_of_another_type() -> None:
+    """S-OUT-54: a slice is no position."""
+    with pytest.raises(IllegalStateError, match="by its task, the task's name or a position, got: slice"):
+        EnsembleOutput()[slice(0, 1)]  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_output_says_whether_it_has_a_task() -> None:
+    """S-OUT-54: by name or by the task object."""
+    done = TaskOutput(
+        raw="x", task_description="d", agent_role="r", completed_at=datetime.now(UTC), duration=timedelta()
+    )
+    output = EnsembleOutput(task_outputs=[done]).with_positions({"id": 0}, names={"facts": 0})
+    assert "facts" in output
+    assert "other" not in output
