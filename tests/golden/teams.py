@@ -312,13 +312,13 @@ def make_reducer() -> Agent:
     return _agent("Reducer", _model())
 
 
-def make_reduce_task(group: list[Task], agent: Agent) -> Task:
+def make_reduce_task(agent: Agent, group: list[Task]) -> Task:
     """Make the task over a group."""
     joined = "+".join(each.description for each in group)
     return Task(description=f"reduce {joined}", expected_output="a text", agent=agent, context=group)
 
 
-def make_direct_task(items: Sequence[object], agent: Agent) -> Task:
+def make_direct_task(agent: Agent, items: Sequence[object]) -> Task:
     """Make the task over all items."""
     return Task(description=f"Read all of {list(items)}", expected_output="a text", agent=agent)
 

@@ -353,7 +353,7 @@ async def test_key_takes_the_place_of_the_item(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     await _chosen(path, _result(3, LABELLED), key="id")
     assert list(_rows(path)[0]) == [
-        "index", "id", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "duration",
+        "index", "id", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration",
     ]  # fmt: skip
 
 
