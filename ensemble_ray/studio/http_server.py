@@ -11,16 +11,19 @@ import socket
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.forks import abandon, new_lock, track
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["HttpServer", "check_installed"]
+__all__ = ["ABORT", "HttpServer", "check_installed"]
+
+#: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
+ABORT = "ensemble_ray.abort"
 
 #: How long answers that go on may take to end when the server stops, s.
 _CLOSING_S = 1.0
@@ -145,9 +148,28 @@ def check_installed(name: str) -> None:
         )
 
 
+class _Abortable(asyncio.Protocol):
+    """Before a protocol of uvicorn's: lets its requests abort their connection, which ASGI has no message for."""
+
+    app: ASGIApp
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        app = self.app
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {**scope.get("extensions", {}), ABORT: cast("asyncio.Transport", transport).abort}
+            await app(scope, receive, send)
+
+        self.app = serve
+
+
 def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
     """Return what makes the server."""
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    protocol = type("AbortableProtocol", (_Abortable, AutoHTTPProtocol), {})
 
     class Server(uvicorn.Server):
         """Says when it listens, and ends what goes on when it stops."""
@@ -155,6 +177,7 @@ def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None]
         def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_stop: Callable[[], None] | None) -> None:
             config = uvicorn.Config(
                 app,
+                http=protocol,
                 log_config=None,
                 access_log=False,
                 server_header=False,
