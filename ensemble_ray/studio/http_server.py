@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["ABORT", "HttpServer", "check_installed"]
+__all__ = ["HttpServer", "check_installed", "disconnect"]
 
 #: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
-ABORT = "ensemble_ray.abort"
+_ABORT = "ensemble_ray.abort"
 
 #: How long answers that go on may take to end when the server stops, s.
 _CLOSING_S = 1.0
@@ -148,6 +148,16 @@ def check_installed(name: str) -> None:
         )
 
 
+async def disconnect(scope: Scope, receive: Receive) -> None:
+    """Abort the connection of a request: to close it would wait until the client has read what the server holds for it."""
+    abort = scope.get("extensions", {}).get(_ABORT)
+    if abort is None:
+        return  # another server closes the connection of an answer without an end
+    abort()
+    while (await receive())["type"] != "http.disconnect":
+        pass  # what is left of the request
+
+
 class _Abortable(asyncio.Protocol):
     """Before a protocol of uvicorn's: lets its requests abort their connection, which ASGI has no message for."""
 
@@ -158,7 +168,7 @@ class _Abortable(asyncio.Protocol):
         app = self.app
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["extensions"] = {**scope.get("extensions", {}), ABORT: cast("asyncio.Transport", transport).abort}
+            scope["extensions"] = {**scope.get("extensions", {}), _ABORT: cast("asyncio.Transport", transport).abort}
             await app(scope, receive, send)
 
         self.app = serve

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from starlette.responses import Response
 
 from ensemble_ray.process.threads import threads
-from ensemble_ray.studio.http_server import ABORT
+from ensemble_ray.studio.http_server import disconnect
 from ensemble_ray.studio.refusals import StudioRefusal
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SpooledAnswer(Response):
                 try:
                     await self._send(file, send)
                 except TimeoutError:
-                    await _disconnect(scope, receive)
+                    await disconnect(scope, receive)
 
     async def _send(self, file: IO[bytes], send: Send) -> None:
         """Send the file.
@@ -86,13 +86,3 @@ class SpooledAnswer(Response):
             async with asyncio.timeout_at(min(latest_at, loop.time() + _STALLED_S)):
                 await send({"type": "http.response.body", "body": piece, "more_body": is_more})
             latest_at += len(piece) / _LEAST_BYTES_PER_S
-
-
-async def _disconnect(scope: Scope, receive: Receive) -> None:
-    """Abort the connection: to close it would wait until the client has read what the server holds for it."""
-    abort = scope.get("extensions", {}).get(ABORT)
-    if abort is None:
-        return  # another server closes the connection of an answer without an end
-    abort()
-    while (await receive())["type"] != "http.disconnect":
-        pass  # what is left of the request

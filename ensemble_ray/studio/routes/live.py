@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 
 from ensemble_ray.access.rights import Right
 from ensemble_ray.events import TokenEvent
 from ensemble_ray.process.loop import bridge
+from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, json_text
 from ensemble_ray.text.foreign_text import whole_text
@@ -36,10 +37,7 @@ router = APIRouter()
 _ADMITTED_S = 10.0
 #: How often a record is looked at, s.
 _POLL_S = 0.3
-#: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.
-_HEARTBEAT_S, _SEND_TIMEOUT_S = 15, 60.0
 _POSITION = re.compile("[0-9]{1,18}")
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 @router.get("/runs/{run_id}/live")
@@ -56,13 +54,7 @@ async def get_live(
     await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
-    return EventSourceResponse(
-        _stream(studio, request, run_id, visitor=visitor, after=begin, live=live),
-        ping=_HEARTBEAT_S,
-        send_timeout=_SEND_TIMEOUT_S,
-        sep="\n",
-        headers=_HEADERS,
-    )
+    return EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
 
 
 async def _stream(

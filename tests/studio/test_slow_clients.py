@@ -1,4 +1,4 @@
-"""Answers that are sent from a file, to clients that are too slow for them."""
+"""Answers that are sent from a file or go on, to clients that are too slow for them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import IO
 
 import pytest
+from sse_starlette import ServerSentEvent
 from starlette.types import Message, Receive, Scope, Send
 
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio import spooled_answer
+from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
@@ -65,16 +67,23 @@ def test_a_client_that_takes_less_than_64_kib_a_second_is_let_go(
     assert (messages[-1]["more_body"] is False, elapsed_s) == (is_whole, passed_s)
 
 
+@pytest.mark.parametrize("kind", ["spooled", "live"])
 def test_the_connection_of_a_client_that_reads_nothing_is_aborted(
-    studio: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, studio: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S-STU-175: though the server holds a piece for it; its slot is free, and nothing is logged."""
     monkeypatch.setattr(spooled_answer, "_STALLED_S", 0.01)
+    monkeypatch.setattr("ensemble_ray.studio.event_answer.SEND_TIMEOUT_S", 0.01)
     is_lost = threading.Event()
+
+    async def events() -> AsyncGenerator[ServerSentEvent]:
+        for _ in range(LONG_BYTES // PIECE_BYTES):
+            yield ServerSentEvent(data="x" * PIECE_BYTES)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await SpooledAnswer(studio, writes(LONG_BYTES), media_type="text/plain")(scope, receive, send)
+            spooled = SpooledAnswer(studio, writes(LONG_BYTES), media_type="text/plain")
+            await (spooled if kind == "spooled" else EventAnswer(events()))(scope, receive, send)
             assert (await receive())["type"] == "http.disconnect"
             is_lost.set()
 
