@@ -136,10 +136,10 @@ async def test_a_second_answer_takes_the_place_of_the_first(page: Page, tmp_path
         try:
             await asyncio.to_thread(model.gates[0].is_reached.wait, 60)
             await page.goto(f"http://127.0.0.1:{dashboard.actual_port}/#/runs/say/steps?step=find%230")
-            for first, second, text in ((*model.gates[:2], "I look it up."), (*model.gates[2:], "It is 42.")):
-                first.open.set()
+            for turn, text in enumerate(("I look it up.", "It is 42.")):
+                model.gates[2 * turn].open.set()
                 await expect(said).to_have_text(text)
-                second.open.set()
+                model.gates[2 * turn + 1].open.set()
             await run
         finally:
             for gate in model.gates:
