@@ -11,13 +11,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ensemble_ray import MCP, ToolConfigurationError, ToolResult
-from ensemble_ray.tools.mcp import connection, program
+from ensemble_ray.process.loop import library_loop
+from ensemble_ray.tools.mcp import connection, listing, program
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
+from ensemble_ray.tools.mcp.listing import mend_listing
 from ensemble_ray.tools.mcp.opening import ErrorLines
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, ended, offered, use
@@ -62,6 +65,17 @@ async def test_entries_that_are_left_out_count_too(
             await MCP(broken(journal, how)).resolve()
     assert calls_of(journal) == ["list"] * pages
     assert len([each for each in caplog.messages if "left out" in each]) == pages
+
+
+async def test_a_listing_is_mended_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-87: the loop of the sessions goes on, and with it their limits of time."""
+
+    def mend(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), library_loop()).result(PATIENCE_S)
+        return mend_listing(tools, server)
+
+    monkeypatch.setattr(listing, "mend_listing", mend)
+    assert "put" in await offered(MCP(broken(tmp_path / "journal", "plain")))
 
 
 @pytest.mark.parametrize("how", ["silent", "chatty"])

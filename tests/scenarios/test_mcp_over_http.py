@@ -7,7 +7,7 @@ import gzip
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -78,7 +78,7 @@ class Speaking(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def speaking(on_call: Callable[[dict[str, Any]], Answer | None]) -> Iterator[tuple[str, queue.Queue[bytes | None]]]:
+def speaking(on_call: Callable[[dict[str, Any]], Answer | None]) -> Generator[tuple[str, queue.Queue[bytes | None]]]:
     """Serve; yields the address, and what takes events."""
     events: queue.Queue[bytes | None] = queue.Queue()
     handler = type("Handler", (Speaking,), {"on_call": staticmethod(on_call), "events": events})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -151,7 +151,7 @@ async def open_http_client(
     span = current_traceparent()
     headers = httpx.Headers({"Accept-Encoding": ACCEPTED_CODINGS, **({_TRACEPARENT: span} if span else {})})
     headers.update(dict(address.headers))  # those of the user win
-    hooks = {"response": [partial(_bound, newest or NewestAnswer())]}
+    hooks: dict[str, list[Callable[..., object]]] = {"response": [partial(_bound, newest or NewestAnswer())]}
     async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False, event_hooks=hooks) as http:
         yield http
 

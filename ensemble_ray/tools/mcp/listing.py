@@ -6,6 +6,7 @@ the SDK can read. The SDK refuses a whole listing for one member of one tool.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -192,18 +193,17 @@ class _MendedStream(ReadMessages):
             self._on_fault(f"cannot read a message: {message.error.message}")
             raise EndOfStream
         result: object = getattr(message, "result", None)
-        if isinstance(result, dict):
-            _bound_listing(cast("dict[str, object]", result), self._server)
+        if isinstance(result, dict) and not result.keys().isdisjoint(_LISTINGS):
+            # Beside the loop, on which limits of time run: megabytes of schemas take seconds.
+            await asyncio.to_thread(_bound_listing, cast("dict[str, object]", result), self._server)
         return item
 
 
 def _bound_listing(result: dict[str, object], server: str) -> None:
-    """Cut a listing short, note how long it was, and mend its tools; other results are left as they are."""
+    """Cut a listing short, note how long it was, and mend its tools."""
     listings = {
         name: cast("list[object]", entries) for name in _LISTINGS if isinstance(entries := result.get(name), list)
     }
-    if not listings:
-        return
     size = (sum(map(len, listings.values())), len(to_json(result)))
     meta = result.get("_meta")
     result["_meta"] = {**(cast("dict[str, object]", meta) if isinstance(meta, dict) else {}), _SIZE: size}
