@@ -84,8 +84,8 @@ def show_line(line: LogLine, run_id: str = "") -> None:
     logger = logging.getLogger(line.logger)
     if not logger.isEnabledFor(line.level):
         return
-    is_of_task = line.agent_role and line.logger.startswith("ensemble_ray.")
-    if is_of_task and is_repeated(run_id, logger, line.level, text):
+    is_of_library = line.logger.startswith("ensemble_ray.") and not line.logger.startswith("ensemble_ray.tool.")
+    if line.agent_role and is_of_library and is_repeated(run_id, logger, line.level, text):
         return
     record = logger.makeRecord(line.logger, line.level, "(agent)", 0, "%s", (text,), None)
     record.template = line.template

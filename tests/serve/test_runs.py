@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from httpx import AsyncClient
 
-from ensemble_ray import Ensemble, RunExistsError, RunOptions, RunState
+from ensemble_ray import Ensemble, InlineRuntime, RunExistsError, RunOptions, RunState, Task, TaskHandlerContext
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.run_schemas import NewRun
+from ensemble_ray.serve.run_schemas import NewRun, RunStatus
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
 from tests.serve.gates import Gate
 from tests.serve.teams import INPUTS, mapped, pair, summaries
+from tests.serve.test_ledger import entry
 
 
 def fine() -> Ensemble:
@@ -263,6 +266,35 @@ async def test_what_was_accepted_is_gone_on_with_after_a_restart(tmp_path: Path,
     assert queued.result is not None
     assert queued.status == "completed"
     assert len(second.calls) == 2
+
+
+async def test_a_run_whose_handler_did_not_return_fails_after_a_restart(tmp_path: Path, records: Path) -> None:
+    """S-DUR-25, S-DUR-145: nobody calls `resume`, so it is not refused; its client hears why, and nothing is done again."""
+    called: list[str] = []
+
+    def pay(context: TaskHandlerContext) -> str:
+        called.append(context.description)
+        return "paid"
+
+    team = Ensemble(tasks=[Task(name="pay", description="Pay", expected_output="a receipt", handler=pay)])
+    await team.arun(runtime=InlineRuntime(), run_id="whole")
+    store = SqliteStore(records)
+    facts = await store.facts("whole")
+    begun = facts[: 1 + next(place for place, fact in enumerate(facts) if fact.kind == "tool_intent")]
+    owned = await store.begin("torn")
+    await owned.journal.append([replace(fact, run="torn", seq=0) for fact in begun])
+    await owned.close(RunState.INTERRUPTED)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.add(entry("torn"))
+    ledger.note("torn", RunStatus.RUNNING)
+    ledger.close()
+    async with driven(team, ledger=tmp_path / "ledger.sqlite") as runs:
+        ended = await runs.wait("torn", 60)
+    assert (ended.status, called) == ("failed", ["Pay"])
+    assert ended.error is not None
+    assert (ended.error.error, ended.error.run_id) == ("TaskExecutionError", "torn")
+    assert "did not return" in ended.error.message
+    assert (await store.find("torn")).state is RunState.FAILED
 
 
 async def test_the_end_of_a_run_is_told_when_the_ledger_cannot_keep_it(

@@ -303,6 +303,7 @@ def test_fold_reads_only_what_it_looks_at() -> None:
     """S-MR-161: calls of tools, and prompts in them, may be large."""
     assert set(MAP_REDUCE_KINDS) == {
         "plan",
+        "interruption",
         "resume",
         "end",
         "items",
