@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
+from ensemble_ray.cli.inputs.arguments import check_team_keys_here
 from ensemble_ray.cli.view.failures import describe_error, exit_code_of
 from ensemble_ray.cli.view.terminal import FINE, say
-from ensemble_ray.definition.model_keys import check_model_keys
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.loader import find_planned_form
 from ensemble_ray.serve.team import load_teams, team_names
 
 
@@ -24,9 +22,7 @@ def main(argument: str) -> int:
     try:
         # Ray Serve takes seconds to load; what is wrong with a team is told before.
         teams = load_teams(team_names(options["ensembles"]))
-        for team in teams.values():
-            if not os.environ.get("RAY_ADDRESS", "").strip():  # on a cluster its processes have the keys
-                check_model_keys(find_planned_form(team.definition) or team.definition, with_named=True)
+        check_team_keys_here({name: team.definition for name, team in teams.items()}, "ray")
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))

@@ -57,7 +57,7 @@ class RayRuntime:
         self,
         address: str | None = None,
         *,
-        home: Path | None = None,
+        home: str | Path | None = None,
         store: str | None = None,
         init_options: Mapping[str, object] | None = None,
         log_to_driver: bool = True,

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
 from ensemble_ray.definition.validation import declared_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError, message_of
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.definition.run_rules import RunRules
+    from ensemble_ray.ports import ChatModel
 
-__all__ = ["check_keys_of", "check_model_keys"]
+__all__ = ["check_keys_of", "check_model_keys", "check_team_keys"]
 
 #: How many places of one model's are named.
 _MOST_PLACES = 3
 
 
-def check_model_keys(definition: EnsembleDefinition | MapDefinition, *, with_named: bool = False) -> None:
+def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
     """Check that every model that a run will ask has its key.
 
     Args:
         definition: What will run. Tasks that are made while it runs are not known yet.
-        with_named: Whether `models` are checked too, which a run asks only when it is told to.
 
     Raises:
         ValidationError: models have no key; it names all of them.
     """
-    check_keys_of([*_models_of(definition), *(definition.models.items() if with_named else ())])
+    check_keys_of(_models_of(definition))
+
+
+def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
+    """Check the same of teams that are served, and of their `models`, which a run asks only when it is told to.
+
+    Raises:
+        ValidationError: models have no key; it names all of them, with their teams.
+    """
+    problems: list[str] = []
+    for name, team in teams.items():
+        try:
+            check_keys_of([*_models_of(team), *team.models.items()])
+        except ValidationError as error:
+            problems += [f"Team '{name}': {line}" for line in message_of(error).splitlines()]
+    if problems:
+        raise ValidationError("\n".join(problems))
 
 
 def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
@@ -56,29 +73,42 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
         raise ValidationError("\n".join(f"{_shown(places)}: {text}" for text, places in problems.items()))
 
 
-def _models_of(definition: RunRules) -> Iterator[tuple[str, object]]:
+def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple[str, object]]:
     """Yield the models that a run asks, with where they are given."""
     if not isinstance(definition, EnsembleDefinition):
-        yield "llm", definition.llm
+        tasks = _known_tasks(definition)
+        agents = tuple(dict.fromkeys(task.agent for task in tasks if task.agent is not None))
+        yield from _models_of_tasks(tasks, agents, definition.llm)
         return
-    agents = declared_agents(definition)
-    tasks = [task for task in definition.all_tasks if task.handler is None]
-    if any(map(uses_team_model, agents)) or any(task.agent is None and task.llm is None for task in tasks):
-        yield "llm", definition.llm
-    for agent in agents:
-        if agent.runner is None:
-            yield f"Agent '{agent.role}'", agent.llm
-    for number, task in enumerate(definition.all_tasks, start=1):
-        name = f"Task '{task.name or number}'"
-        if task.handler is None:
-            yield name, task.llm
-        if task.reflection_config is not None and task.reflection_config.strategy is None:
-            yield f"{name} reflection_config", task.reflection_config.model
+    yield from _models_of_tasks(definition.all_tasks, declared_agents(definition), definition.llm)
     if definition.workflow is Workflow.HIERARCHICAL:
         yield "manager_llm", definition.manager_llm
     if definition.memory is not None:
         yield "memory", getattr(definition.memory.long_term, "embedding_model", None)
     yield "memory_store", getattr(definition.memory_store, "embedding_model", None)
+
+
+def _models_of_tasks(
+    tasks: Sequence[Task], agents: Sequence[Agent], shared: ChatModel | None
+) -> Iterator[tuple[str, object]]:
+    asked = [task for task in tasks if task.handler is None]
+    if any(map(uses_team_model, agents)) or any(task.agent is None and task.llm is None for task in asked):
+        yield "llm", shared
+    for agent in agents:
+        if agent.runner is None:
+            yield f"Agent '{agent.role}'", agent.llm
+    for number, task in enumerate(tasks, start=1):
+        name = f"Task '{task.name or number}'"
+        if task.handler is None:
+            yield name, task.llm
+        if task.reflection_config is not None and task.reflection_config.strategy is None:
+            yield f"{name} reflection_config", task.reflection_config.model
+
+
+def _known_tasks(definition: MapDefinition) -> Sequence[Task]:
+    """Return the tasks that factories fill in, as those of team files and of the command line do."""
+    factories = (getattr(definition, name, None) for name in ("map_task", "reduce_task", "direct_task"))
+    return [task for each in factories if isinstance(task := getattr(each, "task", None), Task)]
 
 
 def _shown(places: list[str]) -> str:

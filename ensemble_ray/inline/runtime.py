@@ -32,7 +32,7 @@ class InlineRuntime:
 
     name = "inline"
 
-    def __init__(self, *, home: Path | None = None, store: str | None = None) -> None:
+    def __init__(self, *, home: str | Path | None = None, store: str | None = None) -> None:
         """Make one.
 
         Args:

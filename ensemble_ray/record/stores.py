@@ -297,14 +297,14 @@ class StoreAddress:
     url: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, home: Path | None = None, url: str | None = None) -> StoreAddress:
+    def of(cls, home: str | Path | None = None, url: str | None = None) -> StoreAddress:
         """Return an address from what a user chose; what was not chosen comes from the environment.
 
         A home that was chosen is meant, whatever database the environment names.
         """
         settings = Settings.from_environment()
         chosen = settings.store if url is None and home is None else url
-        return cls(home=str((home or settings.home).resolve()), url=chosen or "")
+        return cls(home=str(Path(home or settings.home).expanduser().resolve()), url=chosen or "")
 
 
 async def pages(

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.forks import abandon, new_lock, track
@@ -18,9 +18,12 @@ from ensemble_ray.studio.installed import check_installed
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "disconnect"]
+
+#: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
+_ABORT = "ensemble_ray.abort"
 
 #: How long answers that go on may take to end when the server stops, s.
 _CLOSING_S = 1.0
@@ -132,9 +135,38 @@ def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Eve
         started.set()  # also where it never did
 
 
+async def disconnect(scope: Scope, receive: Receive) -> None:
+    """Abort the connection of a request: to close it would wait until the client has read what the server holds for it."""
+    abort = scope.get("extensions", {}).get(_ABORT)
+    if abort is None:
+        return  # another server closes the connection of an answer without an end
+    abort()
+    while (await receive())["type"] != "http.disconnect":
+        pass  # what is left of the request
+
+
+class _Abortable(asyncio.Protocol):
+    """Before a protocol of uvicorn's: lets its requests abort their connection, which ASGI has no message for."""
+
+    app: ASGIApp
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        app = self.app
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {**scope.get("extensions", {}), _ABORT: cast("asyncio.Transport", transport).abort}
+            await app(scope, receive, send)
+
+        self.app = serve
+
+
 def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
     """Return what makes the server."""
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    protocol = type("AbortableProtocol", (_Abortable, AutoHTTPProtocol), {})
 
     class Server(uvicorn.Server):
         """Says when it listens, and ends what goes on when it stops."""
@@ -142,6 +174,7 @@ def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None]
         def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_stop: Callable[[], None] | None) -> None:
             config = uvicorn.Config(
                 app,
+                http=protocol,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 from starlette.responses import Response
 
 from ensemble_ray.process.threads import threads
+from ensemble_ray.studio.http_server import disconnect
 from ensemble_ray.studio.refusals import StudioRefusal
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ __all__ = ["SpooledAnswer"]
 _PIECE_BYTES = 65_536
 #: A client that takes no piece for so long is disconnected, s.
 _STALLED_S = 60.0
+#: So is one that takes less on average, behind that time.
+_LEAST_BYTES_PER_S = 65_536
 
 
 class SpooledAnswer(Response):
@@ -47,7 +49,7 @@ class SpooledAnswer(Response):
         self.background = None
         self.init_headers(headers)
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer.
 
         Raises:
@@ -62,11 +64,25 @@ class SpooledAnswer(Response):
                 del self._write  # with the texts that it holds
                 self.headers["content-length"] = str(file.tell())
                 file.seek(0)
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                is_more = True
-                with contextlib.suppress(TimeoutError):  # the server closes the connection of an answer without an end
-                    while is_more:
-                        piece = await threads.run(file.read, _PIECE_BYTES)
-                        is_more = bool(piece)
-                        async with asyncio.timeout(_STALLED_S):
-                            await send({"type": "http.response.body", "body": piece, "more_body": is_more})
+                try:
+                    await self._send(file, send)
+                except TimeoutError:
+                    await disconnect(scope, receive)
+
+    async def _send(self, file: IO[bytes], send: Send) -> None:
+        """Send the file.
+
+        Raises:
+            TimeoutError: the client is too slow.
+        """
+        loop = asyncio.get_running_loop()
+        latest_at = loop.time() + _STALLED_S
+        async with asyncio.timeout_at(latest_at):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        is_more = True
+        while is_more:
+            piece = await threads.run(file.read, _PIECE_BYTES)
+            is_more = bool(piece)
+            async with asyncio.timeout_at(min(latest_at, loop.time() + _STALLED_S)):
+                await send({"type": "http.response.body", "body": piece, "more_body": is_more})
+            latest_at += len(piece) / _LEAST_BYTES_PER_S

@@ -101,7 +101,7 @@ def replay(
     run: str | Run | EnsembleOutput,
     ensemble: Runnable | None = None,
     *,
-    home: Path | None = None,
+    home: str | Path | None = None,
     store: str | None = None,
 ) -> Replay:
     """Do a recorded run again on what is recorded of it, and compare.

@@ -13,8 +13,8 @@ from sse_starlette import EventSourceResponse
 
 from ensemble_ray.serve.a2a.cards import agent_card
 from ensemble_ray.serve.a2a.handler import TeamHandler
-from ensemble_ray.serve.routes.events import SEND_TIMEOUT_S, STREAM_HEADERS
 from ensemble_ray.serve.trace_context import traceparent_of
+from ensemble_ray.studio.event_answer import SEND_TIMEOUT_S, STREAM_HEADERS
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -229,7 +229,7 @@ class DrivenRuns:
 
     async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
         team = team_of(asked.ensemble, self._teams)
-        wanted = await threads.run(
+        wanted, unknown = await threads.run(
             checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
         )
         async with self._accepting:
@@ -237,6 +237,8 @@ class DrivenRuns:
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
                 return answer_repetition(found, wanted)
+            if unknown is not None:
+                raise unknown
             turns = self._turns[team.info.name]
             if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"

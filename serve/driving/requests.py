@@ -55,8 +55,10 @@ def checked_entry(
     *,
     tools: Mapping[str, object],
     datasets: DatasetCatalog,
-) -> LedgerEntry:
-    """Return what is kept of a request that can be run.
+) -> tuple[LedgerEntry, Refusal | None]:
+    """Return what is kept of a request that can be run, and the refusal of its unknown inputs, if it has any.
+
+    It is for new requests: a repeated one may have been accepted before such inputs were refused.
 
     Args:
         asked: The request.
@@ -69,7 +71,9 @@ def checked_entry(
     Raises:
         Refusal: inputs are missing, its tasks cannot be run, its id can name no record, or it asks for more than it may.
     """
-    tasks = _count_tasks(asked, team, tools)
+    changed = change_team(team.definition, asked, tools)
+    unknown = _refuse_unknown_inputs(asked, team, changed)
+    tasks = _count_tasks(asked, team, changed, unknown)
     options_of(asked, team.definition, limits)
     if items_of(asked, limits, datasets) is not None and not team.info.takes_items:
         text = f"The team '{team.info.name}' maps nothing, so it takes no items"
@@ -81,7 +85,7 @@ def checked_entry(
         raise Refusal(
             HTTPStatus.BAD_REQUEST, "INVALID_RUN_ID", str(error), run_id=run_id, error="ValidationError"
         ) from None
-    return LedgerEntry(
+    entry = LedgerEntry(
         run_id=run_id,
         key=key,
         digest=_digest(asked, team),
@@ -93,24 +97,27 @@ def checked_entry(
         status=RunStatus.ACCEPTED,
         created_at=datetime.fromtimestamp(SystemClock().now(), UTC),
     )
+    return entry, unknown
 
 
-def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -> int | None:
+def _count_tasks(asked: NewRun, team: ServedTeam, changed: Runnable, unknown: Refusal | None) -> int | None:
     """Return how many tasks the run will have; None where they are made while it runs.
 
+    Args:
+        asked: The request.
+        team: Whose run it is.
+        changed: The team with the tasks of the request.
+        unknown: The refusal of unknown inputs, which says more than that others are missing.
+
     Raises:
-        Refusal: inputs are missing or unknown, or its tasks cannot be run.
+        Refusal: inputs are missing, or its tasks cannot be run.
     """
-    changed = change_team(team.definition, asked, tools)
     if changed is not team.definition:
-        count = count_tasks(changed, asked)
-        _check_known_inputs(asked, team, changed)
-        return count
-    _check_known_inputs(asked, team, changed)
+        return count_tasks(changed, asked)
     missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
     if missing:
         text = f"Inputs are missing: [{', '.join(missing)}]"
-        raise Refusal(
+        raise unknown or Refusal(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "INPUTS_MISSING",
             text,
@@ -121,18 +128,18 @@ def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -
     return team.info.tasks if asked.items is None else None
 
 
-def _check_known_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> None:
-    """Check that the team, or the tasks of the request, have the inputs that the request gives.
-
-    Raises:
-        Refusal: they lack one.
-    """
+def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> Refusal | None:
+    """Return the refusal of inputs that neither the team nor the tasks of the request have; None: it has them all."""
     known = team.inputs
-    if known is not None and asked.inputs.keys() - known and isinstance(changed, Ensemble):
+    if known is None or asked.items is not None:  # the texts of its tasks are not known before they are made
+        return None
+    if asked.inputs.keys() - known and isinstance(changed, Ensemble):
         known |= known_inputs(changed)
-    if known is not None and (unknown := sorted(name[:200] for name in asked.inputs.keys() - known)):
-        text = f"Unknown inputs: [{', '.join(unknown[:10])}]. Known: [{', '.join(sorted(known))}]"
-        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INPUTS_UNKNOWN", text, run_id=asked.run_id)
+    unknown = sorted(name[:200] for name in asked.inputs.keys() - known)
+    if not unknown:
+        return None
+    text = f"Unknown inputs: [{', '.join(unknown[:10])}]. Known: [{', '.join(sorted(known))}]"
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INPUTS_UNKNOWN", text, run_id=asked.run_id)
 
 
 def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:

@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 
 from ensemble_ray.serve.answers import json_text
 from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of, begun_anew
 from ensemble_ray.serve.openai_api.errors import RUN_HEADER
 from ensemble_ray.serve.openai_api.said_text import SaidText
-from ensemble_ray.serve.routes.events import HEARTBEAT_S, SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.values.messages import Reasoning
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ __all__ = ["AnswerStream", "render", "texts_of"]
 _PIECE = 200
 
 
-class AnswerStream(EventSourceResponse):
+class AnswerStream(EventAnswer):
     """The stream of one run's answer; whatever ends it, the run learns that its client is gone."""
 
     def __init__(self, run: AskedRun, events: AsyncGenerator[ServerSentEvent]) -> None:
@@ -41,8 +41,7 @@ class AnswerStream(EventSourceResponse):
             run: The run.
             events: What is sent.
         """
-        headers = {**STREAM_HEADERS, RUN_HEADER: run.run_id}
-        super().__init__(events, ping=HEARTBEAT_S, send_timeout=SEND_TIMEOUT_S, sep="\n", headers=headers)
+        super().__init__(events, headers={RUN_HEADER: run.run_id})
         self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

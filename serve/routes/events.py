@@ -19,16 +19,11 @@ from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import RunEvent
+from ensemble_ray.studio.event_answer import EventAnswer
 
-__all__ = ["HEARTBEAT_S", "SEND_TIMEOUT_S", "STREAM_HEADERS", "router"]
+__all__ = ["router"]
 
 router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
-#: Comments that keep idle connections open come so often, s.
-HEARTBEAT_S = 15
-#: A client that takes nothing for so long is let go, s; it can come back and misses nothing.
-SEND_TIMEOUT_S = 60.0
-#: Proxies pass each event on at once, and keep none.
-STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -57,12 +52,7 @@ async def get_events(
         first = await anext(events, None)
         if first is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-    return EventSourceResponse(
-        _stream(first, events),
-        ping=HEARTBEAT_S,
-        send_timeout=SEND_TIMEOUT_S,
-        headers=STREAM_HEADERS,
-    )
+    return EventAnswer(_stream(first, events), separator="\r\n")
 
 
 async def _stream(first: RunEvent | None, events: AsyncGenerator[RunEvent]) -> AsyncGenerator[ServerSentEvent]:

@@ -51,7 +51,8 @@ class Thinker:
         """Think, then answer."""
         number, (thoughts, text) = next(self._turns)
         for gate, said in zip(self.gates[2 * number :], (Reasoning(thoughts), text), strict=False):
-            yield said
+            if said is text or thoughts:
+                yield said
             await gate.passed()
         asks = number + 1 < len(self.gates) / 2
         yield ChatResponse(text=text, reasoning=thoughts, tool_calls=[call("look")] if asks else ())

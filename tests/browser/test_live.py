@@ -124,6 +124,28 @@ async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page
                 gate.open.set()
 
 
+async def test_a_second_answer_takes_the_place_of_the_first(page: Page, tmp_path: Path, watched: Watched) -> None:
+    """S-STU-178: also of a model that tells no reasoning."""
+    watched.expected.append("ERR_")  # the dashboard may end while the page asks for the end of the run
+    model = Thinker(("", "I look it up."), ("", "It is 42."))
+    work = task("Find the number", agent(model, tools=[look], stream=True), name="find")
+    said = page.locator(".section.live pre")
+    with WebDashboard(port=0) as dashboard:
+        team = Ensemble(tasks=[work], dashboard=dashboard)
+        run = asyncio.create_task(asyncio.to_thread(team.run, runtime=InlineRuntime(home=tmp_path), run_id="say"))
+        try:
+            await asyncio.to_thread(model.gates[0].is_reached.wait, 60)
+            await page.goto(f"http://127.0.0.1:{dashboard.actual_port}/#/runs/say/steps?step=find%230")
+            for first, second, text in ((*model.gates[:2], "I look it up."), (*model.gates[2:], "It is 42.")):
+                first.open.set()
+                await expect(said).to_have_text(text)
+                second.open.set()
+            await run
+        finally:
+            for gate in model.gates:
+                gate.open.set()
+
+
 async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gate: Gate, watched: Watched) -> None:
     """S-WEB-80: it says that the connection is lost, tries again, and has all that happened meanwhile."""
     watched.expected.append("ERR_")
@@ -252,7 +274,7 @@ async def test_a_stream_is_opened_once_at_a_time(own: Runs, page: Page) -> None:
             const open = () => ((tries += 1) === 1 ? Promise.reject(new Error("down")) : new Promise(() => undefined));
             const ignore = () => undefined;
             const failed = new Promise((resolve) => {
-                const listener = {onSteps: ignore, onToken: ignore, onEnd: ignore, onConnection: resolve};
+                const listener = {onSteps: ignore, onAnswer: ignore, onToken: ignore, onEnd: ignore, onConnection: resolve};
                 window.stopListening = listen({open, cursor: 0, listener});
             });
             await failed;

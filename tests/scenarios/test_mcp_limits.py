@@ -152,7 +152,7 @@ async def test_a_program_is_started_without_a_shell_where_there_is_none(
 ) -> None:
     """S-INT-91."""
     monkeypatch.setattr(program, "_HAS_SHELL", False)
-    tools = await offered(MCP(broken(tmp_path / "journal", "plain"), cwd=str(tmp_path)))
+    tools = await offered(MCP(broken(tmp_path / "journal", "plain"), cwd=tmp_path))
     assert (await use(tools["put"])).output == "put"
 
 

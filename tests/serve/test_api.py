@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from decimal import Decimal
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -108,6 +109,27 @@ async def test_an_input_that_the_team_does_not_know_is_refused(connect: Connect)
     assert (refused.json()["code"], kept) == ("INPUTS_UNKNOWN", [])
     assert refused.json()["message"] == "Unknown inputs: [topik]. Known: [reader, style, topic]"
     assert taken.json()["status"] == "completed"
+
+
+async def test_a_repeated_request_with_an_unknown_input_gets_its_run(connect: Connect, tmp_path: Path) -> None:
+    """S-SRV-14, S-SRV-215: it was accepted when the team knew that input; a new one is refused."""
+    asked = {"inputs": {**INPUTS, "style": "wet"}, "run_id": "first"}
+    before, now = pair(ScriptedModel(otherwise="text")), pair(ScriptedModel(otherwise="text"))
+    async with connect(before.replace(inputs={"style": "dry"}), ledger=tmp_path / "ledger") as client:
+        await client.post("/runs?wait=60", json=asked)
+    async with connect(now, ledger=tmp_path / "ledger") as client:
+        again = await client.post("/runs?wait=60", json=asked)
+        other = await client.post("/runs", json={**asked, "run_id": "second"})
+    assert (again.status_code, again.json()["status"]) == (200, "completed")
+    assert (other.status_code, other.json()["code"]) == (422, "INPUTS_UNKNOWN")
+
+
+async def test_inputs_that_items_of_a_request_name_are_taken(connect: Connect) -> None:
+    """S-SRV-215: texts made of them are not known before."""
+    async with connect(summaries()) as client:
+        asked = {"items": ["{place}"], "inputs": {"topic": "Ray", "place": "here"}}
+        taken = await client.post("/runs?wait=60", json=asked)
+    assert (taken.status_code, taken.json()["status"]) == (200, "completed")
 
 
 async def test_all_missing_inputs_are_named(connect: Connect) -> None:

@@ -90,9 +90,13 @@ def test_models_without_their_keys_are_refused(tmp_path: Path, refusal: Refusal)
     tasks = "  write: {description: Write, agent: writer}"
     models = "models: {fast: 'openai:gpt-fast'}"
     (tmp_path / "team.yaml").write_text(f"agents:\n{agent}\ntasks:\n{tasks}\n{models}\n", encoding="utf-8")
-    said = refusal("team.yaml")
-    assert "Agent 'Writer': OpenAIChatModel('gpt-of-the-agent'): no API key" in said
-    assert "fast: OpenAIChatModel('gpt-fast'): no API key" in said
+    (tmp_path / "other.yaml").write_text(
+        "llm: 'openai:gpt-other'\ntasks: {write: {description: Write}}\n", encoding="utf-8"
+    )
+    said = refusal("team.yaml", "other.yaml")
+    assert "Team 'team': Agent 'Writer': OpenAIChatModel('gpt-of-the-agent'): no API key" in said
+    assert "Team 'team': fast: OpenAIChatModel('gpt-fast'): no API key" in said
+    assert "Team 'other': llm: OpenAIChatModel('gpt-other'): no API key" in said
     write_team(tmp_path, "http://127.0.0.1:9/v1")
     assert "large: OpenAIChatModel('a'): no API key" in refusal(
         "team.yaml", "--model", "large=openai:a", **{KEY_VARIABLE: KEY}

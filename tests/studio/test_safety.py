@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from ensemble_ray import Ensemble, EnsembleError, InlineRuntime, Review, Task, ValidationError
+from ensemble_ray import Ensemble, EnsembleError, InlineRuntime, Review, Task, ValidationError, WebDashboard
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
@@ -57,6 +57,21 @@ def test_a_body_that_is_too_long_is_refused(serve: Serve, runs: Path) -> None:
     for path in ("reviews/graph/gate", "runs/graph/fork", "runs/graph/resume", "runs/graph/cancel"):
         refused = client.post(f"{API}/{path}", content=b"[" * 8_388_609, headers={"content-type": "application/json"})
         assert (refused.status_code, refused.json()["code"]) == (413, "BODY_TOO_LARGE")
+
+
+def test_a_dashboard_refuses_a_body_that_is_too_long() -> None:
+    """S-STU-176: on the routes of studio and on its own."""
+    with (
+        WebDashboard(port=0) as dashboard,
+        httpx.Client(base_url=f"http://127.0.0.1:{dashboard.actual_port}/", trust_env=False, timeout=60) as client,
+    ):
+        for path in (f"{API}/runs/none/cancel", "api/status"):
+            taken, refused = (
+                client.post(path, content=b"[" * length, headers={"content-type": "application/json"})
+                for length in (8_388_608, 8_388_609)
+            )
+            assert taken.status_code in {404, 405, 422}
+            assert (refused.status_code, refused.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
 @pytest.mark.parametrize("form", ["json", "html"])

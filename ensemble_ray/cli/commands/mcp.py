@@ -33,14 +33,14 @@ def mcp(
         raise ValidationError("MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'")
     import asyncio
 
-    from ensemble_ray.cli.inputs.arguments import check_keys_here
+    from ensemble_ray.cli.inputs.arguments import check_team_keys_here
     from ensemble_ray.cli.team_tools import TeamTools
     from ensemble_ray.loader import load_ensemble
 
-    teams = TeamTools(runtime=None if runtime is None else runtime.value)
-    for target in targets:
-        team = load_ensemble(target, llm=llm)
-        check_keys_here(team, runtime, with_named=True)
-        teams.add(target, team)
-    asyncio.run(teams.serve())
+    teams = [(target, load_ensemble(target, llm=llm)) for target in targets]
+    check_team_keys_here(dict(teams), runtime)
+    tools = TeamTools(runtime=None if runtime is None else runtime.value)
+    for target, team in teams:
+        tools.add(target, team)
+    asyncio.run(tools.serve())
     return FINE

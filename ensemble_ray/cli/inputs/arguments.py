@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.loader import Runnable
 
-__all__ = ["check_inputs", "check_keys_here", "input_warnings", "needed_inputs", "read_inputs", "unused_inputs"]
+__all__ = [
+    "check_inputs",
+    "check_keys_here",
+    "check_team_keys_here",
+    "input_warnings",
+    "needed_inputs",
+    "read_inputs",
+    "unused_inputs",
+]
 
 _SHOWN_TASKS = 3
 _SHOWN_VALUE = 60
@@ -97,18 +105,37 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
     raise PromptTemplateError("\n".join(lines), tuple(missing))
 
 
-def check_keys_here(definition: Runnable, runtime: str | None, *, with_named: bool = False) -> None:
+def check_keys_here(definition: Runnable, runtime: str | None) -> None:
     """Check that models have their keys where they are asked from this machine; on a cluster its processes have them.
 
     Raises:
         ValidationError: some have none.
     """
     from ensemble_ray.definition.model_keys import check_model_keys
+    from ensemble_ray.loader import find_planned_form
+
+    if _asks_from_here(runtime):
+        check_model_keys(find_planned_form(definition) or definition)
+
+
+def check_team_keys_here(teams: Mapping[str, Runnable], runtime: str | None) -> None:
+    """Check the same of teams that are served, and of all models that their runs can be told to ask.
+
+    Raises:
+        ValidationError: some have none; it names their teams.
+    """
+    from ensemble_ray.definition.model_keys import check_team_keys
+    from ensemble_ray.loader import find_planned_form
+
+    if _asks_from_here(runtime):
+        check_team_keys({name: find_planned_form(team) or team for name, team in teams.items()})
+
+
+def _asks_from_here(runtime: str | None) -> bool:
     from ensemble_ray.process.config import Settings
 
     settings = Settings.from_environment()
-    if (runtime or settings.runtime) == "inline" or not settings.ray_address:
-        check_model_keys(definition, with_named=with_named)
+    return (runtime or settings.runtime) == "inline" or not settings.ray_address
 
 
 def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:

@@ -87,9 +87,9 @@ class OpenTelemetryListener(EnsembleListener):
         self._lock = new_lock()
         self._is_closed = False
         #: sends what waits
-        self.flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
+        self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
         # A listener that nobody holds any more has sent what it had, and is collected. The SDK's threads of one that was not closed stay.
-        _open.add(self)
+        _open.add(self._flusher)
 
     def _fill_in(self) -> None:
         """Take what the environment says where the user has nothing of it."""
@@ -122,14 +122,14 @@ class OpenTelemetryListener(EnsembleListener):
         with self._lock:
             units = self._units.pop(event.run_id, None) or UnitTimes()
         self._send(run_spans(event, units, self._content))
-        self.flusher.ask()
+        self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Send what has not been sent; return whether that was done in time. The end of the process does so by itself.
 
         A closed listener sends nothing.
         """
-        return not self._is_closed and self.flusher.wait(self.flusher.ask(), timeout_s)
+        return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Send what has not been sent, and end the threads that send; return whether that was done in time.
@@ -137,25 +137,25 @@ class OpenTelemetryListener(EnsembleListener):
         What takes longer goes on beside the program. What is traced later is not sent.
         """
         self._is_closed = True
-        _open.discard(self)
-        return self.flusher.close(timeout_s)
+        _open.discard(self._flusher)
+        return self._flusher.close(timeout_s)
 
     @property
     def _sends(self) -> bool:
         return not self._is_off and not self._is_closed
 
     def _send(self, spans: Iterable[SpanData]) -> None:
-        self.flusher.begin()
+        self._flusher.begin()
         if self._processor is not None:
             for span in spans:
                 self._processor.on_end(self._sdk.readable(span, self._resource))
 
 
-#: Listeners that were not closed.
-_open = weakref.WeakSet[OpenTelemetryListener]()
+#: Of listeners that were not closed.
+_open = weakref.WeakSet[Flusher]()
 
 
 @atexit.register
 def flush_at_exit() -> None:
     """Send what no listener has sent; all of them together wait for `FLUSH_S`."""
-    flush_all([each.flusher for each in _open], FLUSH_S)
+    flush_all(list(_open), FLUSH_S)

@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.events import TokenEvent
@@ -21,6 +22,7 @@ from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.events import LlmIterationStartedEvent
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RecordedRun
 
@@ -49,6 +51,10 @@ class LiveEvents:
     def on_token(self, event: TokenEvent) -> None:
         """Take a fragment, for those who follow just now."""
         self.log.emit(event)
+
+    def begin_answer(self, event: LlmIterationStartedEvent) -> None:
+        """Note between the fragments that a model is asked; the messages that it is sent are not held."""
+        self.log.emit(replace(event, messages=()))
 
     def close(self) -> None:
         """Take notice that no more will come."""

@@ -109,7 +109,9 @@ class WebSocketStreamingListener(EnsembleListener):
         self._send(event)
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
-        """Send it."""
+        """Send it, also to those who follow its run alone."""
+        if (live := self._live.get(event.run_id)) is not None:
+            live.begin_answer(event)
         self._send(event)
 
     def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> None:

@@ -1,7 +1,7 @@
 """What changes in a run, as server-sent events. Package: studio.
 
 Rules: `steps` has what changed since the last one, and comes under the position up to which it tells; who comes back with that position
-misses nothing. A `token` comes between, and never again. `end` is the last one, and comes when nothing more happens by itself.
+misses nothing. A `token` comes between, and never again, and so does an `answer`, when a model is asked whose tokens follow. `end` is the last one, and comes when nothing more happens by itself.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 
 from ensemble_ray.access.rights import Right
-from ensemble_ray.events import TokenEvent
+from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.process.loop import bridge
+from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, json_text
 from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
+    from ensemble_ray.events import Event
     from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.studio.service import Studio
     from ensemble_ray.studio.visitors import Visitor
@@ -36,10 +38,7 @@ router = APIRouter()
 _ADMITTED_S = 10.0
 #: How often a record is looked at, s.
 _POLL_S = 0.3
-#: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.
-_HEARTBEAT_S, _SEND_TIMEOUT_S = 15, 60.0
 _POSITION = re.compile("[0-9]{1,18}")
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 @router.get("/runs/{run_id}/live")
@@ -56,13 +55,7 @@ async def get_live(
     await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
-    return EventSourceResponse(
-        _stream(studio, request, run_id, visitor=visitor, after=begin, live=live),
-        ping=_HEARTBEAT_S,
-        send_timeout=_SEND_TIMEOUT_S,
-        sep="\n",
-        headers=_HEADERS,
-    )
+    return EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
 
 
 async def _stream(
@@ -84,9 +77,8 @@ async def _stream(
             yield ServerSentEvent(data=json_text(look.changes), event="steps", id=str(after))
         if live is not None:
             events, tokens, _ = live.log.read(tokens)
-            for event in events:
-                if isinstance(event, TokenEvent):
-                    yield ServerSentEvent(data=_token(event), event="token")
+            for sent in filter(None, map(_live_event, events)):
+                yield sent
         if look.is_over:
             yield ServerSentEvent(data="{}", event="end", id=str(after))
             return
@@ -96,6 +88,14 @@ async def _stream(
             await bridge(live.log.wait_until_changed(tokens, timeout_s=_POLL_S))
 
 
-def _token(event: TokenEvent) -> str:
-    data: dict[str, object] = {"step": event.instance, "text": whole_text(event.token)}
-    return json.dumps({**data, "is_reasoning": True} if event.is_reasoning else data)
+def _live_event(event: Event) -> ServerSentEvent | None:
+    match event:
+        case LlmIterationStartedEvent():
+            return ServerSentEvent(data=json.dumps({"step": event.instance}), event="answer")
+        case TokenEvent():
+            data: dict[str, object] = {"step": event.instance, "text": whole_text(event.token)}
+            if event.is_reasoning:
+                data["is_reasoning"] = True
+            return ServerSentEvent(data=json.dumps(data), event="token")
+        case _:
+            return None

@@ -6,6 +6,7 @@ Rules: the value travels, the session does not: each process that runs the agent
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -75,7 +76,7 @@ class MCP(DynamicToolProvider):
         *,
         headers: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         tools: str | Collection[str] | None = None,
         prefix: str = "",
         effect: Effect | Mapping[str, Effect] | None = None,
@@ -93,7 +94,7 @@ class MCP(DynamicToolProvider):
             server,
             env=env or {},
             headers=headers or {},
-            cwd=cwd,
+            cwd=None if cwd is None else os.fspath(cwd),
             connect_timeout_s=connect_timeout_s,
             max_samples=max_samples if sampling else 0,
         )

@@ -21,7 +21,8 @@ from ensemble_ray import (
     Task,
     ValidationError,
 )
-from ensemble_ray.definition.model_keys import check_model_keys
+from ensemble_ray.definition.model_keys import check_model_keys, check_team_keys
+from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 
@@ -61,7 +62,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Agent 'Editor'", lambda: Ensemble(tasks=[a_task(agent=of(llm=KEYLESS, rate_limit=RateLimit.per_minute(9)))])),
         ("llm", lambda: Ensemble(tasks=[a_task(agent=of())], llm=KEYLESS)),
         ("llm", lambda: Ensemble(tasks=[a_task()], llm=KEYLESS)),
-        ("llm", lambda: MapEnsemble(items=[1], map_task=lambda _: a_task(), llm=KEYLESS)),
+        ("llm", lambda: MapEnsemble(items=[1], map_task=ItemPrompt(a_task()), llm=KEYLESS)),
+        ("Agent 'Editor'", lambda: MapEnsemble(items=[1], map_task=ItemPrompt(a_task(agent=of(llm=KEYLESS))))),
         ("Task 'edit'", lambda: Ensemble(tasks=[a_task(llm=KEYLESS)])),
         (
             "manager_llm",
@@ -89,6 +91,17 @@ def test_a_key_that_is_missing_is_named_with_its_place(place: str, make: Any) ->
         check_model_keys(make())
 
 
+def test_all_teams_that_lack_keys_are_named() -> None:
+    """S-SRV-217: where several are served."""
+    ready = Ensemble(tasks=[task("a", WRITER)], models={"fast": READY})
+    teams = {name: ready.replace(models={"fast": KEYLESS}) for name in ("first", "second")}
+    with pytest.raises(ValidationError) as found:
+        check_team_keys({"ready": ready, **teams})
+    first, second = str(found.value).splitlines()
+    assert first.startswith("Team 'first': fast: OpenAIChatModel('gpt-none'): no API key")
+    assert second.startswith("Team 'second': fast: OpenAIChatModel('gpt-none'): no API key")
+
+
 def test_all_missing_keys_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-217: one line for each model; the variable of the environment is a key."""
     agents = [of(llm=KEYLESS).replace(role=f"Editor {number}") for number in range(5)]
@@ -109,7 +122,6 @@ def test_models_that_are_not_asked_or_need_no_key_are_fine() -> None:
     check_model_keys(Ensemble(tasks=[task("a", WRITER)], llm=KEYLESS))
     check_model_keys(Ensemble(tasks=[task("a", handler=lambda _: "x")], llm=KEYLESS))
     check_model_keys(Ensemble(tasks=[a_task(agent=of(llm=OWN)), task("b", agent(READY))]))
-    named = Ensemble(tasks=[task("a", WRITER)], models={"fast": KEYLESS})
-    check_model_keys(named)
-    with pytest.raises(ValidationError, match=r"^fast: OpenAIChatModel\('gpt-none'\)"):
-        check_model_keys(named, with_named=True)
+    check_model_keys(Ensemble(tasks=[task("a", WRITER)], models={"fast": KEYLESS}))
+    check_model_keys(MapEnsemble(items=[1], map_task=lambda _: task("a", WRITER), llm=KEYLESS))
+    check_model_keys(MapEnsemble(items=[1], map_task=ItemPrompt(task("a", WRITER)), llm=KEYLESS))

@@ -20,6 +20,7 @@ from ensemble_ray import (
     GuardrailInput,
     GuardrailResult,
     InlineRuntime,
+    RayRuntime,
     RecordError,
     RunState,
     Task,
@@ -274,3 +275,13 @@ def test_origin_is_used_when_no_definition_is_given(recorded: EnsembleOutput, tm
 
 async def _empty(home: Path) -> None:
     await (await SqliteStore(home).begin("empty")).close(RunState.INTERRUPTED)
+
+
+def test_a_home_may_be_a_text(tmp_path: Path) -> None:
+    """S-DUR-5: of both runtimes, and of what reads its records."""
+    home = str(tmp_path / "home")
+    Ensemble(tasks=[Task.of("Write")], llm=ScriptedModel("done")).run(runtime=InlineRuntime(home=home), run_id="one")
+    assert (tmp_path / "home" / "runs" / "one").is_dir()
+    team = Ensemble(tasks=[Task.of("Write")], llm=ScriptedModel("done"))
+    assert replay("one", team, home=home).is_same
+    assert RayRuntime(home=home).store_address == InlineRuntime(home=Path(home)).store_address

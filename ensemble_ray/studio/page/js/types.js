@@ -164,6 +164,7 @@
  * What a live stream tells.
  * @typedef {object} LiveListener
  * @property {(news: LiveSteps) => void} onSteps
+ * @property {(answer: {step: string}) => void} onAnswer
  * @property {(token: {step: string, text: string, is_reasoning?: boolean}) => void} onToken
  * @property {() => void} onEnd
  * @property {(isConnected: boolean, retryInMs: number) => void} onConnection

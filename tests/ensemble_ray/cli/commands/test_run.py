@@ -177,6 +177,23 @@ def test_the_teams_workflow_is_replaced_when_one_is_given(call: Call, team: str)
     assert called.code == 0
 
 
+#: A map-reduce with a plan, whose agents are made by a factory.
+KEYLESS_MAP = """
+from ensemble_ray import Agent, MapReduceEnsemble, OpenAIChatModel, Task
+
+def map_agent(item):
+    return Agent(role="Reader", goal="g", llm=OpenAIChatModel("gpt-none"))
+
+def map_task(item, agent):
+    return Task(description=f"Read {item}", expected_output="x", agent=agent)
+
+def reduce_task(group):
+    return Task(description="Join", expected_output="x", handler=lambda _: "y", context=group)
+
+team = MapReduceEnsemble(items=[1], map_agent=map_agent, map_task=map_task, reduce_task=reduce_task)
+"""
+
+
 def test_a_model_without_its_key_is_refused_before_the_run(
     call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,5 +205,8 @@ def test_a_model_without_its_key_is_refused_before_the_run(
     )
     called = call("run", "team.yaml")
     assert (called.code, "llm: OpenAIChatModel('gpt-none'): no API key" in called.said) == (2, True)
-    assert "no API key" in call("mcp", "team.yaml").said
+    assert "Team 'team.yaml': llm: OpenAIChatModel('gpt-none'): no API key" in call("mcp", "team.yaml").said
+    (folder / "mapped.py").write_text(KEYLESS_MAP, encoding="utf-8")
+    called = call("run", "mapped:team")
+    assert (called.code, "Agent 'Reader': OpenAIChatModel('gpt-none'): no API key" in called.said) == (2, True)
     assert call("runs", "--json").printed.strip() == "[]"

@@ -30,6 +30,8 @@ class Sender:
         self.failures: list[Exception] = []
         self.is_free = threading.Event()
         self.is_free.set()
+        #: set when something is asked of it
+        self.is_asked = threading.Event()
 
     def force_flush(self) -> None:
         """Send."""
@@ -40,6 +42,7 @@ class Sender:
         self._do("shutdown")
 
     def _do(self, what: str) -> None:
+        self.is_asked.set()
         assert self.is_free.wait(PATIENCE_S)
         self.asked.append(what)
         if self.failures:
@@ -99,6 +102,8 @@ def test_the_end_of_a_process_waits_once_for_all_listeners_and_warns_once(
     assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
         "Spans or metrics have not been sent in time"
     ]
+    for each in (sender, good, *others):
+        assert each.is_asked.wait(PATIENCE_S)
     for each in (sender, *others):
         each.is_free.set()
     assert all(each.close(PATIENCE_S) for each in flushers)
@@ -161,6 +166,7 @@ def test_closed_listener_sends_nothing_and_says_so(caplog: pytest.LogCaptureFixt
     """S-INT-34: nor does what it closed complain."""
     kept = InMemorySpanExporter()
     listener = OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept), meter_provider=MeterProvider())
+    assert all(name.startswith("_") for name in vars(listener))
     assert listener.flush()
     assert listener.close()
     assert listener.close()

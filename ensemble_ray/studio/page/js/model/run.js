@@ -31,7 +31,7 @@ export class RunModel {
     this.isConnected = true;
     /** @type {Set<() => void>} */
     this.listeners = new Set();
-    /** @type {Set<(step: string, text: string) => void>} */
+    /** @type {Set<(step: string) => void>} */
     this.tokenListeners = new Set();
     /** @type {(() => void)|null} */
     this.stop = null;
@@ -65,11 +65,14 @@ export class RunModel {
         this.run = { ...this.run, ...news.run, inputs: Object.keys(news.run.inputs).length ? news.run.inputs : this.run.inputs, cursor: news.cursor };
         this.tell();
       },
+      onAnswer: ({ step }) => {
+        for (const before of [this.tokens, this.thoughts]) before.delete(step);
+        for (const listener of this.tokenListeners) listener(step);
+      },
       onToken: ({ step, text, is_reasoning }) => {
-        if (is_reasoning && this.tokens.has(step)) for (const before of [this.tokens, this.thoughts]) before.delete(step); // the next answer begins
         const said = is_reasoning ? this.thoughts : this.tokens;
         said.set(step, (said.get(step) ?? "") + text);
-        for (const listener of this.tokenListeners) listener(step, text);
+        for (const listener of this.tokenListeners) listener(step);
       },
       onEnd: () => {
         this.stop = null;

@@ -99,7 +99,8 @@ export function listen({ open, cursor, listener }) {
       const news = JSON.parse(data);
       cursor = news.cursor;
       listener.onSteps(news);
-    } else if (event === "token") listener.onToken(JSON.parse(data));
+    } else if (event === "answer") listener.onAnswer(JSON.parse(data));
+    else if (event === "token") listener.onToken(JSON.parse(data));
     else if (event === "end") {
       isOver = true;
       connection.abort();
