@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
-from ensemble_ray.definition.validation import declared_agents
+from ensemble_ray.definition.validation import declared_agents, manager_model
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError, message_of
 
@@ -60,7 +60,7 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
     Raises:
         ValidationError: some have no key; it names all of them.
     """
-    problems: dict[str, list[str]] = {}
+    problems: dict[str, dict[str, None]] = {}
     for place, model in models:
         model = getattr(model, "delegate", model)  # noqa: PLW2901  behind its rate limit
         check = getattr(model, "check_key", None)
@@ -68,41 +68,61 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
             if callable(check):
                 check()
         except ValidationError as error:
-            problems.setdefault(message_of(error), []).append(place)
+            problems.setdefault(message_of(error), {})[place] = None
     if problems:
-        raise ValidationError("\n".join(f"{_shown(places)}: {text}" for text, places in problems.items()))
+        raise ValidationError("\n".join(f"{_shown([*places])}: {text}" for text, places in problems.items()))
 
 
 def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple[str, object]]:
     """Yield the models that a run asks, with where they are given."""
     if not isinstance(definition, EnsembleDefinition):
         tasks = _known_tasks(definition)
-        agents = tuple(dict.fromkeys(task.agent for task in tasks if task.agent is not None))
-        yield from _models_of_tasks(tasks, agents, definition.llm)
+        yield from _models_of_tasks(tasks, (), definition.llm)
+        if definition.reflection_store is not None:
+            yield from _models_of_reflection(tasks)
         return
-    yield from _models_of_tasks(definition.all_tasks, declared_agents(definition), definition.llm)
-    if definition.workflow is Workflow.HIERARCHICAL:
-        yield "manager_llm", definition.manager_llm
+    tasks, agents = definition.all_tasks, declared_agents(definition)
+    has_manager = definition.workflow is Workflow.HIERARCHICAL
+    yield from _models_of_tasks(tasks, agents, definition.llm, has_manager=has_manager)
+    if has_manager:
+        yield "manager_llm", manager_model(definition, agents)
+    else:
+        yield from _models_of_reflection(tasks)
     if definition.memory is not None:
         yield "memory", getattr(definition.memory.long_term, "embedding_model", None)
     yield "memory_store", getattr(definition.memory_store, "embedding_model", None)
 
 
 def _models_of_tasks(
-    tasks: Sequence[Task], agents: Sequence[Agent], shared: ChatModel | None
+    tasks: Sequence[Task], agents: Sequence[Agent], shared: ChatModel | None, *, has_manager: bool = False
 ) -> Iterator[tuple[str, object]]:
-    asked = [task for task in tasks if task.handler is None]
-    if any(map(uses_team_model, agents)) or any(task.agent is None and task.llm is None for task in asked):
-        yield "llm", shared
-    for agent in agents:
-        if agent.runner is None:
+    """Yield the model of each task, and those of all agents where work may be delegated to them."""
+    if not has_manager:
+        named = {task.agent: None for task in tasks if task.agent is not None}
+        can_delegate = any(agent.allow_delegation for agent in named)
+        agents = (
+            [*named, *agents] if can_delegate else [task.agent for task in tasks if task.agent and task.llm is None]
+        )
+    for agent in dict.fromkeys(agents):
+        if uses_team_model(agent):
+            yield "llm", shared
+        elif agent.runner is None:
             yield f"Agent '{agent.role}'", agent.llm
     for number, task in enumerate(tasks, start=1):
-        name = f"Task '{task.name or number}'"
-        if task.handler is None:
-            yield name, task.llm
-        if task.reflection_config is not None and task.reflection_config.strategy is None:
-            yield f"{name} reflection_config", task.reflection_config.model
+        if task.handler is not None or (task.agent is not None and (has_manager or task.agent.runner is not None)):
+            continue
+        if task.llm is not None:
+            yield f"Task '{task.name or number}'", task.llm
+        elif task.agent is None:
+            yield "llm", shared
+
+
+def _models_of_reflection(tasks: Sequence[Task]) -> Iterator[tuple[str, object]]:
+    for number, task in enumerate(tasks, start=1):
+        config = task.reflection_config
+        if config is not None and config.strategy is None:
+            model = task.llm if config.model is None else config.model
+            yield f"Task '{task.name or number}' reflection_config", model
 
 
 def _known_tasks(definition: MapDefinition) -> Sequence[Task]:

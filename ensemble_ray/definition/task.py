@@ -259,6 +259,11 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
                 f"Task cannot have both a handler and {what}. "
                 f"A handler does its task without a model: leave out either handler or {field}."
             )
+    if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):
+        raise ValidationError(
+            f"Task handler '{getattr(handler, '__name__', handler)}' is marked @tool(approval=True), which asks before calls of "
+            "models alone. Use a function without it, and give the task before_review= (asked before the call) or review= (after)"
+        )
     if callable(handler) and not hasattr(handler, "effect"):
         return
     from ensemble_ray.tools.tool import AgentTool, check_effect  # nearly all handlers are functions

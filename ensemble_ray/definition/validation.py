@@ -299,15 +299,18 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 
 def _left_to_agent(task: Task) -> str | None:
     """Return what a task declares that only an agent made for it would have."""
-    if task.agent is None or not (task.tools or task.max_iterations or task.rate_limit):
+    if task.agent is None:
         return None
-    fields = ["tools", "max_iterations", *(["rate_limit"] if task.llm is None else [])]
+    has_runner = task.agent.runner is not None
+    uses_llm = task.llm is not None and (not has_runner or task.reflection_config is not None)
+    fields = ["tools", "max_iterations", *([] if uses_llm else ["rate_limit", "llm"])]
     declared = [field for field in fields if getattr(task, field)]
     if not declared:
         return None
+    owner, of_owner = ("runner", "the runner of ") if has_runner else ("agent", "")
     return (
-        f"Task '{task.description}' has {' and '.join(declared)} without effect: its agent '{task.agent.role}' has its own. "
-        "Set them on the agent"
+        f"Task '{task.description}' has {' and '.join(declared)} without effect: {of_owner}its agent '{task.agent.role}' "
+        f"has its own. Set them on the {owner}"
     )
 
 

@@ -308,10 +308,11 @@ class Run:
                 _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
                 raise
             except Exception as error:
-                self._state = RunState.FAILED
+                if self._state is not RunState.INTERRUPTED:
+                    self._state = RunState.FAILED
                 self._name_run(error)
                 self._traced.fail(error)
-                _log.info("Run failed (%s)", type(error).__name__)
+                _log.info("Run %s (%s)", self._state.value, type(error).__name__)
                 raise
             except BaseException as error:  # such as a `SystemExit` of user code
                 self._name_run(error)

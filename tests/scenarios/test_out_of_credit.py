@@ -58,9 +58,11 @@ def server(model_server: Callable[..., ModelServer], account: Account) -> ModelS
 
 def fail(team: Ensemble, runtime: Runtime | str) -> EnsembleError:
     """Return what the run raised for lack of credit."""
+    handle = team.start(runtime=runtime, run_id=RUN_ID)
     with pytest.raises(EnsembleError) as caught:
-        team.run(runtime=runtime, run_id=RUN_ID)
+        handle.result()
     assert "has no credit or quota left" in str(caught.value)
+    assert handle.state is RunState.INTERRUPTED
     return caught.value
 
 
@@ -72,7 +74,7 @@ def model(server: ModelServer) -> OpenAIChatModel:
 def test_a_run_without_credit_is_interrupted_and_resumed(
     server: ModelServer, account: Account, runtime: Runtime, home: str
 ) -> None:
-    """S-DUR-151, S-LLM-21: recorded answers are used, the task that was refused is done."""
+    """S-DUR-151, S-LLM-21: state and record are of an interrupted run; recorded answers are used, the task that was refused is done."""
     team = Ensemble(tasks=[task(name, name=name) for name in "abc"], llm=model(server))
     error = fail(team, runtime)
     assert isinstance(error, TaskExecutionError)

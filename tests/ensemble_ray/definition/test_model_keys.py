@@ -25,12 +25,14 @@ from ensemble_ray.definition.model_keys import check_model_keys, check_team_keys
 from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
+from tests.ensemble_ray.definition.test_own_runner import Echo
 
 KEYLESS = OpenAIChatModel("gpt-none")
 READY = OpenAIChatModel("gpt-ready", api_key="sk-1")
 OWN = OpenAIChatModel("own", base_url="http://localhost:1/v1")
 EMBEDDINGS = OpenAIEmbeddingModel("embed-none")
 WRITER = agent(ScriptedModel("text"))
+RUNNER = Agent(role="Runner", goal="g", runner=Echo())
 
 
 def of(**fields: Any) -> Agent:
@@ -125,3 +127,51 @@ def test_models_that_are_not_asked_or_need_no_key_are_fine() -> None:
     check_model_keys(Ensemble(tasks=[task("a", WRITER)], models={"fast": KEYLESS}))
     check_model_keys(MapEnsemble(items=[1], map_task=lambda _: task("a", WRITER), llm=KEYLESS))
     check_model_keys(MapEnsemble(items=[1], map_task=ItemPrompt(task("a", WRITER)), llm=KEYLESS))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Ensemble(tasks=[a_task(agent=of(llm=KEYLESS), llm=READY)]),
+        lambda: Ensemble(tasks=[a_task(agent=of(), llm=READY)], llm=KEYLESS),
+        lambda: Ensemble(tasks=[a_task(agent=RUNNER, llm=KEYLESS)]),
+        lambda: Ensemble(tasks=[task("a", WRITER)], agents=[WRITER, of(llm=KEYLESS)]),
+        lambda: Ensemble(tasks=[a_task(agent=of())], workflow="hierarchical", llm=READY),
+        lambda: Ensemble(
+            tasks=[a_task(agent=WRITER, llm=KEYLESS, reflection_config=ReflectionConfig(model=KEYLESS))],
+            workflow="hierarchical",
+        ),
+        lambda: MapEnsemble(items=[1], map_task=ItemPrompt(a_task(agent=of(llm=KEYLESS), llm=READY))),
+    ],
+)
+def test_models_that_no_task_resolves_to_need_no_key(make: Any) -> None:
+    """S-SRV-217: a task's own model is asked in place of its agent's; none beside a runner, or for a task under a manager."""
+    check_model_keys(make())
+
+
+@pytest.mark.parametrize(
+    ("place", "make"),
+    [
+        (
+            "Agent 'Editor'",
+            lambda: Ensemble(
+                tasks=[a_task(agent=WRITER.replace(allow_delegation=True))], agents=[WRITER, of(llm=KEYLESS)]
+            ),
+        ),
+        (
+            "Agent 'Editor'",
+            lambda: Ensemble(tasks=[a_task(agent=of(llm=KEYLESS, allow_delegation=True), llm=READY)]),
+        ),
+        ("Task 'edit'", lambda: Ensemble(tasks=[a_task(agent=WRITER, llm=KEYLESS)])),
+        ("Task 'edit'", lambda: Ensemble(tasks=[a_task(llm=KEYLESS)], workflow="hierarchical", manager_llm=READY)),
+        ("manager_llm", lambda: Ensemble(tasks=[a_task(agent=RUNNER)], workflow="hierarchical", llm=KEYLESS)),
+        (
+            "Task 'edit' reflection_config",
+            lambda: Ensemble(tasks=[a_task(agent=RUNNER, llm=KEYLESS, reflection_config=True)]),
+        ),
+    ],
+)
+def test_models_that_delegation_a_manager_or_reflection_asks_need_their_keys(place: str, make: Any) -> None:
+    """S-SRV-217."""
+    with pytest.raises(ValidationError, match=f"^{place}: OpenAI"):
+        check_model_keys(make())

@@ -321,6 +321,19 @@ def test_repr_stays_short_when_tasks_form_a_chain() -> None:
     )
 
 
+def test_a_function_that_asks_for_approval_is_no_handler() -> None:
+    """S-TOOL-96: nobody would be asked; a method neither."""
+
+    class Bank:
+        @tool(approval=True)
+        def pay(self, context: object) -> str:
+            """Pay."""
+            return f"{context}"
+
+    with pytest.raises(ValidationError, match=r"^Task handler 'pay' is marked @tool\(approval=True\).*before_review="):
+        Task(**GIVEN, handler=Bank().pay)
+
+
 def test_effect_of_a_handler_is_once_unless_it_is_declared() -> None:
     """S-DUR-25: by the task, else by the tool given as handler."""
 

@@ -20,6 +20,7 @@ from ensemble_ray.definition.validation import (
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task_after as task
+from tests.ensemble_ray.definition.test_own_runner import Echo
 
 MODEL = ScriptedModel()
 WRITER = Agent(role="Writer", goal="Write", llm=MODEL)
@@ -379,7 +380,7 @@ def test_warning_is_given_when_a_manager_cannot_keep_what_a_task_declares() -> N
 
 
 def test_warning_is_given_when_a_task_leaves_to_its_agent_what_it_declares() -> None:
-    """S-DOM-92: a model is no such thing (S-DOM-90), and has the limit."""
+    """S-DOM-92: a model is no such thing (S-DOM-90), and has the limit; beside a runner it is."""
     limit = RateLimit.per_minute(3)
     lost = task("lost", agent=WRITER, tools=[shout], max_iterations=3, rate_limit=limit)
     kept = task("kept", agent=WRITER, llm=MODEL, rate_limit=limit)
@@ -388,4 +389,12 @@ def test_warning_is_given_when_a_task_leaves_to_its_agent_what_it_declares() -> 
     assert warning == (
         "Task 'lost' has tools and max_iterations and rate_limit without effect: its agent 'Writer' has its own. "
         "Set them on the agent"
+    )
+    runs = Agent(role="Runner", goal="Run", runner=Echo())
+    lost = task("lost", agent=runs, llm=MODEL, rate_limit=limit)
+    kept = task("kept", agent=runs, llm=MODEL, reflection_config=True)  # reflects with it
+    (warning,) = validate(EnsembleDefinition(tasks=[lost, kept]))
+    assert warning == (
+        "Task 'lost' has rate_limit and llm without effect: the runner of its agent 'Runner' has its own. "
+        "Set them on the runner"
     )
