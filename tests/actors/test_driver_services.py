@@ -208,7 +208,7 @@ class Remote:
 async def test_counts_of_tools_reach_the_users_object_one_after_the_other() -> None:
     """S-MET-35: a slow one is waited for."""
     metrics, hub = Slow(), Remote(EventHub())
-    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run"), None)
+    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run", ""), None)
     connection.begin(hub)
     services = RemoteDriverServices(hub, "run")
     for each in ("one", "two", "three"):

@@ -13,6 +13,7 @@ from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.values.amounts import RunBudget
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ def options_of_fork(header: PlanRecorded, tags: Mapping[str, str] | None) -> Map
     return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
 
 
-def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
+def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
     """Refuse to go on with a run that spent its budget, unless more may be spent now (S-BUD-6).
 
     Args:
         run_id: The run's id.
+        origin: Where its definition came from; empty: a program began it.
         before: The budget that it ended under.
         now: The one that it is to go on with.
         spent: What it spent.
@@ -90,8 +92,7 @@ def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, s
         return
     raise ValidationError(
         f"Run '{run_id}' spent its budget ({before.describe_limits()}): {before.describe(spent)} are spent. Go on with a larger "
-        f"one: resume('{run_id}', options=RunOptions(max_tokens=...)), or ensemble-ray resume {run_id} --max-tokens N "
-        "(max_cost=, --max-cost for money)"
+        f"one: {resume_advice(run_id, origin, field='max_tokens=N')} (max_cost=, --max-cost for money)"
     )
 
 
