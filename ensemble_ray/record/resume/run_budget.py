@@ -63,13 +63,9 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
         ) from error
 
 
-def options_of_fork(header: PlanRecorded, tags: Mapping[str, str] | None) -> Mapping[str, object] | None:
-    """Return what a fork records of its options: those of the run that it is of, and tags of its own (S-DUR-142).
-
-    Raises:
-        ValidationError: the tags are too many or too long.
-    """
-    own = RunOptions(tags=tags).model_dump(mode="json", exclude_none=True)
+def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
+    """Return what a fork records of its options: those of the run that it is of but its tags, and those chosen now (S-DUR-142)."""
+    own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
     if header.options is None:
         return own or None
     return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
