@@ -21,6 +21,7 @@ from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.forks import after_fork, is_ray_inherited
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["LOCAL", "PROGRAM", "ClusterHeartbeat", "check_fork", "check_version", "connection_id", "join_or_start"]
@@ -105,8 +106,8 @@ def _join(address: str, options: Mapping[str, object]) -> None:
 class ClusterHeartbeat:
     """Notices the death of the cluster of a run; Ray itself does after a minute only."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, run_id: str, origin: str) -> None:
+        self._run_id, self._origin = run_id, origin
         self._misses = 0
 
     @property
@@ -159,7 +160,7 @@ class ClusterHeartbeat:
         if self.is_gone:
             gone = EnsembleError(
                 f"Run {self._run_id}: the cluster is gone. What was recorded is kept; continue the run: "
-                f"ensemble-ray resume {self._run_id}"
+                f"{resume_advice(self._run_id, self._origin)}"
             )
             gone.run_id = self._run_id
             raise gone

@@ -43,6 +43,7 @@ from ensemble_ray.execute.agent_templates import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.redispatch import MOST_DEATHS
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class RemoteExecutor:
         self._is_connected = is_connected
         self._keep: Keep = keep
         self._most_processes = most_processes
-        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
         self._driver = new_object_id()
         #: what this process spends itself, drawn from the run's one account (S-BUD-8)
@@ -352,7 +353,7 @@ class RemoteExecutor:
         for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
             count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
             if count >= _MOST_SESSIONS and self._request.store is not None:
-                raise _lost_too_often(self._run_id)
+                raise _lost_too_often(self._run_id, self._request.origin)
             # The scheduler that is gone may have handed it out again itself, so often at most.
             self._in_flight[packed.instance] = packed.renew(MOST_DEATHS)
             self._queue.append(packed.instance)
@@ -361,7 +362,7 @@ class RemoteExecutor:
     def _fail(self, error: BaseException) -> None:
         """Nothing more can be done here."""
         if not self.failed.done() and not self._is_closed:
-            self.failed.set_exception(ours(error, self._run_id))
+            self.failed.set_exception(ours(error, self._run_id, self._request.origin))
             self.failed.exception()  # whoever uses this may look at it later, or never
 
 
@@ -390,10 +391,10 @@ def _read(result: WireResult, order: WireOrder) -> TaskResult:
         return make_undone_result(order, unreadable)
 
 
-def _lost_too_often(run_id: str) -> EnsembleError:
+def _lost_too_often(run_id: str, origin: str) -> EnsembleError:
     lost = EnsembleError(
         f"Run {run_id}: the scheduler's process died {_MOST_SESSIONS} times with the same tasks. What was recorded is "
-        f"kept; continue the run: ensemble-ray resume {run_id}"
+        f"kept; continue the run: {resume_advice(run_id, origin)}"
     )
     lost.run_id = run_id
     return lost

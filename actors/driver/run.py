@@ -49,11 +49,11 @@ class RayRun:
     """A run on the cluster, seen from its driver."""
 
     def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
-        self.run_id = request.run_id
+        self.run_id, self._origin = request.run_id, request.origin
         self._submission = submission
         self._scheduler = scheduler
         self._is_cancelled = False
-        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
 
     async def begin(self) -> None:
@@ -83,7 +83,7 @@ class RayRun:
         try:
             return await self._fetch_end()
         except ray.exceptions.RayError as error:
-            raise ours(error, self.run_id) from None
+            raise ours(error, self.run_id, self._origin) from None
         finally:
             await self._connection.leave()
 
@@ -151,7 +151,7 @@ class RayRun:
         try:
             is_told: bool = await reach(lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S)
         except ray.exceptions.RayError as error:
-            raise ours(error, self.run_id) from None
+            raise ours(error, self.run_id, self._origin) from None
         return is_told
 
 

@@ -129,7 +129,7 @@ class RayRuntime:
             await run.begin()
         except ray.exceptions.RayError as error:
             self._schedulers = None  # the next run looks for it anew
-            raise ours(error, request.run_id) from None
+            raise ours(error, request.run_id, request.origin) from None
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> RemoteExecutor:
@@ -154,7 +154,7 @@ class RayRuntime:
             await executor.open(deliver)
         except ray.exceptions.RayError as error:
             self._schedulers = None  # the next run looks for it anew
-            raise ours(error, request.run_id) from None
+            raise ours(error, request.run_id, request.origin) from None
         return executor
 
     async def check_nodes(self, definition: object | None = None, *, timeout_s: float = CHECK_S) -> NodesReport:

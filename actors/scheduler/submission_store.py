@@ -19,6 +19,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.resume.fork_advice import resume_advice
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import Submission
@@ -76,10 +77,10 @@ class SubmissionStore:
         except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
             _log.error(
                 "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "
-                "the run is kept: ensemble-ray resume %s",
+                "the run is kept: %s",
                 ascii(run_id),
                 message_of(error),
-                ascii(run_id),
+                resume_advice(ascii(run_id)[1:-1], None),
             )
             _delete(name, namespace=_NAMESPACE)
             return None

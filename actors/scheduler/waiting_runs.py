@@ -18,6 +18,7 @@ from ensemble_ray.errors import EnsembleError, RecordError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.outputs import RunState
 
@@ -97,8 +98,8 @@ class WaitingRuns:
             except EnsembleError as error:
                 self.forget(run_id)
                 _log.error(
-                    "Run %s cannot go on by itself: %s. Go on with it: ensemble-ray resume %s",
-                    run_id, message_of(error), run_id,
+                    "Run %s cannot go on by itself: %s. Go on with it: %s",
+                    run_id, message_of(error), resume_advice(run_id, waiting.submission.header.origin or ""),
                 )  # fmt: skip
                 await self._drop(run_id)
 

@@ -16,13 +16,14 @@ from ensemble_ray.definition.fields import (
     initially,
 )
 from ensemble_ray.definition.run_tags import check_tags
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.durability import Durability
 
-__all__ = ["RunFields", "RunOptions", "merge_options"]
+__all__ = ["RunFields", "RunOptions", "check_options", "merge_options"]
 
 
 class RunOptions(Value):
@@ -80,6 +81,18 @@ class RunFields(TypedDict, total=False):
 _ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")
 
 
+def check_options(value: object) -> None:
+    """Refuse options of another class.
+
+    Raises:
+        ValidationError: they are; the message says what to write.
+    """
+    if value is not None and not isinstance(value, RunOptions):
+        names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
+        advice = f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
+        raise ValidationError(f"options must be RunOptions, got: {type(value).__name__}. {advice}")
+
+
 def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions | None:
     """Return the options of a run; fields that are given by name win.
 
@@ -87,6 +100,7 @@ def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions |
         TypeError: a name is no argument of a run.
         ValidationError: a value is refused.
     """
+    check_options(options)
     if not fields:
         return options
     unknown = next((name for name in fields if name not in RunOptions.model_fields), None)

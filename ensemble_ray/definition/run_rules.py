@@ -36,7 +36,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.definition.run_options import RunOptions
+from ensemble_ray.definition.run_options import RunOptions, check_options
 from ensemble_ray.definition.run_tags import check_tags
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
@@ -125,11 +125,6 @@ def _dashboard_of(value: object) -> object:
     if value is None or isinstance(value, Dashboard):
         return value
     raise ValidationError(f"Ensemble dashboard must be a WebDashboard, got: {type(value).__name__}")
-
-
-def _options_advice(value: object) -> str:
-    names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
-    return f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
 
 
 def _check_name(name: object, owner: str) -> None:
@@ -312,10 +307,7 @@ class RunRules(Value):
         """Return this ensemble as one run sees it; options that are None change nothing."""
         if options is None:
             return self
-        if not isinstance(options, RunOptions):
-            raise ValidationError(
-                f"options must be RunOptions, got: {type(options).__name__}. {_options_advice(options)}"
-            )
+        check_options(options)
         chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name != "tags"}
         return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 

@@ -6,15 +6,18 @@ keep their whole text; only what is said of them elsewhere is cut.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
-from itertools import islice
+from itertools import islice, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import FrameType, TracebackType
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "brief",
     "describe",
     "format_with_class",
+    "is_library_file",
     "message_of",
     "reason_in",
     "reason_of",
@@ -56,6 +60,11 @@ _CALLERS = frozenset({
     "ensemble_ray", "actors", "serve", "openai", "httpx", "httpx2", "httpcore", "aiohttp", "anyio", "pydantic",
     "pydantic_core", "ray", "loky", "cloudpickle",
 })  # fmt: skip
+#: Where files of no user lie: this library and Python here, and libraries of any process, which may be of another node.
+_OWN_FILES = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
+_LIBRARY_FILE = re.compile(
+    r"^<frozen |[\\/](?:site-packages|dist-packages|lib(?:64)?[\\/]python3\.\d+t?|ray[\\/]_private)[\\/]"
+)
 
 
 def message_of(error: BaseException) -> str:
@@ -145,19 +154,37 @@ def user_traceback(error: BaseException) -> str:
     return next((each for each in notes if isinstance(each, str) and each.startswith(REMOTE)), "")
 
 
-def user_line(error: BaseException) -> str:
-    """Return where user code raised an error: `File "team.py", line 3, in handle`; "" where no user code did."""
-    found = ""
+def user_line(errors: Iterable[BaseException]) -> str:
+    """Return the innermost line of user code of errors and their causes: `File "team.py", line 3, in handle` (S-ERR-52).
+
+    It is a line of a library where no other is known; "" without any.
+
+    Args:
+        errors: The innermost one first.
+    """
+    lines = [line for error in errors for line in reversed(_lines_of(error))]
+    return next((line for line in lines if not is_library_file(line.split('"')[1])), lines[0] if lines else "")
+
+
+def is_library_file(path: str) -> bool:
+    """Whether a file of source code is of this library, of another installed one, or of Python itself."""
+    return path.startswith(_OWN_FILES) or _LIBRARY_FILE.search(path) is not None
+
+
+def _lines_of(error: BaseException) -> list[str]:
+    """Return the lines of a traceback outside this library, here and then in another process."""
+    found: list[str] = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).startswith("ensemble_ray.cli"):
-            found = ""  # what is above it started the command line
+            found.clear()  # what is above it started the command line
         elif not _is_caller(frame):
-            found = f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}'
-    if found:
-        return found
-    notes = [each for each in getattr(error, "__notes__", ()) if isinstance(each, str) and each.startswith(REMOTE)]
-    lines = [line.strip() for line in notes[0].splitlines()] if notes else []
-    return next((line for line in reversed(lines) if line.startswith('File "')), "")
+            found.append(f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}')
+    note = next(
+        (each for each in getattr(error, "__notes__", ()) if isinstance(each, str) and each.startswith(REMOTE)), ""
+    )
+    # Headings, and what is below them, tell of other errors.
+    own = takewhile(lambda line: line.startswith(" "), note.splitlines()[1:])
+    return [*found, *(line.strip() for line in own if line.startswith('  File "'))]
 
 
 def shorten_tracebacks(error: BaseException) -> None:

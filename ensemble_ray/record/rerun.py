@@ -15,7 +15,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import differences
-from ensemble_ray.record.resume.fork_advice import fork_advice
+from ensemble_ray.record.resume.fork_advice import fork_advice, resume_advice
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 
@@ -91,31 +91,20 @@ def is_answered(
         if header is not None:
             check_same(run_id, recorded, header, doing="run")
         return True
+    field = "max_tokens=N" if state is RunState.BUDGET_EXHAUSTED else ""
+    resume = f"{resume_advice(run_id, recorded.origin or '', field=field)}; or choose another run_id"
     if state is RunState.FAILED and recorded.is_dynamic:
-        msg = (
-            f"Run '{run_id}' has failed and is not begun again under its id: choose another run_id, or resume it, which "
-            f"tries again what failed (resume('{run_id}', ensemble), ensemble-ray resume {run_id})"
-        )
+        msg = f"Run '{run_id}' has failed and is not begun again under its id. Resume it, which tries again what failed: {resume}"
     elif state is RunState.FAILED:
         msg = f"Run '{run_id}' has failed and is not run again under its id: choose another run_id"
         msg += f", or begin a new run with what it did: {fork}" if fork else ""
     elif state is RunState.BUDGET_EXHAUSTED:
-        msg = (
-            f"Run '{run_id}' has spent its budget and is not begun again under its id: resume it with a larger one "
-            f"(resume('{run_id}', options=RunOptions(max_tokens=...)), ensemble-ray resume {run_id} --max-tokens N), or "
-            "choose another run_id"
-        )
+        msg = f"Run '{run_id}' has spent its budget and is not begun again under its id. Resume it with a larger one: {resume}"
     elif state is RunState.WAITING:
-        msg = (
-            f"Run '{run_id}' waits for reviews and is not begun again under its id: decide them, and resume it "
-            f"(resume('{run_id}'), ensemble-ray resume {run_id}), or choose another run_id"
-        )
+        msg = f"Run '{run_id}' waits for reviews and is not begun again under its id. Decide them, and resume it: {resume}"
     else:
         ended = "cancelled" if state is RunState.CANCELLED else "interrupted"
-        msg = (
-            f"Run '{run_id}' was {ended} and is not begun again under its id: resume it "
-            f"(resume('{run_id}'), ensemble-ray resume {run_id}), or choose another run_id"
-        )
+        msg = f"Run '{run_id}' was {ended} and is not begun again under its id. Resume it: {resume}"
     raise ValidationError(msg)
 
 

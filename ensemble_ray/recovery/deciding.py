@@ -18,6 +18,7 @@ from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import (
@@ -241,7 +242,7 @@ def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
             action, at = gate.asked.data.on_timeout, utc_of(gate.expires_at or 0.0)
             return ReviewDecidedError(
                 f"{named} was open until {_format_time(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
-                f"goes on with it: ensemble-ray resume {run.run_id}",
+                f"goes on with it: {resume_advice(run.run_id, run.origin)}",
                 run.run_id, gate.gate_id, action.value, TIMEOUT, at,
             )  # fmt: skip
         case Obstacle.ATTACHED:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
@@ -29,7 +30,7 @@ from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
-from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
+from ensemble_ray.record.resume.run_budget import budget_of, options_of_fork, recorded_options
 from ensemble_ray.record.resume.run_head import locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
@@ -42,6 +43,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.showing import name_of
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
+from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import RUN, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
@@ -69,7 +71,8 @@ def fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
-    tags: Mapping[str, str] | None = None,
+    options: RunOptions | None = None,
+    **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """Begin a new run that uses what is recorded before a task, and wait for its output.
 
@@ -87,7 +90,8 @@ def fork(
         runtime: Where it runs; default: where the other one ran.
         new_run_id: Id of the new run; default a fresh UUID.
         allow_changes: Use recorded outputs also of tasks that are defined otherwise now.
-        tags: Of the new run; those of the other one are not taken over.
+        options: What the new run does differently from the other one, such as a larger `max_tokens`; default: as that one, without its tags.
+        fields: Those of the options one by one, as of `Ensemble.run`.
 
     Raises:
         ValidationError: there is no such run or task, or what would be used is defined otherwise now.
@@ -103,7 +107,7 @@ def fork(
         runtime=runtime,
         new_run_id=new_run_id,
         allow_changes=allow_changes,
-        tags=tags,
+        options=merge_options(options, fields),
     )
     return join(run_blocking(asked))
 
@@ -117,7 +121,8 @@ async def afork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
-    tags: Mapping[str, str] | None = None,
+    options: RunOptions | None = None,
+    **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """`fork` for async code, with the same contract; cancelling it ends the new run first."""
     asked = begin_fork(
@@ -128,7 +133,7 @@ async def afork(
         runtime=runtime,
         new_run_id=new_run_id,
         allow_changes=allow_changes,
-        tags=tags,
+        options=merge_options(options, fields),
     )
     return await join_run(await bridge(asked))
 
@@ -151,7 +156,7 @@ class ForkOffer:
     #: the recorded inputs, with other ones in their place
     inputs: Mapping[str, object]
     planned: Planned
-    #: first fact of the run that is forked
+    #: first fact of the run that is forked, with the options of the new run once that is accepted
     header: PlanRecorded
     facts: Sequence[Fact]
     store: RunStore
@@ -166,13 +171,18 @@ async def begin_fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
-    tags: Mapping[str, str] | None = None,
+    options: RunOptions | None = None,
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin a fork and give its handle; see `fork`. On the library's loop."""
     offer = await offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
     return await accept_fork(
-        offer, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, tags=tags, is_watched=is_watched
+        offer,
+        runtime=runtime,
+        new_run_id=new_run_id,
+        allow_changes=allow_changes,
+        options=options,
+        is_watched=is_watched,
     )
 
 
@@ -259,18 +269,18 @@ async def accept_fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
-    tags: Mapping[str, str] | None = None,
+    options: RunOptions | None = None,
     listeners: Sequence[object] = (),
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
 
     Raises:
-        ValidationError: what would be used is defined otherwise now, the new run would have no record, or its tags are too many or too long.
+        ValidationError: what would be used is defined otherwise now, or the new run would have no record.
         RunExistsError: there is a run of the new id.
         RecordError: the store cannot be written.
     """
-    options = options_of_fork(offer.header, tags)
+    offer = replace(offer, header=replace(offer.header, options=options_of_fork(offer.header, options)))
     if offer.differences and not allow_changes:
         more = f" and {len(offer.differences) - _NAMED} more" if len(offer.differences) > _NAMED else ""
         raise ValidationError(
@@ -288,7 +298,7 @@ async def accept_fork(
         "Run %s: a fork of %s from task '%s'; used: %d tasks, done again: %s",
         chosen, offer.run_id, offer.from_task, len(offer.plan.reused), ", ".join(offer.plan.again),
     )  # fmt: skip
-    await _write(offer, chosen, options)
+    await _write(offer, chosen)
     definition = offer.ensemble
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
@@ -296,17 +306,17 @@ async def accept_fork(
     return await begin_again(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
 
 
-async def _write(offer: ForkOffer, run_id: str, options: Mapping[str, object] | None) -> None:
+async def _write(offer: ForkOffer, run_id: str) -> None:
     """Write the beginning of the new run's record, as of a run that was interrupted there."""
     source, now = offer.ensemble.source, time.time()
-    recorded = offer.header
+    recorded, definition = offer.header, _as_run(offer.ensemble, offer.header)
     header = replace(
-        run_data(offer.planned, _as_run(offer.ensemble, offer.header)),
+        run_data(offer.planned, definition),
         ensemble_id=run_id,
         name=name_in(recorded) or name_of(offer.ensemble, source) or None,
         tags=recorded.tags or dict(offer.ensemble.tags) or None,
-        options=options,
-        budget=recorded.budget,
+        options=recorded.options,
+        budget=budget_of(RunBudget.of(definition.max_tokens, definition.max_cost)),
         origin=source.place or recorded.origin,
         overrides=dict(source.overrides) if source.place else recorded.overrides,
         runtime=recorded.runtime,
@@ -322,7 +332,7 @@ async def _write(offer: ForkOffer, run_id: str, options: Mapping[str, object] | 
     owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
         planned, answers = await _plan_with_agents(offer, run_id, copies)
-        described = run_data(planned, _as_run(offer.ensemble, offer.header))
+        described = run_data(planned, definition)
         header = replace(
             header,
             plan=described.plan,

@@ -160,7 +160,7 @@ async def begin_again(
     again = definition.with_options(options)
     progress, spent = await tasks_done(store, found.run_id), await _read_spent(store, found.run_id, again)
     if head.state is RunState.BUDGET_EXHAUSTED:
-        check_larger(found.run_id, recorded_budget(facts), _budget(again), spent)
+        check_larger(found.run_id, head.source.place, recorded_budget(facts), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"

@@ -122,6 +122,7 @@ def request_of(
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(
         run_id=scope.run_id,
+        origin=scope.origin,
         context=context,
         events=scope.events,
         tool_metrics=definition.tool_metrics or NoOpToolMetrics(),

@@ -43,6 +43,8 @@ class RunRequest:
     """What every run asks a runtime with."""
 
     run_id: str
+    #: where its definition came from; empty: a program began it
+    origin: str = ""
     #: what all its tasks share
     context: RunContext
     #: takes the run's events in this process

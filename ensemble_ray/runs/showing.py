@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.errors.texts import is_library_file
 from ensemble_ray.ports.dashboard import EnteredRun
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
@@ -35,7 +36,8 @@ def name_of(definition: RunRules, origin: Origin) -> str:
     """
     main = sys.modules["__main__"]
     program = "" if getattr(main, "__spec__", None) else str(getattr(main, "__file__", None) or "")
-    return definition.name or origin.name or (Path(program).stem if program.endswith(".py") else "")
+    is_own = program.endswith(".py") and not is_library_file(program)  # Ray's, in its tasks and actors
+    return definition.name or origin.name or (Path(program).stem if is_own else "")
 
 
 async def show_run(

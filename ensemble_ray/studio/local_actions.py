@@ -13,6 +13,7 @@ from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.recovery.cancelling import request_end
 from ensemble_ray.recovery.deciding import record_decision
@@ -168,7 +169,7 @@ class LocalActions:
         if not head.source.place:
             return _OF_PROGRAM.format("resume")
         if head.state.value == "budget_exhausted":
-            return f"It needs a larger budget: ensemble-ray resume {seen.summary.run_id} --max-tokens N"
+            return f"It needs a larger budget: {resume_advice(seen.summary.run_id, head.source.place, field='max_tokens=N')}"
         return None
 
     async def _open_calls(self, run_id: str, state: StepState) -> list[PreviewedCall]:

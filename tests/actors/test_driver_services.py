@@ -218,7 +218,7 @@ async def test_counts_of_tools_reach_the_users_object_one_after_the_other(monkey
     for each in ("one", "two", "three"):
         ReportedToolMetrics(services).increment_counter(each, "probe")
     await services.flush()
-    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run"), None)
+    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run", ""), None)
     connection.begin(hub)
     await came.wait()
     assert began == ["one"]

@@ -279,7 +279,7 @@ async def test_executor_fails_when_the_cluster_is_gone(
         monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
         lost = RemoteExecutor(driver.request, Gone(), is_connected=False, keep="briefly", most_processes=1)
         lost._collecting = asyncio.ensure_future(lost._collect())
-        with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume"):
+        with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble_ray\.resume\('"):
             await lost.failed
         lost.start([driver.order("late", agent(Placed()))])
         await lost.close()

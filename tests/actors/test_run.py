@@ -51,7 +51,7 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
     monkeypatch.setattr(connection, "_answers", answers)
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
     lost = cast("Submission", SimpleNamespace(store=StoreAddress(home="/nowhere")))
-    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), lost, Lost())
+    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r", origin="team.yaml")), lost, Lost())
     with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume r") as caught:
         await run.wait()
     assert caught.value.run_id == "r"
@@ -119,7 +119,7 @@ async def test_all_pages_come_when_the_scheduler_is_started_anew_between_two(mon
         tasks={},
         store=StoreAddress(home="/nowhere"),
     )
-    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), submission, scheduler)
+    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r", origin="team.yaml")), submission, scheduler)
     outcome = await run.wait()
     assert [(key, output.raw) for key, output in outcome.completed] == [("t0", "t0"), ("t1", "t1"), ("t2", "t2")]
     assert scheduler.asked == [(0, ""), (1, "first"), (2, "first"), (0, ""), (0, ""), (1, "second"), (2, "second")]

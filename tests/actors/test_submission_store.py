@@ -138,7 +138,7 @@ async def test_package_is_dropped_and_the_way_on_told_when_its_key_is_gone(
         assert await kept(store) == []
     (said,) = caplog.messages
     assert f"the key that it was sealed with is gone: {tmp_path / 'package.key'}" in said
-    assert "ensemble-ray resume 'vault-6'" in said
+    assert "ensemble-ray resume vault-6, or ensemble_ray.resume('vault-6', ensemble)" in said
     assert in_store("run:vault-6") is None
     after = submission_of("vault-7")
     await store.keep(after)

@@ -144,7 +144,7 @@ def test_run_goes_on_with_a_larger_budget(runtime: Runtime, home: str) -> None:
         with pytest.raises(ValidationError, match=r"'dear' spent its budget \(max_tokens 420\): 300 tokens are spent"):
             resume("dear", ensemble, runtime=runtime, options=options)
     with pytest.raises(
-        ValidationError, match="has spent its budget and is not begun again under its id: resume it with"
+        ValidationError, match=r"has spent its budget and is not begun again under its id\. Resume it with"
     ):
         ensemble.run(runtime=runtime, run_id="dear")
     second = resume("dear", ensemble, runtime=runtime, options=RunOptions(max_tokens=650))

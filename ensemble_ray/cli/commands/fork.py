@@ -60,6 +60,7 @@ def fork(
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
+    from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import read_head
@@ -89,7 +90,7 @@ def fork(
                 runtime=chosen,
                 new_run_id=run_id,
                 allow_changes=allow_changes,
-                tags=own_tags,
+                options=RunOptions(tags=own_tags),
                 listeners=(listener,),
             )
         ),

@@ -69,6 +69,7 @@ def runs(
     Exit codes: 1 the record of a run that is listed is damaged.
     """
     from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.resume.fork_advice import resume_advice
 
     chosen = states_of(states or ())
     store = own_store()
@@ -86,8 +87,9 @@ def runs(
     if left < len(found) and not is_all:
         count = f"{len(found) - left} older ones" if not tags else "older ones were not looked at"
         say(f"and {count} in {where()}; all of them: --all")
-    if any(each.run.state.value == "interrupted" for each in shown):
-        say(f"Interrupted runs go on with: {own_command()} resume RUN")
+    interrupted = [each.run for each in shown if each.run.state.value == "interrupted"]
+    for advice in sorted({resume_advice("RUN", run.origin, command=own_command()) for run in interrupted}):
+        say(f"Interrupted runs go on with: {advice}")
     for line in damaged:
         say(line)
     return FAILED if damaged else FINE

@@ -78,7 +78,7 @@ _NEXT: Mapping[str, str] = {
     "interrupted": "Resume it: {resume}",
     "waiting": "When it is decided: {resume}",
     "cancelled": "Resume it: {resume}",
-    "budget_exhausted": "Go on with a larger budget: {resume}",
+    "budget_exhausted": "Go on with a larger budget (max_tokens or max_cost): {resume}",
 }
 #: The same of a failed map-reduce whose tasks were made while it ran (S-MR-163).
 _AGAIN = "Resume it, which tries again what failed: {resume}"
@@ -87,14 +87,12 @@ _AGAIN = "Resume it, which tries again what failed: {resume}"
 async def _next_of(run: RecordedRun) -> str:
     """Return what can be done with a run; empty: nothing. Only the program that began a run may have its definition."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
-    from ensemble_ray.record.resume.fork_advice import read_fork_advice
+    from ensemble_ray.record.resume.fork_advice import read_fork_advice, resume_advice
     from ensemble_ray.record.resume.run_head import read_head
 
     is_spent = run.state.value == "budget_exhausted"
-    resume = f"{own_command()} resume {run.run_id}{' --max-tokens N, or --max-cost C' if is_spent else ''}"
-    if not run.origin:
-        more = ", options=RunOptions(max_tokens=...)" if is_spent else ""
-        resume = f"ensemble_ray.resume({run.run_id!r}, ensemble{more}), in the program that began it"
+    field = "max_tokens=N" if is_spent else ""
+    resume = resume_advice(run.run_id, run.origin, field=field, command=own_command())
     if run.state.value != "failed":
         return _NEXT.get(run.state.value, "").format(resume=resume)
     if (head := await read_head(own_store(), run.run_id)).is_dynamic:

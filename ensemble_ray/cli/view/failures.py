@@ -113,10 +113,8 @@ def _why(chain: Sequence[BaseException]) -> str:
 
 def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
     """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
-    for cause in reversed(chain):
-        if line := user_line(cause):
-            yield f"  {line}"
-            return
+    if line := user_line(reversed(chain)):
+        yield f"  {line}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -24,6 +24,7 @@ from ensemble_ray.process.postgres_server import (
     parameters_of,
 )
 from ensemble_ray.record.postgres.schema import SCHEMA, ensure_schema, flaw_of, has_schema
+from ensemble_ray.record.resume.fork_advice import resume_advice
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
@@ -142,7 +143,7 @@ class Database:
         advice = advice_for(error, schema=SCHEMA)
         msg = (
             f"Cannot use the database {self.location}: {first_line(error)}. "
-            f"{advice}. What is recorded stays. A run that this ended can be resumed afterwards: ensemble-ray resume RUN, with "
+            f"{advice}. What is recorded stays. A run that this ended can be resumed afterwards: {resume_advice('RUN', None)}, with "
             f"ENSEMBLE_RAY_STORE set to the URL of {self.location}"
         )
         return RecordError(msg, self.location)

@@ -17,6 +17,7 @@ from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
 from ensemble_ray.record.rendering import accepted_loss, data_of, missing_text
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ async def check_whole(connection: Connection, run_id: str, location: str) -> Non
     if missing:
         msg = (
             f"The record of run '{run_id}' in {location} is damaged: {missing} of the facts up to {last} are missing. "
-            f"Restore them, or go on without them: ensemble-ray resume {run_id} --allow-loss (allow_loss=True)"
+            f"Restore them, or go on without them: {resume_advice(run_id, None, field='allow_loss=True')}"
         )
         raise RecordError(msg, location)
 

@@ -1,4 +1,4 @@
-"""How a new run can use what a failed one recorded: the fork to suggest, with its real name. Package: record. Pure, but for the reading."""
+"""How a run goes on, or a new one uses what a failed one recorded: the call or command to suggest. Package: record. Pure, but for the reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,22 @@ from ensemble_ray.values.ids import delegating_call, node_key
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["fork_advice", "read_fork_advice"]
+__all__ = ["fork_advice", "read_fork_advice", "resume_advice"]
+
+
+def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: str = "ensemble-ray") -> str:
+    """Return how to resume a run (S-DUR-154).
+
+    Args:
+        run_id: The run.
+        origin: Where its definition came from; empty: a program began it, which alone has the definition; None: not known.
+        field: What is given besides, as an argument of `resume`: `max_tokens=N`, `allow_loss=True`.
+        command: How the command line is called here.
+    """
+    option = f" --{field.replace('_', '-').removesuffix('=True').replace('=', ' ')}" if field else ""
+    at_command = f"{command} resume {run_id}{option}"
+    in_program = f"ensemble_ray.resume({run_id!r}, ensemble{field and f', {field}'}), in the program that began it"
+    return f"{at_command}, or {in_program}" if origin is None else at_command if origin else in_program
 
 
 def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str = "ensemble-ray") -> str:

@@ -13,6 +13,7 @@ from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.values.amounts import RunBudget
 
 if TYPE_CHECKING:
@@ -62,23 +63,20 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
         ) from error
 
 
-def options_of_fork(header: PlanRecorded, tags: Mapping[str, str] | None) -> Mapping[str, object] | None:
-    """Return what a fork records of its options: those of the run that it is of, and tags of its own (S-DUR-142).
-
-    Raises:
-        ValidationError: the tags are too many or too long.
-    """
-    own = RunOptions(tags=tags).model_dump(mode="json", exclude_none=True)
+def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
+    """Return what a fork records of its options: those of the run that it is of but its tags, and those chosen now (S-DUR-142)."""
+    own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
     if header.options is None:
         return own or None
     return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
 
 
-def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
+def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
     """Refuse to go on with a run that spent its budget, unless more may be spent now (S-BUD-6).
 
     Args:
         run_id: The run's id.
+        origin: Where its definition came from; empty: a program began it.
         before: The budget that it ended under.
         now: The one that it is to go on with.
         spent: What it spent.
@@ -90,8 +88,7 @@ def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, s
         return
     raise ValidationError(
         f"Run '{run_id}' spent its budget ({before.describe_limits()}): {before.describe(spent)} are spent. Go on with a larger "
-        f"one: resume('{run_id}', options=RunOptions(max_tokens=...)), or ensemble-ray resume {run_id} --max-tokens N "
-        "(max_cost=, --max-cost for money)"
+        f"one: {resume_advice(run_id, origin, field='max_tokens=N')} (max_cost=, --max-cost for money)"
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest, stored_text
+from ensemble_ray.record.resume.fork_advice import resume_advice
 from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
 from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
 
@@ -74,8 +75,8 @@ class Loss:
         """Make the error that says what is lost, and what to do."""
         run = self.path.parent.name
         advice = (
-            f"Restore its files, or go on without what is lost: ensemble-ray resume {run} --allow-loss "
-            "(allow_loss=True). That does the lost work again, and flags calls that may have been made in it"
+            f"Restore its files, or go on without what is lost: {resume_advice(run, None, field='allow_loss=True')}. "
+            "That does the lost work again, and flags calls that may have been made in it"
             if self.last
             else f"Nothing of it is left. Restore its files, or remove it (ensemble-ray delete {run}) and run anew"
         )

@@ -41,7 +41,7 @@ def test_run_that_spent_its_budget_says_how_to_go_on(call: Call, dear: str) -> N
     called = call("run", f"{dear}:team", "--run-id", "spent", "--max-tokens", "420")
     assert (called.code, called.printed) == (1, "text 2\n")
     assert "The run ended early: budget_exhausted" in called.said
-    assert called.said.splitlines()[-1].endswith("resume spent --max-tokens N, or --max-cost C")
+    assert called.said.splitlines()[-1].endswith("resume spent --max-tokens N")
     listed = call("runs", "--state", "budget_exhausted").printed.split()
     assert (listed[0], listed[1], listed[4]) == ("spent", "budget_exhausted", "3/4")
     again = call("resume", "spent")

@@ -240,7 +240,7 @@ def test_changed_team_is_refused_unless_it_is_allowed(call: Call, steps: str, fo
 
 
 def test_run_of_a_program_is_not_resumed_from_the_command_line(call: Call, steps: str) -> None:
-    """S-DUR-51, S-DUR-35: only the program has its definition."""
+    """S-DUR-51, S-DUR-35, S-DUR-154: only the program has its definition."""
     call("run", steps, "--run-id", "whole")
 
     async def copy() -> None:
@@ -255,6 +255,7 @@ def test_run_of_a_program_is_not_resumed_from_the_command_line(call: Call, steps
     called = call("resume", "torn")
     assert called.code == 2
     assert "ensemble_ray.resume('torn', ensemble)" in called.said
+    assert "ensemble_ray.resume('RUN', ensemble), in the program that began it" in call("runs").said
 
 
 def test_resume_is_named_when_a_run_was_ended_early(call: Call, steps: str) -> None:

@@ -28,6 +28,8 @@ from ensemble_ray import (
     Task,
     ValidationError,
     WebScraperTool,
+    fork,
+    resume,
 )
 from ensemble_ray.events.log import EVENT_TYPES
 from ensemble_ray.testing import ScriptedModel
@@ -120,6 +122,9 @@ def test_options_of_another_kind_are_refused(team: Any) -> None:
     assert told_by(lambda: ask(options={"max_tokens": 3, "tags": {}}, runtime="inline")) == (
         "options must be RunOptions, got: dict. Write options=RunOptions(max_tokens=..., tags=...)"
     )
+    told = told_by(lambda: resume("run", team, options=WRONG))
+    assert told == told_by(lambda: fork("run", "a", team, options=WRONG))
+    assert told == "options must be RunOptions, got: int. Write options=RunOptions(max_tokens=...)"
     assert told_by(lambda: ask(options=RunOptions, runtime="inline")).endswith(
         "Write options=RunOptions(max_tokens=...)"
     )

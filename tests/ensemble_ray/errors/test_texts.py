@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import traceback
+from collections.abc import Callable
+from typing import cast
 
 import pytest
+import yaml
 
 from ensemble_ray import AgentExecutionError, EnsembleError, RateLimitInterruptedError, TaskExecutionError
 from ensemble_ray.errors.texts import (
@@ -18,6 +23,7 @@ from ensemble_ray.errors.texts import (
     task_failure,
     tasks_failure,
     user_frames,
+    user_line,
     user_traceback,
 )
 from ensemble_ray.process.threads import call_user
@@ -156,6 +162,49 @@ def test_traceback_of_another_process_is_told_from_its_note() -> None:
     assert user_traceback(error) == ""
     error.add_note(f"{REMOTE}\n  File ...")
     assert user_traceback(error) == f"{REMOTE}\n  File ..."
+
+
+def at(*files: str, note: str = "") -> Exception:
+    """An error that went through frames in these files, the last one raised it; a note tells of another process."""
+    error, names = ValueError("raised"), dict[str, object]()
+    for file in reversed(files):
+        body = "inner()" if names else "raise error"
+        names = {"__name__": "shop", "inner": names.get("run"), "error": error}
+        exec(compile(f"def run(): {body}", file, "exec"), names)  # noqa: S102  a frame of that file
+    with contextlib.suppress(ValueError, KeyError):
+        cast("Callable[[], object]", names["run"])()
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # of this function
+    if note:
+        error.add_note(note)
+    return error
+
+
+LIBRARY = "/venv/lib/python3.11/site-packages/yaml/parser.py"
+NOTE = f"""{REMOTE}
+  File "/shop/team.py", line 3, in handle
+    json.loads(text)
+  File "/node/lib/python3.11/json/decoder.py", line 355, in raw_decode
+    raise JSONDecodeError("Expecting value", s, err.value) from None
+while handling: other (KeyError)
+  File "/shop/other.py", line 9, in look
+    names[key]"""
+
+
+@pytest.mark.parametrize(
+    ("errors", "line"),
+    [
+        ([at("/shop/team.py", LIBRARY)], 'File "/shop/team.py", line 1, in run'),
+        ([at(note=NOTE)], 'File "/shop/team.py", line 3, in handle'),
+        ([at("/shop/main.py", note=NOTE)], 'File "/shop/team.py", line 3, in handle'),
+        ([at(LIBRARY), at("/shop/team.py", LIBRARY)], 'File "/shop/team.py", line 1, in run'),
+        ([at("/shop/team.py", json.__file__, yaml.__file__)], 'File "/shop/team.py", line 1, in run'),
+        ([at("/venv/lib/python3.11/site-packages/shop.py", LIBRARY)], f'File "{LIBRARY}", line 1, in run'),
+        ([ValueError("made")], ""),
+    ],
+)
+def test_the_line_that_is_told_is_of_user_code(errors: list[Exception], line: str) -> None:
+    """S-ERR-52: raised here or elsewhere; a line of a library only where there is no other."""
+    assert user_line(errors) == line
 
 
 async def test_deep_traceback_is_bounded() -> None:

@@ -1,5 +1,6 @@
 """Running under an id that was used before, and whether two definitions are the same."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
-from ensemble_ray.record.resume.fork_advice import fork_advice
+from ensemble_ray.record.resume.fork_advice import fork_advice, resume_advice
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 
@@ -60,20 +61,20 @@ def test_run_exists_while_it_is_running(state: RunState) -> None:
 def test_run_that_waits_is_not_begun_again() -> None:
     """S-REV-114: it goes on when its gates are decided."""
     facts = [*begun(READ), ended(9.0, "waiting")]
-    with pytest.raises(ValidationError, match=r"waits for reviews .*: decide them, and resume it"):
+    with pytest.raises(ValidationError, match=r"waits for reviews .*\. Decide them, and resume it"):
         recorded_output(RUN, RunState.WAITING, facts, HEADER)
 
 
 def test_resume_is_named_when_the_run_was_interrupted() -> None:
     """S-SET-39, S-DUR-34: its owner is gone without an end."""
-    with pytest.raises(ValidationError, match=r"Run 'run-1' was interrupted .*: resume it .*ensemble-ray resume run-1"):
+    with pytest.raises(ValidationError, match=r"Run 'run-1' was interrupted .*\. Resume it: ensemble-ray resume run-1"):
         recorded_output(RUN, RunState.INTERRUPTED, begun(READ), HEADER)
 
 
 def test_resume_is_named_when_the_run_was_cancelled() -> None:
     """S-SET-39, S-SET-27: a cancelled run can be resumed."""
     facts = [*begun(READ), ended(103, "cancelled", "cancelled")]
-    with pytest.raises(ValidationError, match=r"Run 'run-1' was cancelled .*: resume it .*ensemble-ray resume run-1"):
+    with pytest.raises(ValidationError, match=r"Run 'run-1' was cancelled .*\. Resume it: ensemble-ray resume run-1"):
         recorded_output(RUN, RunState.CANCELLED, facts, HEADER)
 
 
@@ -109,10 +110,40 @@ def test_the_fork_that_is_named_can_be_made(failing: str, origin: str, advice: s
     assert fork_advice(RUN, origin, [*DONE, failure]) == advice
 
 
+@pytest.mark.parametrize(
+    ("origin", "advice"),
+    [
+        ("team.yaml", "ensemble-ray resume run-1 --max-tokens N"),
+        ("", "ensemble_ray.resume('run-1', ensemble, max_tokens=N), in the program that began it"),
+        (
+            None,
+            "ensemble-ray resume run-1 --max-tokens N, or ensemble_ray.resume('run-1', ensemble, max_tokens=N), in the program that began it",
+        ),
+    ],
+)
+def test_the_resume_that_is_named_can_be_made(origin: str | None, advice: str) -> None:
+    """S-DUR-154: where the definition is in a program, by a call; both ways where that is not known."""
+    assert resume_advice(RUN, origin, field="max_tokens=N") == advice
+
+
+@pytest.mark.parametrize(
+    "state", [RunState.FAILED, RunState.BUDGET_EXHAUSTED, RunState.WAITING, RunState.CANCELLED, RunState.INTERRUPTED]
+)
+@pytest.mark.parametrize(
+    ("origin", "advice"), [("", "ensemble_ray.resume('run-1', "), ("a.yaml", "ensemble-ray resume ")]
+)
+def test_a_run_that_is_not_over_names_a_resume_that_can_be_made(state: RunState, origin: str, advice: str) -> None:
+    """S-DUR-154, S-SET-39."""
+    recorded = PlanRecorded(items={}, plan={"workflow": "map"}, origin=origin)
+    with pytest.raises(ValidationError, match=re.escape(f": {advice}")) as told:
+        is_answered(RUN, state, recorded_state=state, recorded=recorded, header=recorded)
+    assert ("ensemble_ray.resume" in str(told.value)) is (not origin)
+
+
 def test_resume_is_named_when_a_dynamic_run_has_failed() -> None:
     """S-MR-163, S-SET-39: it tries again what failed; a finished one is answered by its record."""
     recorded = PlanRecorded(items={}, plan={"workflow": "map"})
-    with pytest.raises(ValidationError, match=f"'{RUN}' has failed.*resume it, which tries again what failed"):
+    with pytest.raises(ValidationError, match=f"'{RUN}' has failed.*Resume it, which tries again what failed"):
         is_answered(RUN, RunState.FAILED, recorded_state=RunState.FAILED, recorded=recorded, header=recorded)
     done = RunState.COMPLETED
     assert is_answered(RUN, done, recorded_state=done, recorded=recorded, header=recorded)

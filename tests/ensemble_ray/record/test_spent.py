@@ -100,10 +100,11 @@ def test_run_that_spent_its_budget_needs_a_larger_one() -> None:
     """S-BUD-6: which also covers what was spent."""
     before, spent = RunBudget(max_tokens=100), Amount(90)
     for now in (None, RunBudget(max_tokens=200), RunBudget(max_cost=1)):
-        check_larger("r", before, now, spent)
-    told = r"Run 'r' spent its budget \(max_tokens 100\): 90 tokens are spent\. Go on with a larger one"
+        check_larger("r", "", before, now, spent)
+    told = r"Run 'r' spent its budget \(max_tokens 100\): 90 tokens are spent\. Go on with a larger one: "
+    told += r"ensemble_ray\.resume\('r', ensemble, max_tokens=N\), in the program"
     for now in (before, RunBudget(max_tokens=50)):
         with pytest.raises(ValidationError, match=told):
-            check_larger("r", before, now, spent)
+            check_larger("r", "", before, now, spent)
     with pytest.raises(ValidationError, match="102 tokens are spent"):
-        check_larger("r", before, RunBudget(max_tokens=101), Amount(102))
+        check_larger("r", "", before, RunBudget(max_tokens=101), Amount(102))

@@ -194,7 +194,9 @@ async def test_what_follows_from_the_timeout_is_told_when_it_has_passed(home: In
     while any(review.expires_at is None or review.expires_at > utc_now() for review in pending):  # noqa: ASYNC110  for an instant
         await asyncio.sleep(0)
     for review in pending:
-        with pytest.raises(ReviewDecidedError, match=r"on_timeout=continue applies.*ensemble-ray resume run") as told:
+        with pytest.raises(
+            ReviewDecidedError, match=r"on_timeout=continue applies.*ensemble_ray\.resume\('run', ensemble\)"
+        ) as told:
             await adecide("run", review.gate_id, ReviewDecision.exit_early(), runtime=home)
         assert (told.value.verdict, told.value.by, told.value.decided_at) == ("continue", TIMEOUT, review.expires_at)
     output = await aresume("run", team.ensemble(), runtime=home)

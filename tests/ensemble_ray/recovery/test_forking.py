@@ -27,6 +27,7 @@ from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.forking import begin_fork, offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import answer
 from tests.ensemble_ray.record.delegating_team import Counted
 
 
@@ -68,6 +69,31 @@ async def test_only_what_follows_is_done_again_when_a_run_is_forked(home: Inline
     assert await _forked_from(home, "two") == {"run": "one", "task": "last"}
     kept = await _team(_model()).arun(runtime=home, run_id="one")
     assert kept.raw == before.raw
+
+
+async def test_a_fork_has_options_of_its_own(home: InlineRuntime) -> None:
+    """S-DUR-142, S-DOM-94: those that are given, and the others of the run that it is of."""
+    before = RunOptions(max_tokens=5000, max_parallel_tasks=2, tags={"a": "b"})
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one", options=before)
+    given = RunOptions(max_tokens=7000, context_budget=900)
+    output = await afork(
+        "one", "last", _team(_model("C")), runtime=home, new_run_id="two", options=given, max_tokens=8000
+    )
+    assert output.raw == "C"
+    (first, *_) = await store_at(home.store_address).facts("two")
+    header = first.data.to_data()
+    assert header["options"] == {"max_tokens": 8000, "max_parallel_tasks": 2, "context_budget": 900}
+    assert header["budget"] == {"max_tokens": 8000, "max_cost": None}
+
+
+def test_a_fork_spends_no_more_than_it_is_given(home: InlineRuntime) -> None:
+    """S-DOM-94, S-BUD-9: its own budget, without what the other run spent."""
+    answers = [answer(text, 50, 50) for text in "abc"]
+    _team(ScriptedModel(*answers)).run(runtime=home, run_id="one")
+    spent = fork("one", "second", _team(ScriptedModel(*answers)), runtime=home, max_tokens=1)
+    assert spent.state is RunState.BUDGET_EXHAUSTED
+    with pytest.raises(TypeError, match="Did you mean 'max_tokens'"):
+        fork("one", "last", runtime=home, max_token=1)  # type: ignore[call-arg]
 
 
 def _with_inputs(model: ScriptedModel) -> Ensemble:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ray._private.workers import default_worker
 
 from ensemble_ray import (
     Agent,
@@ -94,15 +95,20 @@ async def test_a_fork_keeps_the_name_of_its_team(runtime: InlineRuntime, tmp_pat
 async def test_a_team_of_a_program_is_called_as_its_file(
     runtime: InlineRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-DOM-84: where there is one; a package's own program, such as that of a test, is none."""
+    """S-DOM-84: where there is one; a package's own program, such as that of a test, is none; nor is Ray's, which runs its tasks."""
     await team("a", "b").arun(runtime=runtime, run_id="nameless")
     program = ModuleType("__main__")
     program.__file__ = "/data/support.py"
     monkeypatch.setitem(sys.modules, "__main__", program)
     await team("a", "b").arun(runtime=runtime, run_id="of-program")
+    program.__file__ = str(default_worker.__file__)
+    await team("a", "b").arun(runtime=runtime, run_id="in-ray-task")
     await team("a", "b").with_origin("shop:desk").arun(runtime=runtime, run_id="loaded")
-    names = [(await read_head(SqliteStore(tmp_path), each)).name for each in ("nameless", "of-program", "loaded")]
-    assert names == ["", "support", "desk"]
+    names = [
+        (await read_head(SqliteStore(tmp_path), each)).name
+        for each in ("nameless", "of-program", "in-ray-task", "loaded")
+    ]
+    assert names == ["", "support", "", "desk"]
 
 
 def test_records_of_earlier_versions_have_the_name_of_where_their_team_came_from() -> None:
