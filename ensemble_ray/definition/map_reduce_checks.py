@@ -95,6 +95,9 @@ def _check_columns(arguments: _Arguments) -> None:
     names = [columns] if isinstance(columns, str) else columns
     if key is not None and (not isinstance(key, str) or not key.strip()):
         raise ValidationError(f"key must be the name of a field, got: {key!r}")
+    if key == "index":  # a resumed run finds by it which items have their rows
+        msg = "key must not be 'index': rows have the position of the item there. Choose columns=['item.index'] in its place"
+        raise ValidationError(msg)
     if names is None:
         return
     if not isinstance(names, list | tuple) or not names:
