@@ -184,7 +184,7 @@ def _without_files(name: str, definition: Runnable) -> Runnable:
     if isinstance(definition, Ensemble) or (definition.results is None and definition.dead_letters is None):
         return definition
     _log.warning("Team '%s' is served without its files of results and dead letters", name)
-    return definition.replace(results=None, dead_letters=None)
+    return definition.replace(results=None, columns=None, key=None, dead_letters=None)
 
 
 def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:

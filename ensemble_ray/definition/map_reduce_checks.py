@@ -7,11 +7,14 @@ type where a number belongs is left to pydantic, which comes after.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from types import UnionType
+from typing import Union, cast, get_args, get_origin
 
 from ensemble_ray.definition.fields import check_positive
 from ensemble_ray.errors import ValidationError
@@ -32,6 +35,8 @@ _Arguments = Mapping[str, object]
 _ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "chunk_tasks, agent")}
 #: How factories of the old order call what comes second now.
 _GROUP_NAMES = frozenset({"group", "chunk", "chunk_tasks", "tasks", "items", "outputs"})
+#: An annotation that could not be resolved.
+_AGENT = re.compile(r"([\w.]*Optional\[)?[\w.]*Agent\]?")
 #: From the warning to the line that makes the map-reduce: the checks, pydantic, two constructors.
 _CALLER_LEVEL = 7
 _POLICIES = ("fail", "skip", "collect")
@@ -95,6 +100,9 @@ def _check_columns(arguments: _Arguments) -> None:
     names = [columns] if isinstance(columns, str) else columns
     if key is not None and (not isinstance(key, str) or not key.strip()):
         raise ValidationError(f"key must be the name of a field, got: {key!r}")
+    if key == "index":  # a resumed run finds by it which items have their rows
+        msg = "key must not be 'index': rows have the position of the item there. Choose columns=['item.index'] in its place"
+        raise ValidationError(msg)
     if names is None:
         return
     if not isinstance(names, list | tuple) or not names:
@@ -124,22 +132,38 @@ def warn_of_old_order(arguments: _Arguments) -> None:
 
 def takes_agent_first(factory: object) -> bool:
     """Return whether a factory of two arguments has the old order: by its annotations, else by its names (S-MR-227)."""
-    try:
-        parameters = inspect.signature(cast("Callable[..., object]", factory)).parameters.values()
-    except (TypeError, ValueError):  # it is not callable, or shows no signature
+    if (signature := _signature_of(cast("Callable[..., object]", factory))) is None:
         return False
-    places = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    places = [
+        each
+        for each in signature.parameters.values()
+        if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
+    ]
     if len(places) < 2:  # noqa: PLR2004  as map_task has
         return False
     first, second = places[:2]
     if _is_agent(first.annotation) or _is_agent(second.annotation):
         return _is_agent(first.annotation)
-    return "agent" not in second.name and ("agent" in first.name or second.name in _GROUP_NAMES - {first.name})
+    is_first, is_second = (f"_{each.name}".endswith("_agent") for each in (first, second))
+    return not is_second and (is_first or second.name in _GROUP_NAMES - {first.name})
+
+
+def _signature_of(factory: Callable[..., object]) -> inspect.Signature | None:
+    """Return the signature with annotations as values; as texts where a name is imported for type checkers alone."""
+    for is_resolved in (True, False):
+        with suppress(NameError, AttributeError, SyntaxError, TypeError, ValueError):
+            return inspect.signature(factory, eval_str=is_resolved)
+    return None  # it is not callable, or shows no signature
 
 
 def _is_agent(annotation: object) -> bool:
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return str(name).rpartition(".")[2].endswith("Agent")
+    """Return whether that is the type of an agent, or a union with it."""
+    if get_origin(annotation) in {Union, UnionType}:
+        return any(map(_is_agent, get_args(annotation)))
+    text = getattr(annotation, "__forward_arg__", annotation)
+    if isinstance(text, str):
+        return any(map(_AGENT.fullmatch, re.sub("['\" ]", "", text).split("|")))
+    return str(getattr(annotation, "__name__", "")).endswith("Agent")
 
 
 def _check_budget(arguments: _Arguments) -> bool:

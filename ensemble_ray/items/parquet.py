@@ -39,14 +39,16 @@ _TYPES = {
 }
 #: Types of chosen columns by what their values are; others are JSON text (S-MR-219).
 _KINDS = {
-    frozenset({str}): "string",
-    frozenset({bool}): "bool_",
-    frozenset({int}): "int64",
-    frozenset({float}): "float64",
-    frozenset({int, float}): "float64",
+    frozenset({"str"}): "string",
+    frozenset({"bool"}): "bool_",
+    frozenset({"int"}): "int64",
+    frozenset({"long"}): "int64",
+    frozenset({"int", "long"}): "int64",
+    frozenset({"float"}): "float64",
+    frozenset({"int", "float"}): "float64",
 }
-#: Marks a column of JSON text in the file.
-_JSON = {b"json": b"1"}
+#: Says of a column in the file whether it is JSON text.
+_JSON = b"json"
 
 
 def _arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
@@ -89,20 +91,22 @@ def parquet_rows(path: Path) -> Entries:
                 index += 1
 
 
-def pack_lines(lines: Path, path: Path, names: Sequence[str]) -> None:
+def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -> None:
     """Make the parquet file of rows that stand in lines, and remove the lines; `names` are its columns behind `index`.
+
+    The values of the column `key` are those of a field of the items, whatever its name.
 
     Raises:
         RecordError: it cannot be written; the lines stay.
     """
     arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
-    types = _find_types(lines, ("index", *names))
+    types = _find_types(lines, ("index", *names), key)
     schema = arrow.schema(
         [
             arrow.field(
                 name,
                 arrow.string() if kind == "json" else getattr(arrow, kind)(),
-                metadata=_JSON if kind == "json" else None,
+                metadata={_JSON: b"1" if kind == "json" else b"0"},
             )
             for name, kind in types.items()
         ]
@@ -114,23 +118,30 @@ def pack_lines(lines: Path, path: Path, names: Sequence[str]) -> None:
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
         part.replace(path)
         lines.unlink()
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, OverflowError) as error:
         part.unlink(missing_ok=True)
         msg = f"results file '{path}' cannot be written: {message_of(error)}; its rows are in '{lines}'"
         raise RecordError(msg, str(path)) from error
 
 
-def _find_types(lines: Path, names: Sequence[str]) -> dict[str, str]:
+def _find_types(lines: Path, names: Sequence[str], key: str | None) -> dict[str, str]:
     """Return the types of columns; those of chosen ones follow from the values of all rows."""
-    chosen = {name: set[type]() for name in names if name not in _TYPES}
+    chosen = {name: set[str]() for name in names if name == key or name not in _TYPES}
     if chosen:
         with lines.open("rb") as file:
             for row in map(json.loads, file):
                 for name, found in chosen.items():
                     if (value := row.get(name)) is not None:
-                        found.add(type(value))
+                        found.add(_name_type(value))
     found_kinds = {name: _KINDS.get(frozenset(found), "json") if found else "string" for name, found in chosen.items()}
-    return {name: _TYPES.get(name) or found_kinds[name] for name in names}
+    return {name: found_kinds.get(name) or _TYPES[name] for name in names}
+
+
+def _name_type(value: object) -> str:
+    """Return the name of a value's type; `long`: an int that a float cannot hold, `huge`: one that int64 cannot, either."""
+    if type(value) is not int or abs(value) <= 2**53:
+        return type(value).__name__
+    return "long" if -(2**63) <= value < 2**63 else "huge"
 
 
 def _groups(lines: Path, types: Mapping[str, str]) -> Iterator[list[dict[str, object]]]:
@@ -169,7 +180,7 @@ def unpack_lines(path: Path, lines: Path) -> None:
     part = lines.with_name(f"{lines.name}.part")
     try:
         schema = _arrow("pyarrow.parquet", path).read_schema(path)
-        texts = [each.name for each in schema if _TYPES.get(each.name) == "json" or (each.metadata or {}).get(b"json")]
+        texts = [each.name for each in schema if _is_json(each.metadata or {}, each.name)]
         with part.open("wb") as file:
             for entry in parquet_rows(path) if count else ():
                 _, row = cast("tuple[int, dict[str, Any]]", entry)
@@ -178,6 +189,10 @@ def unpack_lines(path: Path, lines: Path) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise RecordError(f"results file '{lines}' cannot be written: {message_of(error)}", str(lines)) from error
+
+
+def _is_json(metadata: Mapping[bytes, bytes], name: str) -> bool:
+    return metadata[_JSON] == b"1" if _JSON in metadata else _TYPES.get(name) == "json"  # older files do not say
 
 
 def _values(row: Mapping[str, Any], texts: Sequence[str], path: Path) -> dict[str, object]:

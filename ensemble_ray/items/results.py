@@ -150,7 +150,7 @@ class ResultsFile:
         self._lines.close()
         lines = _lines_of(self._path)
         if is_complete and lines != self._path and lines.exists():
-            pack_lines(lines, self._path, self._columns.names)
+            pack_lines(lines, self._path, self._columns.names, self._columns.key)
 
 
 def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> bytes:

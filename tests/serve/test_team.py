@@ -108,9 +108,10 @@ def test_a_map_reduce_is_served(team: Path) -> None:
     assert (made.info.tasks, made.info.workflow, made.info.takes_items) == (None, "map-reduce", True)
 
 
-def test_files_of_results_are_left_out(team: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """S-SRV-18: runs of several clients would write into one file."""
-    team.write_text(f"{MAP_REDUCE}  results: rows.jsonl\n")
+@pytest.mark.parametrize("more", ["", "  columns: [raw]\n  key: id\n"])
+def test_files_of_results_are_left_out(more: str, team: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S-SRV-18: runs of several clients would write into one file; so its columns are left out, too."""
+    team.write_text(f"{MAP_REDUCE}  results: rows.jsonl\n{more}")
     (served,) = load_teams(team_names(["team.yaml"]), needs_keys=False).values()
     assert getattr(served.definition, "results", "none") is None
     assert "without its files" in caplog.text

@@ -263,6 +263,10 @@ def test_file_of_outcomes_is_refused_when_its_ending_says_nothing() -> None:
         ({"columns": {"id": 1}, "results": "o.jsonl"}, "columns must be a list of names, got: {'id': 1}"),
         ({"key": "", "results": "o.jsonl"}, "key must be the name of a field, got: ''"),
         ({"key": 5, "results": "o.jsonl"}, "key must be the name of a field, got: 5"),
+        (
+            {"key": "index", "results": "o.jsonl"},
+            "key must not be 'index': rows have the position of the item there. Choose columns=['item.index'] in its place",
+        ),
     ],
 )
 def test_columns_that_no_file_can_have_are_refused(fields: dict[str, Any], told: str) -> None:

@@ -353,7 +353,8 @@ async def test_key_takes_the_place_of_the_item(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     await _chosen(path, _result(3, LABELLED), key="id")
     assert list(_rows(path)[0]) == [
-        "index", "id", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration",
+        "index", "id", "raw", "parsed", "agent_role", "input_tokens", "output_tokens",
+        "incomplete_answers", "duration",
     ]  # fmt: skip
 
 
@@ -405,3 +406,43 @@ async def test_parquet_file_has_the_types_of_chosen_columns(tmp_path: Path) -> N
     rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
     assert rows[0][1] == first
     assert [row["mixed"] for _, row in rows] == ['"text"', "[1]", None]
+
+
+@pytest.mark.parametrize("key", ["item", "raw", "parsed", "agent_role", "input_tokens", "duration"])
+@pytest.mark.parametrize("value", ["text", '"quoted"', 7, {"a": 1}])
+async def test_key_has_the_type_of_its_values_in_a_parquet_file(key: str, value: object, tmp_path: Path) -> None:
+    """S-MR-219: also where a part of each row has the name of the key, and where the run goes on after its end."""
+    path = tmp_path / "out.parquet"
+    for index in range(2):
+        await _chosen(path, _result(index, {key: value}), key=key)
+    rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
+    assert [row[key] for _, row in rows] == [json.dumps(value) if isinstance(value, dict) else value] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([1, 2**63 - 1], [1, 2**63 - 1]),
+        ([1, 2**63], ["1", str(2**63)]),
+        ([-(2**63) - 1], [str(-(2**63) - 1)]),
+        ([0.5, 2**53], [0.5, 2.0**53]),
+        ([0.5, 2**53 + 1], ["0.5", str(2**53 + 1)]),
+    ],
+)
+async def test_numbers_stay_whole_in_a_parquet_file(values: list[object], found: list[object], tmp_path: Path) -> None:
+    """S-MR-219: those that no number of the file can hold are JSON text."""
+    path = tmp_path / "out.parquet"
+    await _chosen(path, *(_result(index, {"id": value}) for index, value in enumerate(values)), columns=["id"])
+    rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
+    assert [row["id"] for _, row in rows] == found
+
+
+async def test_rows_stay_when_a_number_is_too_large_for_its_column(tmp_path: Path) -> None:
+    """S-MR-130: the error names the file with the rows, and no file in part is left."""
+    path = tmp_path / "out.parquet"
+    result = _result(0)
+    assert result.output is not None
+    metrics = TaskMetrics(input_tokens=2**63)
+    with pytest.raises(RecordError, match=r"cannot be written: .*; its rows are in '.*\.rows\.jsonl'"):
+        await _write(path, ItemResult(index=0, item="i", output=result.output.replace(metrics=metrics)))
+    assert _names(tmp_path) == ["out.parquet.rows.jsonl"]

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Optional, cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from ensemble_ray.plan.map_reduce_factories import (
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
+_Worker = Optional["Agent"]
 
 
 def agent_of(role: str) -> Agent:
@@ -120,19 +122,57 @@ def _new_annotated(agent: list[Task], group: Agent) -> Task:
     return Task("r", context=agent, agent=group)
 
 
-@pytest.mark.parametrize(
-    ("factory", "is_old"),
-    [
-        (_old_annotated, True),
-        (lambda agent, chunk: Task("r", context=chunk, agent=agent), True),
-        (lambda the_agent, many: Task("r", context=many, agent=the_agent), True),
-        (lambda worker, group: Task("r", context=group, agent=worker), True),
-        (_new_annotated, False),
-        (lambda group, agent: Task("r", context=group, agent=agent), False),
-        (lambda tasks, worker: Task("r", context=tasks, agent=worker), False),
-        (lambda a, b: Task("r", context=a, agent=b), False),
-    ],
-)
+def _old_resolved(w: Agent | None, x: list[Task]) -> Task:
+    return _old_annotated(cast("Agent", w), x)
+
+
+def _old_optional(w: Optional[Agent], x: list[Task]) -> Task:  # noqa: UP045
+    return _old_annotated(cast("Agent", w), x)
+
+
+def _old_quoted(w: "Agent", x: "Unseen") -> Task:  # type: ignore[name-defined]  # noqa: F821, UP037  # pyright: ignore[reportUndefinedVariable]
+    return _old_annotated(w, x)
+
+
+def _old_unresolved(w: Optional[Agent], x: Unseen) -> Task:  # type: ignore[name-defined]  # noqa: F821, UP045  # pyright: ignore[reportUndefinedVariable]
+    return _old_annotated(cast("Agent", w), x)
+
+
+def _old_alias(w: _Worker, x: list[Task]) -> Task:
+    return _old_annotated(cast("Agent", w), x)
+
+
+def _new_optional(w: list[Task], x: Agent | None) -> Task:
+    return _new_annotated(w, cast("Agent", x))
+
+
+def _new_list(agents: list[Agent], w: object) -> Task:
+    return _new_annotated(cast("list[Task]", agents), cast("Agent", w))
+
+
+_FACTORIES: list[tuple[Callable[[Any, Any], Task], bool]] = [
+    (_old_annotated, True),
+    (_old_resolved, True),
+    (_old_optional, True),
+    (_old_quoted, True),
+    (_old_unresolved, True),
+    (_old_alias, True),
+    (partial(_old_resolved), True),
+    (_new_optional, False),
+    (_new_list, False),
+    (lambda agent_outputs, w: Task("r", context=agent_outputs, agent=w), False),
+    (lambda the_agents, w: Task("r", context=the_agents, agent=w), False),
+    (lambda agent, chunk: Task("r", context=chunk, agent=agent), True),
+    (lambda the_agent, many: Task("r", context=many, agent=the_agent), True),
+    (lambda worker, group: Task("r", context=group, agent=worker), True),
+    (_new_annotated, False),
+    (lambda group, agent: Task("r", context=group, agent=agent), False),
+    (lambda tasks, worker: Task("r", context=tasks, agent=worker), False),
+    (lambda a, b: Task("r", context=a, agent=b), False),
+]
+
+
+@pytest.mark.parametrize(("factory", "is_old"), _FACTORIES)
 def test_factory_of_the_old_order_is_recognised_and_deprecated(factory: Any, *, is_old: bool) -> None:
     """S-MR-227: by an annotation, else by a name; the warning is told of the line that makes the map-reduce."""
     chunk = [Task("one"), Task("two")]
