@@ -21,7 +21,6 @@ from ensemble_ray.definition.map_reduce_checks import (
     check_processes,
     check_reduction,
     check_side,
-    warn_of_old_order,
 )
 from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
@@ -193,7 +192,6 @@ class MapReduceDefinition(MapDefinition):
     @classmethod
     def _check_reduction(cls, arguments: dict[str, Any]) -> None:
         check_reduction(arguments)
-        warn_of_old_order(arguments)
         if arguments.get("input_estimator") is None:
             arguments["input_estimator"] = str
 
