@@ -15,6 +15,7 @@ from pydantic import PrivateAttr
 
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.map_reduce_checks import warn_of_old_order
 from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_options import merge_options
 from ensemble_ray.definition.run_rules import Watched
@@ -73,6 +74,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         def __init__(self, *args: object, **data: object) -> None:
             super().__init__(*args, **data)
             # Not among the checks of fields: what a factory raises goes on as it is (S-MR-106).
+            warn_of_old_order(data)
             self._tree = static_tree(self) if self.is_planned else None
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, cast, overload
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 
@@ -21,7 +21,6 @@ from ensemble_ray.definition.map_reduce_checks import (
     check_processes,
     check_reduction,
     check_side,
-    warn_of_old_order,
 )
 from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
@@ -49,8 +48,19 @@ if TYPE_CHECKING:
     _Map: TypeAlias = _Made | Awaitable[_Made]
     MapTask: TypeAlias = Callable[[Any], _Map] | Callable[[Any, Agent], _Map]
     MapAgent: TypeAlias = Callable[[Any], _Agent]
-    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[list[Task], Agent], _Task]
-    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[list[Any], Agent], _Task]
+
+    class _OldAgent(Agent): ...
+
+    class _AgentFirst(Protocol):
+        """Deprecated (S-MR-227). It has overloads because pyright infers no parameters of lambdas from these."""
+
+        @overload
+        def __call__(self, agent: _OldAgent, many: list[Any], /) -> _Task: ...
+        @overload
+        def __call__(self, agent: Agent, many: list[Any], /) -> _Task: ...
+
+    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[list[Task], Agent], _Task] | _AgentFirst
+    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[list[Any], Agent], _Task] | _AgentFirst
     GroupAgent: TypeAlias = Callable[[], _Agent]
     TokenEstimator: TypeAlias = Callable[[str], int | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]
@@ -193,7 +203,6 @@ class MapReduceDefinition(MapDefinition):
     @classmethod
     def _check_reduction(cls, arguments: dict[str, Any]) -> None:
         check_reduction(arguments)
-        warn_of_old_order(arguments)
         if arguments.get("input_estimator") is None:
             arguments["input_estimator"] = str
 

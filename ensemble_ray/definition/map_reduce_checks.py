@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -37,8 +38,8 @@ _ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "chunk_t
 _GROUP_NAMES = frozenset({"group", "chunk", "chunk_tasks", "tasks", "items", "outputs"})
 #: An annotation that could not be resolved.
 _AGENT = re.compile(r"([\w.]*Optional\[)?[\w.]*Agent\]?")
-#: From the warning to the line that makes the map-reduce: the checks, pydantic, two constructors.
-_CALLER_LEVEL = 7
+#: From the warning to the line that makes the map-reduce: this module, and the constructor.
+_CALLER_LEVEL = 3
 _POLICIES = ("fail", "skip", "collect")
 _MODES = ("levels", "pipelined")
 
@@ -119,7 +120,10 @@ def check_processes(arguments: _Arguments) -> None:
 
 
 def warn_of_old_order(arguments: _Arguments) -> None:
-    """Warn of factories that take the agent first (S-MR-227)."""
+    """Warn of factories that take the agent first, for a constructor (S-MR-227); not for a copy that the library makes."""
+    caller = sys._getframe(_CALLER_LEVEL - 1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if str(caller.f_globals.get("__name__")).startswith("ensemble_ray."):
+        return
     for side, many in (("reduce", "chunk_tasks"), ("direct", "items")):
         factory = arguments.get(f"{side}_task")
         if arguments.get(f"{side}_agent") is not None and takes_agent_first(factory):

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import assert_type
 
+import pytest
+
 from ensemble_ray import (
     Agent,
     EnsembleOutput,
@@ -72,6 +74,31 @@ def test_factories_are_functions_or_lambdas() -> None:
     assert_type(functions.node_types, Mapping[Task, str])
     assert_type(lambdas.budget, int | None)
     assert [each.is_planned for each in (functions, lambdas, later)] == [True, False, False]
+
+
+def of_group(agent: Agent, group: Sequence[Task]) -> Task:
+    """A factory of the old order."""
+    return Task(description="Join", expected_output="Text", agent=agent, context=group)
+
+
+def of_items(agent: Agent, items: list[str]) -> Task:
+    """Another one."""
+    return task_of(", ".join(items), agent)
+
+
+def test_factories_of_the_old_order_are_no_type_errors() -> None:
+    """S-MR-227: they are deprecated, and work."""
+    with pytest.warns(DeprecationWarning, match="_task takes \\(agent, "):
+        made = MapReduceEnsemble(
+            items=["a"],
+            map_task=Task.of,
+            reduce_agent=lambda: agent_of("all"),
+            reduce_task=of_group,
+            direct_agent=lambda: agent_of("all"),
+            direct_task=of_items,
+            target_token_budget=100,
+        )
+    assert made.run(runtime="inline").raw == "done"
 
 
 def test_outputs_have_types() -> None:

@@ -181,7 +181,7 @@ def test_factory_of_the_old_order_is_recognised_and_deprecated(factory: Any, *, 
         definition = MapReduceEnsemble(
             items=iter("ab"), map_task=Task, reduce_task=factory, reduce_agent=lambda: agent_of("R")
         )
-        task, agent = make_reduce(definition, chunk)
+        task, agent = make_reduce(definition.replace(name="copy"), chunk)
     assert (list(task.context), agent and agent.role) == (chunk, "R")
     told = "reduce_task takes (agent, chunk_tasks), which is deprecated: write it as callable(chunk_tasks, agent), as map_task"
     assert [(str(each.message), each.filename) for each in caught] == ([(told, __file__)] if is_old else [])
