@@ -312,7 +312,7 @@ async def test_run_ends_when_schedulers_die_with_the_same_tasks(runtime: RayRunt
         epochs += [packed.order.epoch for packed in executor._in_flight.values()]
     assert epochs == [3 * REDISPATCH_STEP, 6 * REDISPATCH_STEP]
     if is_recorded:
-        with pytest.raises(EnsembleError, match=f"resume {driver.run_id}"):
+        with pytest.raises(EnsembleError, match=rf"ensemble_ray\.resume\('{driver.run_id}', ensemble\)"):
             await executor._resubmit()
     else:
         await executor._resubmit()
