@@ -220,9 +220,8 @@ async def test_gate_of_a_run_that_asks_its_handler_is_decided_there_alone(home: 
         team.ensemble(review_wait="attached", review_handler=ask).arun(runtime=home, run_id="run")
     )
     await is_asked.wait()
-    while "Draft a" not in (
-        gates := await _gates(home)
-    ):  # the other gate may be the first, and is not committed at once
+    # The other task's gate may be the first, and a gate is not committed immediately.
+    while "Draft a" not in (gates := await _gates(home)):  # noqa: ASYNC110  no event says that a fact is committed
         await asyncio.sleep(0.01)
     with pytest.raises(
         RunExistsError, match=rf"is asked in process {os.getpid()} on .*decide there.*review_wait='detach'"
