@@ -9,7 +9,9 @@ from ensemble_ray.cli.inputs.arguments import check_team_keys_here
 from ensemble_ray.cli.view.failures import describe_error, exit_code_of
 from ensemble_ray.cli.view.terminal import FINE, say
 from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.execute.review.console import ConsoleReviewHandler
 from ensemble_ray.serve.team import load_teams, team_names
+from ensemble_ray.values.reviews import ReviewWait
 
 
 def main(argument: str) -> int:
@@ -23,6 +25,13 @@ def main(argument: str) -> int:
         # Ray Serve takes seconds to load; what is wrong with a team is told before.
         teams = load_teams(team_names(options["ensembles"]))
         check_team_keys_here({name: team.definition for name, team in teams.items()}, "ray")
+        for team_name, team in teams.items():
+            handler, wait = team.definition.review_handler, team.definition.review_wait
+            if isinstance(handler, ConsoleReviewHandler) and wait is ReviewWait.ATTACHED:
+                say(
+                    f"Team '{team_name}': its reviews are asked at the console, and a served run has none, so they end the run early. "
+                    "Set review_wait: detach in the team, and decide at POST /reviews"
+                )
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))

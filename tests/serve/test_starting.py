@@ -105,6 +105,22 @@ def test_models_without_their_keys_are_refused(tmp_path: Path, refusal: Refusal)
 
 @pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
+def test_reviews_at_a_console_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-SRV-218: a served run has no console."""
+    monkeypatch.setattr(starting, "serve_until_interrupted", lambda *_, **__: None)
+    path = tmp_path / "letters.yaml"
+    text = "llm: local\nreview_handler: console\ntasks:\n  draft: {description: Write, review: required}\n"
+    options = json.dumps({"ensembles": [str(path)], "host": "127.0.0.1", "port": 0, "name": "x"})
+    path.write_text(text, encoding="utf-8")
+    assert main(options) == 0
+    assert "Team 'letters': its reviews are asked at the console" in capsys.readouterr().err
+    path.write_text(f"{text}review_wait: detach\n", encoding="utf-8")
+    assert main(options) == 0
+    assert "console" not in capsys.readouterr().err
+
+
 def test_it_serves_until_it_is_interrupted() -> None:
     """S-SRV-61: it says the address, answers there, and leaves nothing behind."""
     (port,) = free_ports(1)
