@@ -88,9 +88,12 @@ class EndpointOptions(BaseModel):
         """Join what is given under the deprecated names of `ensembles`."""
         if not isinstance(data, Mapping) or not {"teams", "team"} & data.keys():
             return data
-        named = [_names_in(data.get(name)) or () for name in ("ensembles", "teams", "team")]
         rest = {name: value for name, value in data.items() if name not in {"teams", "team"}}
-        return {**rest, "ensembles": [each for names in named if isinstance(names, list | tuple) for each in names]}
+        joined: list[object] = []
+        for given in (data.get(name) for name in ("ensembles", "teams", "team")):
+            names = _names_in(given)
+            joined += names if isinstance(names, list | tuple) else [] if names is None else [names]
+        return {**rest, "ensembles": joined}
 
     @field_validator("allowed_hosts", "allowed_origins", "ensembles", "tools", mode="before")
     @classmethod

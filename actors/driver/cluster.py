@@ -21,7 +21,7 @@ from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.forks import after_fork, is_ray_inherited
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["LOCAL", "PROGRAM", "ClusterHeartbeat", "check_fork", "check_version", "connection_id", "join_or_start"]

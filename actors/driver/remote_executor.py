@@ -43,7 +43,7 @@ from ensemble_ray.execute.agent_templates import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.redispatch import MOST_DEATHS
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:

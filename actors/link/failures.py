@@ -6,7 +6,7 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 
 __all__ = ["last_line", "ours"]
 

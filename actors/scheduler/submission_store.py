@@ -19,7 +19,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import Submission

@@ -18,7 +18,7 @@ from ensemble_ray.errors import EnsembleError, RecordError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.outputs import RunState
 

@@ -15,7 +15,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import differences
-from ensemble_ray.record.resume.fork_advice import fork_advice, resume_advice
+from ensemble_ray.record.resume.advice import fork_advice, resume_advice
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 

@@ -18,7 +18,7 @@ from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import (

@@ -22,7 +22,7 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.resume.fork_advice import read_fork_advice
+from ensemble_ray.record.resume.advice import read_fork_advice
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from ensemble_ray import ValidationError
@@ -53,6 +54,8 @@ def test_older_names_are_aliases(team: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert EndpointOptions.model_validate({name: "a.yaml, b:c"}).ensembles == ("a.yaml", "b:c")
     joined = EndpointOptions.model_validate({"ensembles": "a.yaml", "teams": ["b:c"], "team": None})
     assert joined.ensembles == ("a.yaml", "b:c")
+    with pytest.raises(pydantic.ValidationError, match="ensembles"):
+        EndpointOptions.model_validate({"teams": 3})
     monkeypatch.setenv("ENSEMBLE_RAY_TEAM", "team.yaml")
     assert [each.name for each in team_names()] == ["team.yaml"]
     monkeypatch.setenv(ENSEMBLES_VARIABLE, "teams:pair")

@@ -69,7 +69,7 @@ def runs(
     Exit codes: 1 the record of a run that is listed is damaged.
     """
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.fork_advice import resume_advice
+    from ensemble_ray.record.resume.advice import resume_advice
 
     chosen = states_of(states or ())
     store = own_store()

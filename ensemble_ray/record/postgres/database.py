@@ -24,7 +24,7 @@ from ensemble_ray.process.postgres_server import (
     parameters_of,
 )
 from ensemble_ray.record.postgres.schema import SCHEMA, ensure_schema, flaw_of, has_schema
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection

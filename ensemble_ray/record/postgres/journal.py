@@ -17,7 +17,7 @@ from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
 from ensemble_ray.record.rendering import accepted_loss, data_of, missing_text
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.values.amounts import RunBudget
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest, stored_text
-from ensemble_ray.record.resume.fork_advice import resume_advice
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
 from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
 

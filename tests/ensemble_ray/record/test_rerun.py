@@ -10,7 +10,7 @@ from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
-from ensemble_ray.record.resume.fork_advice import fork_advice, resume_advice
+from ensemble_ray.record.resume.advice import fork_advice, resume_advice
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 

@@ -112,7 +112,7 @@ def test_rows_and_the_text_of_the_reduce_are_given(call: Call, folder: Path, ite
 
 
 def test_rows_have_the_columns_that_the_command_names(call: Call, folder: Path, items: str) -> None:
-    """S-MR-216, S-MR-218: also where a team file names others; the record has them."""
+    """S-MR-216, S-MR-218, S-MR-220: also where a team file names others; the record has them."""
     (folder / "map.yaml").write_text(
         (folder / "map.yaml").read_text(encoding="utf-8") + "  results: own.jsonl\n  columns: [id, raw]\n",
         encoding="utf-8",

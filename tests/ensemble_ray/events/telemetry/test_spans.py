@@ -141,6 +141,12 @@ def test_parent_follows_from_the_path(instance: str, parent: str) -> None:
     assert task_spans(_event(instance))[0].parent_id == parent
 
 
+def test_run_has_the_name_of_its_team() -> None:
+    """S-INT-114: in its span's name and as the workflow's."""
+    run, *_ = run_spans(_ended(), UnitTimes(()))
+    assert (run.name, run.attributes["gen_ai.workflow.name"]) == ("invoke_workflow shop", "shop")
+
+
 def test_units_last_from_the_first_to_the_last_of_what_is_in_them() -> None:
     """S-INT-31: each round is a child of its unit, and a unit of the round that it is in."""
     paths = ("graph:g#0/loop:l#0/w#0", "graph:g#0/loop:l#1/w#0", "phase:p#1/w#0")

@@ -1,4 +1,4 @@
-"""How a run goes on, or a new one uses what a failed one recorded: the call or command to suggest. Package: record. Pure, but for the reading."""
+"""The call or command to suggest for a run: to resume it, or to fork it if it failed. Package: record."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ async def read_fork_advice(store: RunStore, run_id: str, origin: str, *, command
         RecordError: the record is damaged, or was removed meanwhile.
     """
     ends: list[Fact] = []
-    async for page in store.read(run_id, kinds=kinds_of(OutputRecorded, FailureRecorded)):
+    async for page in store.read(run_id, kinds=kinds_of(OutputRecorded, FailureRecorded), has_data=False):
         ends += page
     return fork_advice(run_id, origin, ends, command=command)
