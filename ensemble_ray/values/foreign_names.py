@@ -13,6 +13,7 @@ _MODELS = dict.fromkeys(("model", "model_client", "llm_config", "chat_model", "l
 _LIMITS = dict.fromkeys(("max_iter", "max_turns", "max_steps", "max_tool_iterations"), "max_iterations")
 _ASKS_PEOPLE = dict.fromkeys(("human_input", "human_in_the_loop", "human_approval"), "review")
 _TASK_TYPE = "The type of the answer is chosen by the task, Task(output_type=...), or the question, agent.run(..., output_type=...)"
+_GUARDRAILS = "Guardrails are of the task: Task(input_guardrails=..., output_guardrails=...)"
 _REQUEST_OPTION = (
     "It is an option of the model: OpenAIChatModel(model, {name}=...), or a key of the section 'llm' of a team file"
 )
@@ -24,7 +25,8 @@ FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
         **_MODELS,
         **_LIMITS,
         **dict.fromkeys(_OUTPUT_TYPES, _TASK_TYPE),
-        **dict.fromkeys(("output_type", "output_guardrails", "input_guardrails", "guardrails"), _TASK_TYPE),
+        "output_type": _TASK_TYPE,
+        **dict.fromkeys(("output_guardrails", "input_guardrails", "guardrails"), _GUARDRAILS),
         **dict.fromkeys(("temperature", "top_p", "max_tokens", "seed"), _REQUEST_OPTION),
         **dict.fromkeys(("instructions", "instruction", "system_prompt", "system_message", "prompt"), "goal"),
         **dict.fromkeys(("backstory", "persona", "description"), "background"),

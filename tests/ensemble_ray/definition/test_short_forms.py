@@ -193,3 +193,9 @@ def test_the_signature_shows_what_has_a_place() -> None:
     assert shown.startswith("(description: str, expected_output: str = 'Produce")
     assert str(inspect.signature(Agent)).startswith("(role: str, goal: str, *, background: ")
     assert str(inspect.signature(RemoteAgent)).startswith("(url: 'str', *, role: ")
+
+
+def test_guardrails_of_an_agent_are_named_as_the_tasks() -> None:
+    """S-ERR-60: an agent has none here."""
+    with pytest.raises(ValidationError, match="Guardrails are of the task"):
+        Agent("Writer", "Write", guardrails=[])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
