@@ -128,6 +128,7 @@ class Accounts:
             if os.environ.get(_TIER) and self._compare() and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = _HAS_GROWN
 
+    @pytest.hookimpl(trylast=True)  # behind the slowest tests: logs of long runs are often cut before their end
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         spent, starts = self._read()
         terminalreporter.section("what the tests cost")
