@@ -33,7 +33,7 @@ def main() -> None:
         items=range(COUNT),
         map_agent=lambda _: mapper,
         map_task=lambda item, by: Task(description=f"map {item}", expected_output="a node", agent=by),
-        replicas=4,
+        replicas=2,
         durability="effects",
     )
     output = ensemble.run(runtime="ray", run_id="spread")
