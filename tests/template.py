@@ -30,8 +30,13 @@ from typing import Any, AnyStr, cast
 
 _ROOT = Path(__file__).resolve().parents[1]
 #: Settings of Ray, which reads them when it is imported. As in clusters that the runtime starts: workers at Ray's own
-#: niceness starve beside other tests. A head that is asked to end waits so long for actors that outlive their drivers, s.
-RAY_SETTINGS = {"RAY_worker_niceness": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1"}
+#: niceness starve beside other tests, and a driver finds no workers that were started for it in advance, since most have no use for
+#: any. A head that is asked to end waits so long for actors that outlive their drivers, s.
+RAY_SETTINGS = {
+    "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+}
 #: Variables that are read when an interpreter starts or a library is imported, except these.
 _READ_AT_IMPORT = ("LANG", "LC_", "PYTHON", "RAY_")
 _READ_LATER = {

@@ -1,4 +1,4 @@
-"""Endpoints to measure, each with a model server of its own, and clients. In: which one. Out: where it answers, and its process."""
+"""Endpoints to measure, the server of their models, and clients. In: which one. Out: where it answers, and its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.children import Child, clean_environment, start_child
 from benchmarks.endpoint.client import Answers, Load
 
-__all__ = ["PLACES", "Clients", "Place", "endpoint"]
+__all__ = ["PLACES", "Clients", "Place", "Surroundings", "endpoint", "surroundings"]
 
 _SCRIPTS = Path(__file__).parent.parent / "scripts"
 #: Name of the team, as a model.
@@ -58,30 +58,48 @@ class Clients:
         return Answers(**json.loads(self._child.ask(json.dumps(asdict(load)))))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is around the endpoints of a measurement: the server of their models, and their clients."""
+
+    model_url: str
+    clients: Clients
+    home: Path
+    environment: dict[str, str]
+
+
 @contextlib.contextmanager
-def endpoint(name: str, *, latency_ms: int = 0) -> Generator[tuple[Place, Clients]]:
-    """Start one with clients, and end both.
+def surroundings(*, latency_ms: int = 0) -> Generator[Surroundings]:
+    """Start the model server and the clients, and end both.
 
     Args:
-        name: One of `PLACES`.
         latency_ms: What the model takes for an answer.
     """
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
         environment = clean_environment(home) | {"BENCHMARK_KEY": "benchmark"}
         command = ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."]
-        model = stack.enter_context(start_child([*command, "--latency-ms", str(latency_ms)], environment)).line()
-        team = home / f"{_TEAM}.yaml"
-        team.write_text(_TEAM_FILE.format(url=model))
-        arguments = {
-            "bare": ["endpoint_bare.py", model],
-            "inline": ["endpoint_inline.py", str(team)],
-            "ray": ["endpoint_on_ray.py", str(team), "1"],
-            "ray-2": ["endpoint_on_ray.py", str(team), "2"],
-        }[name]
-        arguments[0] = str(_SCRIPTS / arguments[0])
-        child = stack.enter_context(start_child(arguments, environment))
-        url = child.line()
+        model = stack.enter_context(start_child([*command, "--latency-ms", str(latency_ms)], environment))
         clients = stack.enter_context(start_child(["-m", "benchmarks.endpoint.client"], environment))
         clients.line()
-        yield Place(name=name, url=url, child=child), Clients(clients)
+        yield Surroundings(model_url=model.line(), clients=Clients(clients), home=home, environment=environment)
+
+
+@contextlib.contextmanager
+def endpoint(name: str, around: Surroundings) -> Generator[Place]:
+    """Start one, and end it.
+
+    Args:
+        name: One of `PLACES`.
+        around: Its models and clients.
+    """
+    team = around.home / f"{_TEAM}.yaml"
+    team.write_text(_TEAM_FILE.format(url=around.model_url))
+    script, *arguments = {
+        "bare": ["endpoint_bare.py", around.model_url],
+        "inline": ["endpoint_inline.py", str(team)],
+        "ray": ["endpoint_on_ray.py", str(team), "1"],
+        "ray-2": ["endpoint_on_ray.py", str(team), "2"],
+    }[name]
+    with start_child([str(_SCRIPTS / script), *arguments], around.environment) as child:
+        yield Place(name=name, url=child.line(), child=child)

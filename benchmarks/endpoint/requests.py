@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.children import ROOT, ChildFailedError
 from benchmarks.endpoint.client import Answers
-from benchmarks.endpoint.places import PLACES, Clients, Place, endpoint
+from benchmarks.endpoint.places import PLACES, Clients, Place, endpoint, surroundings
 from benchmarks.process_tree import cpu_seconds, processes_of
 from benchmarks.report import environment_facts
 
@@ -61,13 +61,14 @@ def main(arguments: Sequence[str]) -> int:
     load_before = os.getloadavg()[0]
     rounds: list[Round] = []
     is_whole = True
-    for name in chosen.only or PLACES:
-        try:
-            with endpoint(name, latency_ms=chosen.latency_ms) as (place, clients):
-                rounds += _rounds(place, clients, chosen)
-        except ChildFailedError as error:
-            is_whole = False
-            print(f"{name}: not measured. {error}", file=sys.stderr)
+    with surroundings(latency_ms=chosen.latency_ms) as around:
+        for name in chosen.only or PLACES:
+            try:
+                with endpoint(name, around) as place:
+                    rounds += _rounds(place, around.clients, chosen)
+            except ChildFailedError as error:
+                is_whole = False
+                print(f"{name}: not measured. {error}", file=sys.stderr)
     facts = environment_facts() | {
         "model's latency, ms": chosen.latency_ms,
         "rounds": chosen.rounds,

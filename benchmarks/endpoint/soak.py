@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.children import ROOT
 from benchmarks.endpoint.client import Answers
-from benchmarks.endpoint.places import endpoint
+from benchmarks.endpoint.places import endpoint, surroundings
 from benchmarks.process_tree import memory_by_process
 from benchmarks.report import environment_facts
 
@@ -82,11 +82,15 @@ def main(arguments: Sequence[str]) -> int:
     facts = environment_facts() | {"rate": chosen.rate, "minutes": chosen.minutes, "load before": os.getloadavg()[0]}
     looks: list[Look] = []
     parts: list[Answers] = []
-    with endpoint(chosen.place, latency_ms=chosen.latency_ms) as (place, clients), ThreadPoolExecutor(1) as sending:
+    with (
+        surroundings(latency_ms=chosen.latency_ms) as around,
+        endpoint(chosen.place, around) as place,
+        ThreadPoolExecutor(1) as sending,
+    ):
         began = time.monotonic()
         while (left_s := began + chosen.minutes * 60 - time.monotonic()) > 0:
             requests = max(1, int(min(_PART_S, left_s) * chosen.rate))
-            part = sending.submit(clients.send, place.load("mixed", requests=requests, rate=chosen.rate))
+            part = sending.submit(around.clients.send, place.load("mixed", requests=requests, rate=chosen.rate))
             while not part.done():
                 looks.append((time.monotonic() - began, memory_by_process(place.child.pid)))
                 time.sleep(_LOOK_S)

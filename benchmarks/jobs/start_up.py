@@ -18,8 +18,6 @@ from benchmarks.process_tree import cpu_seconds, memory_of
 __all__ = ["main"]
 
 _MIB = 2**20
-#: Agents of the step that starts many, and what starts last is left to settle, s.
-_AGENTS, _SETTLE_S = 5, 2.0
 _TEAM = "llm: openai:benchmark\ntasks: {t: {description: d}}\n"
 
 
@@ -29,34 +27,43 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m benchmarks start-up",
         description="What starting costs: the import, a run in this process, a local Ray, its further runs, agents, an endpoint.",
     )
-    parser.parse_args(arguments)
+    parser.add_argument(
+        "--agents", type=int, default=5, help="of the step that starts more of them (default %(default)s)"
+    )
+    parser.add_argument(
+        "--settle-s", type=float, default=2.0, help="after each step, for what it started last (default %(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
     os.environ["OPENAI_API_KEY"] = "benchmark"
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
         os.environ["ENSEMBLE_RAY_HOME"] = home
         print(f"{'step':34}{'s':>8}{'processor s':>13}{'MiB (PSS)':>11}{'processes':>11}")
-        _measure_steps(Path(home))
+        _measure_steps(Path(home), agents=chosen.agents, settle_s=chosen.settle_s)
     return 0
 
 
-def _measure_steps(home: Path) -> None:
-    _measure("import ensemble_ray", _import)
+def _measure_steps(home: Path, *, agents: int, settle_s: float) -> None:
+    def measure(step: str, work: Callable[[], object]) -> None:
+        _measure(step, work, settle_s=settle_s)
+
+    measure("import ensemble_ray", _import)
     from ensemble_ray import InlineRuntime, RayRuntime
 
     inline, on_ray = InlineRuntime(), RayRuntime()
-    _measure("first run, inline", lambda: _run(inline, 1))
-    _measure("first run, local Ray", lambda: _run(on_ray, 1))
-    _measure("further run", lambda: _run(on_ray, 1))
-    _measure(f"run with {_AGENTS} more agents", lambda: _run(on_ray, _AGENTS + 1))
-    _measure("run with the same agents", lambda: _run(on_ray, _AGENTS + 1))
-    _measure("an endpoint: Ray Serve, one replica", lambda: _serve(home))
+    measure("first run, inline", lambda: _run(inline, 1))
+    measure("first run, local Ray", lambda: _run(on_ray, 1))
+    measure("further run", lambda: _run(on_ray, 1))
+    measure(f"run with {agents} more agents", lambda: _run(on_ray, agents + 1))
+    measure("run with the same agents", lambda: _run(on_ray, agents + 1))
+    measure("an endpoint: Ray Serve, one replica", lambda: _serve(home))
 
 
-def _measure(step: str, work: Callable[[], object]) -> None:
+def _measure(step: str, work: Callable[[], object], *, settle_s: float) -> None:
     here = os.getpid()
     processor_before, memory_before, begun = cpu_seconds(here), memory_of(here), time.perf_counter()
     work()
     took = time.perf_counter() - begun
-    time.sleep(_SETTLE_S)  # processes that were started go on for a moment
+    time.sleep(settle_s)  # processes that were started go on for a moment
     processor, memory = cpu_seconds(here) - processor_before, memory_of(here)
     added = (memory.pss_bytes - memory_before.pss_bytes) / _MIB
     print(

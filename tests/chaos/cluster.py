@@ -101,9 +101,15 @@ def _write(file: Path, **values: object) -> None:
 def _keep(file: Path) -> None:
     from ray.cluster_utils import Cluster as LocalCluster  # the harness that imports this module does not need it
 
-    # No driver of its own, whose workers would be started for nothing, nobody who reads logs, and nobody who adds nodes.
+    from ensemble_ray.actors.driver.local_instance import _leave_out, _replace_agent
+
+    # No driver of its own, nobody who reads logs, nobody who adds nodes, and nobody who looks at a page, as in a local instance.
     head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    cluster = LocalCluster(initialize_head=True, head_node_args=head)
+    with _leave_out(["start_api_server"]), _replace_agent():
+        _keep_nodes(file, LocalCluster(initialize_head=True, head_node_args=head))
+
+
+def _keep_nodes(file: Path, cluster: Any) -> None:  # Ray's class has no types
     _write(file, address=cluster.address)
     node: Any = None
     while True:

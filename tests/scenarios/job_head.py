@@ -53,7 +53,6 @@ def job_head(directory: Path, *, has_token: bool = True, **variables: str) -> Ge
     port, dashboard, agent, client = free_ports(4)
     head = [
         *(RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"),
-        *("--no-monitor", "--include-log-monitor=false"),  # nobody adds nodes, nobody follows the logs of workers
         *(f"--port={port}", f"--temp-dir={directory / 'ray'}", f"--ray-client-server-port={client}"),
         # Nobody adds nodes to it, and a job's output is read without who reads logs for drivers.
         *("--no-monitor", "--include-log-monitor=False"),

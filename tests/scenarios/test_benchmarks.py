@@ -57,28 +57,37 @@ def silent(_text: str) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("name", "variants", "requests_of_a_round"),
-    [
-        ("tool-loop", {"floor", "inline", "inline-recorded", "inline-once"}, 11),
-        ("cold-start", {"floor", "inline"}, 1),
-        ("memory", {"floor", "inline"}, 10),
-    ],
-)
-def test_all_variants_make_the_same_calls_when_a_scenario_is_measured(
-    name: str, variants: set[str], requests_of_a_round: int, monkeypatch: pytest.MonkeyPatch
+def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each round of each variant makes exactly the calls that the work needs, gives one figure, and leaves nothing."""
-    monkeypatch.setenv(MARK, name)
+    """`python -m benchmarks --only chain` prints both tables and keeps the figures, round by round.
 
-    results = measure(scenario_named(name), Conditions(rounds=ROUNDS, size=10, with_ray=False, progress=silent))
+    Each round of each variant makes exactly the calls that the work needs, gives one figure, and leaves nothing: in one process for
+    all rounds, and in one for each, whose start or memory is measured.
+    """
+    requests = {"chain": 10, "cold-start": 1, "memory": 10}
+    variants = {"chain": {"floor", "inline", "inline-recorded"}}
+    monkeypatch.setenv(MARK, "command")
+    file = tmp_path / "results" / "latest.json"
+    command = ["--rounds", str(ROUNDS), "--size", "10", "--no-ray", "--quiet", "--json", str(file)]
 
-    assert {result.variant for result in results} == variants
-    for result in results:
-        assert result.requests == (1 + ROUNDS) * requests_of_a_round
-        assert len(result.values) == ROUNDS
-        assert all(value > 0 for value in result.values)
-    assert not marked_processes(name)
+    assert main([*command, *(word for name in requests for word in ("--only", name))]) == 0
+
+    assert not marked_processes("command")
+    printed = capsys.readouterr().out
+    assert "inline/floor" in printed
+    assert "What recording costs" in printed
+    written = json.loads(file.read_text())
+    for name, requests_of_a_round in requests.items():
+        results = [each for each in written["measured"] if each["scenario"] == name]
+        assert {each["variant"] for each in results} == variants.get(name, {"floor", "inline"})
+        for each in results:
+            assert each["requests"] == (1 + ROUNDS) * requests_of_a_round
+            assert len(each["values"]) == ROUNDS
+            assert all(value > 0 for value in each["values"])
+    assert {line["scenario"] for line in written["lines"]} == set(requests)
+    assert {(cost["scenario"], cost["runtime"]) for cost in written["overheads"]} == {("chain", "inline")}
+    assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
 
 
 @pytest.mark.parametrize("name", ["fan-out-0ms", "remembering", "approved"])
@@ -107,32 +116,12 @@ def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work
 
 
 @pytest.mark.extended
-def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`python -m benchmarks --only chain` prints both tables and keeps the figures, round by round."""
-    file = tmp_path / "results" / "latest.json"
-    command = ["--only", "chain", "--rounds", "1", "--size", "10", "--no-ray", "--quiet", "--json", str(file)]
-
-    assert main(command) == 0
-
-    printed = capsys.readouterr().out
-    assert "inline/floor" in printed
-    assert "What recording costs" in printed
-    written = json.loads(file.read_text())
-    assert [len(measured["values"]) for measured in written["measured"]] == [1, 1, 1]
-    assert [line["scenario"] for line in written["lines"]] == ["chain"]
-    assert [(cost["scenario"], cost["runtime"]) for cost in written["overheads"]] == [("chain", "inline")]
-    assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
-
-
-@pytest.mark.extended
 def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`python -m benchmarks scale`: each kind at each of its sizes; what the smallest costs is what others are compared with."""
     file = tmp_path / "scale.json"
-    kinds = ["source parallel", "run sequential", "run map-reduce by tokens"]
+    kinds = ["source parallel", "run map-reduce by tokens"]
     only = [word for kind in kinds for word in ("--only", kind)]
 
     command = ["scale", "--tasks", "5", "20", "--items", "60", "--rounds", "1", "--quiet", "--json", str(file), *only]
@@ -145,12 +134,10 @@ def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
     assert [(line["kind"], line["size"]) for line in lines] == [
         ("source parallel", 5),
         ("source parallel", 20),
-        ("run sequential", 5),
-        ("run sequential", 20),
         ("run map-reduce by tokens", 60),
     ]
     assert all(line["cpu_us_each"] > 0 and line["bytes_each"] > 0 for line in lines)
-    assert [line["cpu_ratio"] for line in lines if line["size"] in {5, 60}] == [1.0, 1.0, 1.0]
+    assert [line["cpu_ratio"] for line in lines if line["size"] in {5, 60}] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -281,13 +268,13 @@ def test_memory_of_a_living_process_is_found_when_it_is_asked_for() -> None:
 def test_each_step_has_its_figures_when_start_up_is_measured() -> None:
     """From the import to an endpoint, in one program: seconds, processor seconds, memory and processes."""
     with own_directory() as directory:
-        command = [sys.executable, "-m", "benchmarks", "start-up"]
+        command = [sys.executable, "-m", "benchmarks", "start-up", "--agents", "1", "--settle-s", "0"]
         done = subprocess.run(  # noqa: S603  our own program
             command, env=own_environment(directory), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if re.search(r"( +-?[\d.]+){4}$", line)]
     assert [re.split(r" {2,}", line)[0] for line in lines] == [
-        "import ensemble_ray", "first run, inline", "first run, local Ray", "further run", "run with 5 more agents",
+        "import ensemble_ray", "first run, inline", "first run, local Ray", "further run", "run with 1 more agents",
         "run with the same agents", "an endpoint: Ray Serve, one replica",
     ]  # fmt: skip

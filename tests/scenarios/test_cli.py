@@ -18,6 +18,7 @@ from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from ensemble_ray.testing.model_server import Answer
 from tests.command_line import COMMAND, PATIENCE_S, ROOT, call_command, environment_of, run_command
 from tests.processes import own_directory, program
+from tests.template import run_forked
 
 TEAMS = ROOT / "examples" / "teams"
 
@@ -175,28 +176,26 @@ def test_nothing_is_said_when_the_reader_of_a_pipe_has_seen_enough(place: Path, 
 
 
 @pytest.mark.parametrize(
-    ("closed", "arguments"),
+    ("closed", "arguments", "runs"),
     [
-        ("stdout", ["trace", "one"]),
-        ("stdout", ["trace", "one", "--json"]),
-        ("stdout", ["runs"]),
-        ("stdout", ["resume", "one", "--json"]),
-        ("stderr", ["resume", "one"]),
+        ("stdout", ["trace", "one"], subprocess.run),
+        ("stdout", ["trace", "one", "--json"], run_forked),
+        ("stdout", ["runs"], run_forked),
+        ("stdout", ["resume", "one", "--json"], run_forked),
+        ("stderr", ["resume", "one"], subprocess.run),
     ],
 )
 def test_a_command_ends_quietly_when_nobody_reads_its_pipe(
-    place: Path, model_server: Servers, closed: str, arguments: list[str]
+    place: Path, model_server: Servers, closed: str, arguments: list[str], runs: Callable[..., CompletedProcess[bytes]]
 ) -> None:
-    """S-SEC-66: `ensemble-ray trace RUN | head -1`: exit code 0, no traceback."""
+    """S-SEC-66: `ensemble-ray trace RUN | head -1`: exit code 0, no traceback; also where the interpreter itself ends."""
     environment = environment_of(place, model_server("x"))
     recorded = call_command(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q")
     assert recorded.returncode == 0, recorded.stderr
     reader, writer = os.pipe()
     os.close(reader)  # before anything is written
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
-    ended = subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments], env=dict(environment), cwd=place, check=False, timeout=PATIENCE_S, **given
-    )
+    ended = runs([*COMMAND, *arguments], env=dict(environment), cwd=place, check=False, timeout=PATIENCE_S, **given)
     os.close(writer)
     assert ended.returncode == 0
     assert b"Traceback" not in (ended.stdout or b"") + (ended.stderr or b"")

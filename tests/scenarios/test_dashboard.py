@@ -140,13 +140,13 @@ def test_wiring_by_hand(inline_runtime: Runtime) -> None:
         assert page.hello["started_at"] == stored(page)[0]["started_at"]
 
 
-def test_joining_while_a_run_goes_on(runtime: Runtime) -> None:
+def test_joining_while_a_run_goes_on(inline_runtime: Runtime) -> None:
     """S-WEB-40, S-WEB-41, S-WEB-44, S-WEB-45: `hello` and what comes after it are what another page was told from the beginning."""
     writer = agent(ScriptedModel(answer("", calls=[call("look", '{"what": "x"}')]), "found"), tools=[look])
     tasks = [task(f"t{number}", agent(ScriptedModel("done"), f"W{number}")) for number in range(4)]
     with WebDashboard.on_port(0) as dashboard, opened(dashboard) as early:
         ensemble = Ensemble(tasks=[task("first", writer), *tasks], dashboard=dashboard)
-        running = Background(lambda: ensemble.run(runtime=runtime))
+        running = Background(lambda: ensemble.run(runtime=inline_runtime))
         early.until("task_completed")
         with opened(dashboard) as late:
             early.until_end()

@@ -1,4 +1,4 @@
-"""The demo for real: the embedded model reads real text, on Ray and inline. No network, no key."""
+"""The demo for real: the embedded model reads real text, on Ray. No network, no key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from ensemble_ray.llm.local_engine.weights import find_weights
 from ensemble_ray.record.runs import read_facts
-from tests.command_line import ROOT, run_command
+from tests.command_line import ROOT, call_command, environment_of, run_command
 from tests.processes import own_directory, own_environment
 
 pytestmark = [
@@ -43,15 +43,22 @@ def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_command(place, environment, *arguments, timeout_s=PATIENCE_S)
 
 
-def test_the_language_reference_is_read_on_ray(place: Path) -> None:
-    """What `make demo` runs, with fewer passages: progress, a digest, and a record that a command shows."""
-    ended = _call(place, "demo", "--chunks", "2")
+def test_files_are_read_on_ray(place: Path) -> None:
+    """What `make demo FILES=...` runs: progress, a digest, and a record that a command shows.
+
+    Any text, one that is hard on the model's window among them; nothing of it is refused. The topics that are read without files:
+    `tests/ensemble_ray/cli/demo/test_passages.py`.
+    """
+    (place / "tides.md").write_text("Tides are the rise and fall of the sea, pulled by the moon.\n", encoding="utf-8")
+    (place / "digits.txt").write_text("0123456789 " * 400 + "\u6f6e\u6c50" * 800, encoding="utf-8")
+    ended = _call(place, "demo", "tides.md", "digits.txt", "--chunks", "2")
     assert ended.returncode == 0, ended.stderr
     digest, _, rest = ended.stdout.partition("\nNotes\n")
     notes, _, tree = rest.partition("\nTree\n")
     assert digest.startswith("Digest\n\n")
     assert len(digest.split()) > 10
-    assert [line.partition(":")[0] for line in notes.split("\n") if line.startswith("- ")] == ["- for", "- while"]
+    shown_notes = [line.partition(":")[0] for line in notes.split("\n") if line.startswith("- ")]
+    assert shown_notes == ["- tides.md", "- digits.txt, part 1"]
     assert "on the ray runtime" in ended.stderr
     assert "3/3  final-reduce (Editor)" in ended.stderr
     assert [" ".join(line.split()[:4]) for line in tree.split("\n") if line] == [
@@ -60,22 +67,11 @@ def test_the_language_reference_is_read_on_ray(place: Path) -> None:
     ]
     assert "3 model calls" in ended.stderr
     run_id = ended.stderr.split()[-1]
-    shown = _call(place, "trace", run_id, "--task", "final-reduce", "--json")
-    (task,) = json.loads(shown.stdout)["task_traces"]
-    assert task["agent_role"] == "Editor"
-    assert len(task["llm_interactions"]) == 1
     # Every prompt fits a slot of the embedded model with room for its answer.
     asked = [fact for fact in read_facts(run_id, place / "records") if fact.kind == "model"]
     assert sorted(fact.name.partition("#")[0] for fact in asked) == ["final-reduce", "map-0", "map-1"]
     assert all(0 < int(str(fact.data.to_data()["input_tokens"])) < 1800 for fact in asked)
-
-
-def test_files_are_read_when_they_are_given(place: Path) -> None:
-    """Any text, one that is hard on the model's window among them; nothing of it is refused."""
-    (place / "tides.md").write_text("Tides are the rise and fall of the sea, pulled by the moon.\n", encoding="utf-8")
-    (place / "digits.txt").write_text("0123456789 " * 400 + "\u6f6e\u6c50" * 800, encoding="utf-8")
-    ended = _call(place, "demo", "tides.md", "digits.txt", "--chunks", "2", "--runtime", "inline", "--quiet")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == ""
-    assert "- tides.md: " in ended.stdout
-    assert "- digits.txt, part 1: " in ended.stdout
+    shown = call_command(place, environment_of(place), "trace", run_id, "--task", "final-reduce", "--json")
+    (task,) = json.loads(shown.stdout)["task_traces"]
+    assert task["agent_role"] == "Editor"
+    assert len(task["llm_interactions"]) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import sys
@@ -14,25 +13,23 @@ import pytest
 
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.cli.demo import serving
-from ensemble_ray.llm.local_engine.weights import find_weights
+from ensemble_ray.testing import ModelServer
 from tests.command_line import ROOT, run_command
 from tests.processes import own_directory, own_environment
 
 pytestmark = pytest.mark.extended
 
-#: Generous: an endpoint and a model start on two cores while other tests run.
+#: Generous: an endpoint starts on two cores while other tests run.
 PATIENCE_S = 900.0
 
 
-@pytest.mark.skipif(
-    find_weights() is None or importlib.util.find_spec("xllamacpp") is None,
-    reason="the embedded model is not installed: ensemble-ray models install",
-)
 def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
-    """S-SRV-62: on the embedded model; each step is said, and the key is not."""
-    with own_directory() as place:
-        environment = own_environment(place, PYTHONPATH=str(ROOT))
-        ended = run_command(place, environment, "demo", "--serve", timeout_s=PATIENCE_S)
+    """S-SRV-62: each step is said, and the key is not. The embedded model, in agents' processes: `tests/scenarios/test_demo.py`."""
+    with own_directory() as place, ModelServer("The moon is a ball of rock.") as server:
+        environment = own_environment(
+            place, PYTHONPATH=str(ROOT), OPENAI_BASE_URL=server.base_url, OPENAI_API_KEY="sk-1"
+        )
+        ended = run_command(place, environment, "demo", "--serve", "--llm", "openai:m", timeout_s=PATIENCE_S)
         assert not (place / "records").exists(), "it has a home of its own"
     assert ended.returncode == 0, ended.stderr
     said = ended.stderr
@@ -44,7 +41,7 @@ def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
     events = said.partition("/events\n")[2].partition("\n\n")[0].split()
     assert (events[0], events[-1]) == ("ensemble_started", "ensemble_completed")
     assert "review_decided" in events
-    assert "The letter:\n  " in said
+    assert "The letter:\n  The moon is" in said
     assert re.findall(r"erk_\S+", said) == [f"erk_...{said.partition('erk_...')[2][:4]}"]
     assert said.rstrip().endswith("Stopped. Nothing of it is left.")
 

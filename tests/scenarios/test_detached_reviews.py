@@ -63,7 +63,7 @@ def test_an_edit_that_does_not_fit_opens_the_next_gate(runtime: Runtime) -> None
     ensemble = team(count)
     output = ensemble.run(runtime=runtime)
     run_id, seen = str(output.run_id), {""}
-    for _ in range(4):
+    for _ in range(2):
         (gate,) = output.open_reviews
         assert (gate.task_output, gate.gate_id in seen) == ("7", False)
         seen.add(gate.gate_id)
@@ -125,8 +125,10 @@ def test_what_depends_on_no_gate_goes_on_first(inline_runtime: Runtime, given: G
     assert sorted(given.done) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
-@pytest.mark.parametrize("is_resumed_between", [True, False])
+@pytest.mark.parametrize(
+    ("order", "is_resumed_between"),
+    [*((order, True) for order in itertools.permutations("abc")), (tuple("cab"), False)],
+)
 def test_gates_are_decided_in_any_order(
     inline_runtime: InlineRuntime, given: Given, order: tuple[str, ...], *, is_resumed_between: bool
 ) -> None:

@@ -10,23 +10,17 @@ from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ModelServer
 from tests.processes import own_directory
 from tests.scenarios.job_head import RAY, job_head
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 
-def test_a_team_and_a_map_reduce_run_as_a_job_of_a_cluster() -> None:
-    """The job's `python` and package are those of the node, its runs join the cluster, and their records lie there.
-
-    S-MR-161, S-MR-177: the tasks of the second run are made by the job's own process.
-    """
+def test_a_team_runs_as_a_job_of_a_cluster() -> None:
+    """The job's `python` and package are those of the node, its run joins the cluster, and its record lies there."""
     with own_directory() as directory, ModelServer(script, api_key=KEY) as models:
-        team, many = write_team(directory, models.base_url), write_map_reduce(directory, models.base_url)
+        team = write_team(directory, models.base_url)
         with job_head(directory, **{KEY_VARIABLE: KEY}) as head:
             cluster = head.program
-            entry_point = (
-                f"ensemble-ray run {team} --input topic=Ray --run-id job --json --quiet && "
-                f"ensemble-ray run {many} --run-id many --quiet"
-            )
-            submit = [RAY, "job", "submit", f"--address={head.url}", "--", "sh", "-c", entry_point]
+            run = ["ensemble-ray", "run", str(team), "--input", "topic=Ray", "--run-id", "job", "--json", "--quiet"]
+            submit = [RAY, "job", "submit", f"--address={head.url}", "--", *run]
             job = subprocess.run(  # noqa: S603  a command of ours
                 submit, env=dict(head.environment), capture_output=True, text=True, check=False, timeout=300
             )
@@ -37,8 +31,6 @@ def test_a_team_and_a_map_reduce_run_as_a_job_of_a_cluster() -> None:
             assert output["run_id"] == "job"
             assert len(cluster.members(named="gcs_server")) == 1
         records = directory / "records"
-        assert [RunDirectory(records, name).state() for name in ("job", "many")] == [RunState.COMPLETED] * 2
-        answers = [sum(fact.kind == "model" for fact in read_facts(name, records)) for name in ("job", "many")]
-        assert (answers, len(models.requests)) == ([2, 6], 8)
-        rows = [json.loads(line) for line in (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
-        assert sorted(row["item"]["topic"] for row in rows) == ["kelp", "salt", "tides"]
+        assert RunDirectory(records, "job").state() is RunState.COMPLETED
+        answers = sum(fact.kind == "model" for fact in read_facts("job", records))
+        assert (answers, len(models.requests)) == (2, 2)
