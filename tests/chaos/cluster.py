@@ -101,22 +101,27 @@ def _write(file: Path, **values: object) -> None:
 def _keep(file: Path) -> None:
     from ray.cluster_utils import Cluster as LocalCluster  # the harness that imports this module does not need it
 
+    from ensemble_ray.actors.driver import local_instance
+
     # No driver of its own, whose workers would be started for nothing, nobody who reads logs, and nobody who adds nodes.
     head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    cluster = LocalCluster(initialize_head=True, head_node_args=head)
-    _write(file, address=cluster.address)
-    node: Any = None
-    while True:
-        time.sleep(_WATCH_S)
-        if not _wanted(file).exists():
-            continue
-        if node is not None and node.all_processes["raylet"][0].process.poll() is not None:
-            cluster.remove_node(node, allow_graceful=False)
-            node = None
-        if node is None:
-            node = cluster.add_node(num_cpus=2)
-            _write(file, address=cluster.address, second_raylet=node.all_processes["raylet"][0].process.pid)
-        _wanted(file).unlink()
+    with local_instance._adapt_raylet(
+        has_dashboard=False
+    ):  # workers are forked, as those of an instance that a driver starts
+        cluster = LocalCluster(initialize_head=True, head_node_args=head)
+        _write(file, address=cluster.address)
+        node: Any = None
+        while True:
+            time.sleep(_WATCH_S)
+            if not _wanted(file).exists():
+                continue
+            if node is not None and node.all_processes["raylet"][0].process.poll() is not None:
+                cluster.remove_node(node, allow_graceful=False)
+                node = None
+            if node is None:
+                node = cluster.add_node(num_cpus=2)
+                _write(file, address=cluster.address, second_raylet=node.all_processes["raylet"][0].process.pid)
+            _wanted(file).unlink()
 
 
 def main() -> None:
