@@ -20,7 +20,7 @@ from typing import Any, cast
 from tests.chaos.victims import end_session
 from tests.processes import Program, own_directory, own_environment, program
 
-__all__ = ["Cluster", "cluster_there", "environment_in"]
+__all__ = ["Cluster", "cluster_there", "environment_in", "inline_environment_in"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _WATCH_S = 0.1
@@ -58,6 +58,11 @@ def environment_in(directory: Path, **variables: str) -> dict[str, str]:
         token.chmod(0o600)
     ours = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     return own_environment(directory, **{**ours, **variables})
+
+
+def inline_environment_in(directory: Path, **variables: str) -> dict[str, str]:
+    """What programs need whose runs are inline; they are forked, as nothing is in it that Ray reads when it is imported."""
+    return own_environment(directory, PYTHONPATH=str(ROOT), ENSEMBLE_RAY_RUNTIME="inline", **variables)
 
 
 @contextlib.contextmanager

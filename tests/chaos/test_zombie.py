@@ -19,7 +19,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.chaos.audit import audit
-from tests.chaos.cluster import ROOT, environment_in
+from tests.chaos.cluster import ROOT, inline_environment_in
 from tests.chaos.gate import Gate
 from tests.chaos.kills import Kill
 from tests.chaos.scenarios import SCENARIOS, Scenario
@@ -43,9 +43,7 @@ class Place:
         self.gate = gate
         self.world = World(lines=directory / "lines")
         paths = {QUESTIONS: str(self.world.questions)}
-        self.environment = environment_in(
-            directory, OPENAI_BASE_URL=server.base_url, ENSEMBLE_RAY_RUNTIME="inline", **paths
-        )
+        self.environment = inline_environment_in(directory, OPENAI_BASE_URL=server.base_url, **paths)
 
     def first(self) -> AbstractContextManager[Program]:
         """Begin the run."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -15,12 +13,9 @@ import pytest
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.serve import starting
 from ensemble_ray.serve.__main__ import main
-from tests.command_line import work_in
+from tests.command_line import run_command, work_in
 from tests.processes import own_environment
 from tests.serve.teams import KEY, KEY_VARIABLE, write_team
-
-COMMAND = [str(Path(sys.executable).with_name("ensemble-ray")), "serve"]
-
 
 Refusal = Callable[..., str]
 
@@ -56,10 +51,7 @@ def refusal(
 
 def test_a_wrong_team_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     """S-SRV-61: by the program itself."""
-    done = subprocess.run(  # noqa: S603  a command of ours
-        [*COMMAND, "taem.yaml"], env=own_environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=180,
-    )  # fmt: skip
+    done = run_command(tmp_path, own_environment(tmp_path), "serve", "taem.yaml")
     assert done.returncode == 2, done.stderr
     assert "There is no file 'taem.yaml'" in done.stderr
     assert not list(tmp_path.glob("ray*"))
