@@ -58,9 +58,9 @@ from ensemble_ray.tools.schema import ArgumentError, signature_of
 from ensemble_ray.tools.typed import parse_input
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
-#: Processor time of one text, s: a slow machine needs a tenth of it, what is not linear some minutes.
-LIMIT_S = 5.0
-SIZE = 200_000
+#: Processor time of one text, s: a slow machine needs a tenth of it, what is not linear a multiple of it.
+LIMIT_S = 2.5
+SIZE = 64_000
 #: What is repeated.
 PIECES = (
     *(" ", "\t", "\n", "\r\n", "a", "é", "1", "+", "-", ".", ",", ":", "=", "#", "&", "<", ">", "/", "\\", "`", "'", '"'),
@@ -247,7 +247,7 @@ def test_charset_is_decoded_in_linear_time_when_its_bytes_repeat_themselves(char
 
 @pytest.mark.parametrize("brackets", ["[", "{", '{"a":', "(", "[[{"])
 def test_tool_fails_plainly_when_its_text_is_nested_beyond_the_stack(brackets: str) -> None:
-    """S-SEC-21: 200,000 brackets are a failure that the model can read."""
+    """S-SEC-21: 64,000 brackets are a failure that the model can read."""
     deep = brackets * SIZE
     for result in (
         JsonParserTool().execute(f"a\n{deep}"),

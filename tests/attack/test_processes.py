@@ -16,6 +16,7 @@ import pytest
 from ensemble_ray import ProcessAgentTool
 from ensemble_ray.loader import load_ensemble
 from tests.processes import own_environment
+from tests.template import ForkedProgram
 
 _KEYS = ("OPENAI_API_KEY", "TAVILY_API_KEY", "RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "ENSEMBLE_RAY_STORE")
 _PRINT_NAMES = [sys.executable, "-I", "-S", "-c", "import os; print('\\n'.join(sorted(os.environ)))"]
@@ -94,7 +95,7 @@ def test_program_and_its_children_end_when_their_owner_is_killed(tmp_path: Path,
     """S-BIT-68: SIGKILL leaves the owner no time to say anything; also where only a child of the program is left."""
     marks = [tmp_path / "mark.program", tmp_path / "mark.child"]
     command = [sys.executable, "-c", _DRIVER, _PROGRAM, str(tmp_path / "mark"), program]
-    with subprocess.Popen(command, env=own_environment(tmp_path), start_new_session=True) as driver:  # noqa: S603  ours
+    with ForkedProgram[bytes](command, env=own_environment(tmp_path), start_new_session=True) as driver:
         try:
             _wait(lambda: all(mark.exists() for mark in marks), "the program and its child")
             pids = [int(mark.read_text()) for mark in marks]

@@ -223,8 +223,8 @@ def _bombs() -> dict[str, str]:
         "merges": f"x: &x {{{','.join(f'k{n}: 1' for n in range(20_000))}}}\ny:\n  <<: [*x{',*x' * 9_000}]\n{rest}",
         "depth": f"a: {'[' * 20_000}",
         "depth of blocks": "- " * 20_000,
-        "keys": f"{rest}{''.join(f'k{n}: 1' + chr(10) for n in range(80_000))}",
-        "misspelt keys": f"{rest}{''.join(f'workflo{n}: 1' + chr(10) for n in range(20_000))}",
+        "keys": f"{rest}{''.join(f'k{n}: 1' + chr(10) for n in range(40_000))}",
+        "misspelt keys": f"{rest}{''.join(f'workflo{n}: 1' + chr(10) for n in range(8_000))}",
         "one key": f"{rest}{'k' * 900_000}: 1\n",
         "numbers to the base 60": f"{rest}verbose: {'1:' * 400_000}1\n",
         "fractions to the base 60": f"{rest}max_cost: {'1:' * 400_000}1.0\n",
@@ -236,7 +236,7 @@ def _bombs() -> dict[str, str]:
         "a home of nobody": "llm: 'local:~no-such-user/x.gguf'\ntasks: {t: {description: d}}\n",
         "no path": 'llm: local\nmap_reduce: {items: [1], map: {description: d}, results: "a\\0.jsonl"}\n',
         "length": rest + "# " + "x" * 3_000_000,
-        "modules": f"llm: local\ntasks: {{t: {{description: d, tools: [{','.join(f'no{n}:x' for n in range(20_000))}]}}}}\n",
+        "modules": f"llm: local\ntasks: {{t: {{description: d, tools: [{','.join(f'no{n}:x' for n in range(8_000))}]}}}}\n",
         "tags": "llm: !!python/object/apply:os.system ['touch marker']\ntasks: {t: {description: d}}\n",
     }
 
@@ -255,7 +255,7 @@ def test_file_is_refused_in_little_time_when_it_means_much(
     assert "team.yaml" in said
     assert "Traceback" not in said
     assert len(said) < 1_000_000
-    assert now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime < 30
+    assert now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime < 15
     assert now.ru_maxrss - peak_before < 300_000
     assert not (folder / "marker").exists()
 

@@ -1,7 +1,8 @@
 """A browser, and a page over runs that were recorded for it. Without Chromium these tests are skipped, and only they.
 
-All of them share one browser and one event loop, each has a context of its own. A test fails where its page says an error on
-its console, asks anybody but its server, or does what its policy forbids.
+All of them share one browser and one event loop, and one page, since a new one takes a second of processor time to load the
+scripts. Tests of several pages, or with a clock of their own, take a context. A test fails where its page says an error on its
+console, asks anybody but its server, or does what its policy forbids.
 """
 
 from __future__ import annotations
@@ -9,12 +10,24 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    Request,
+    ViewportSize,
+    async_playwright,
+    expect,
+)
 
 from ensemble_ray import InlineRuntime, TaskExecutionError
 from ensemble_ray.definition.origin import Origin
@@ -28,6 +41,7 @@ from tests.browser.killed import kill_run
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 #: What a page may take on a machine that does a lot of other things meanwhile, ms.
 _PATIENCE_MS = 40_000
+_SIZE: ViewportSize = {"width": 1280, "height": 800}
 #: Of several pages of a browser one is in front; the others are to draw and to look again as it does.
 _AWAKE = (
     "--disable-background-timer-throttling",
@@ -43,8 +57,8 @@ _DRAWN = {
     "actors": ".actors .card, .actors .empty",
 }
 TABS = tuple(_DRAWN)
-#: Maps of the long map-reduce; with their reduces some 10,000 steps.
-_MANY = 8000
+#: Maps of the long map-reduce; with their reduces some 2,500 steps.
+_MANY = 2000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker("program")
         if isinstance(item, pytest.Function) and item.get_closest_marker("asyncio"):
             item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
-        if _CHROMIUM is None and "page" in getattr(item, "fixturenames", ()):
+        if _CHROMIUM is None and "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="there is no chromium: apt-get install chromium"))
 
 
@@ -153,9 +167,22 @@ class Watched:
     def watch(self, page: Page) -> None:
         """Listen to a page."""
         page.on("console", self._console)
-        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("pageerror", self._error)
         page.on("request", self._request)
-        page.on("dialog", lambda dialog: self.faults.append(f"dialog: {dialog.message}"))
+        page.on("dialog", self._dialog)
+
+    def leave(self, page: Page) -> None:
+        """Listen to it no more."""
+        page.remove_listener("console", self._console)
+        page.remove_listener("pageerror", self._error)
+        page.remove_listener("request", self._request)
+        page.remove_listener("dialog", self._dialog)
+
+    def _error(self, error: Error) -> None:
+        self.faults.append(f"error: {error}")
+
+    def _dialog(self, dialog: Dialog) -> None:
+        self.faults.append(f"dialog: {dialog.message}")
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"} and not any(part in message.text for part in self.expected):
@@ -174,17 +201,38 @@ def watched() -> Iterator[Watched]:
     assert seen.faults == []
 
 
-@pytest_asyncio.fixture(loop_scope="package")
-async def context(browser: Browser, watched: Watched) -> AsyncGenerator[BrowserContext, None]:
-    """A fresh profile whose pages are watched."""
-    opened = await browser.new_context(viewport={"width": 1280, "height": 800})
+@asynccontextmanager
+async def _profile(browser: Browser) -> AsyncGenerator[BrowserContext, None]:
+    opened = await browser.new_context(viewport=_SIZE)
     opened.set_default_timeout(_PATIENCE_MS)
-    opened.on("page", watched.watch)
     yield opened
     await asyncio.wait_for(opened.close(), _PATIENCE_MS / 1000)  # which has no limit of its own
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def page(context: BrowserContext) -> Page:
-    """An empty page."""
-    return await asyncio.wait_for(context.new_page(), _PATIENCE_MS / 1000)
+async def context(browser: Browser, watched: Watched) -> AsyncGenerator[BrowserContext, None]:
+    """A fresh profile whose pages are watched."""
+    async with _profile(browser) as opened:
+        opened.on("page", watched.watch)
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared_page(browser: Browser) -> AsyncGenerator[Page, None]:
+    """The page that tests take in turn."""
+    async with _profile(browser) as opened:
+        yield await asyncio.wait_for(opened.new_page(), _PATIENCE_MS / 1000)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def page(shared_page: Page, watched: Watched) -> AsyncGenerator[Page, None]:
+    """An empty page, which knows nothing of earlier tests."""
+    watched.watch(shared_page)
+    yield shared_page
+    await shared_page.unroute_all()
+    if shared_page.url.startswith("http"):
+        await shared_page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    await shared_page.goto("about:blank")
+    await shared_page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    await shared_page.set_viewport_size(_SIZE)
+    watched.leave(shared_page)

@@ -22,6 +22,8 @@ from tests.builders import agent, task
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
+#: In this time each view looks again, ms.
+_LOOKS_AGAIN_MS = 3500
 #: whether the end of what a model says is in sight
 AT_ITS_END = """() => {
     const pre = document.querySelector(".section.live pre");
@@ -170,20 +172,22 @@ async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gat
             again.stop()
 
 
-@pytest.mark.parametrize(("view", "shown"), [("/runs", ".run"), ("/actors", ".empty"), ("/reviews", ".inbox-row")])
-async def test_what_cannot_be_had_again_is_said_to_be_old(
-    own: Runs, page: Page, watched: Watched, view: str, shown: str
-) -> None:
+async def test_what_cannot_be_had_again_is_said_to_be_old(own: Runs, context: BrowserContext, watched: Watched) -> None:
     """S-STU-108: what is shown stays, with a notice, which goes when the server answers."""
     watched.expected.append("ERR_")
     reviewed_team().run(runtime=own.inline, run_id="asks")
-    await page.goto(own.at(view))
-    await expect(page.locator(shown)).to_have_count(1)
-    await page.route("**/api/studio/**", _no_answer)
-    await expect(page.locator(".notice")).to_have_text(re.compile("may be old: The server does not answer"))
-    await expect(page.locator(shown)).to_have_count(1)
-    await page.unroute("**/api/studio/**")
-    await expect(page.locator(".notice")).to_be_hidden()
+    page = await context.new_page()
+    await page.clock.install()
+    for view, shown in (("/runs", ".run"), ("/actors", ".empty"), ("/reviews", ".inbox-row")):
+        await page.goto(own.at(view))
+        await expect(page.locator(shown)).to_have_count(1)
+        await page.route("**/api/studio/**", _no_answer)
+        await page.clock.run_for(_LOOKS_AGAIN_MS)
+        await expect(page.locator(".notice")).to_have_text(re.compile("may be old: The server does not answer"))
+        await expect(page.locator(shown)).to_have_count(1)
+        await page.unroute("**/api/studio/**")
+        await page.clock.run_for(_LOOKS_AGAIN_MS)
+        await expect(page.locator(".notice")).to_be_hidden()
 
 
 async def test_a_next_page_that_cannot_be_had_is_said(own: Runs, page: Page, watched: Watched) -> None:
@@ -206,9 +210,10 @@ async def test_a_next_page_that_cannot_be_had_is_said(own: Runs, page: Page, wat
     await expect(page.get_by_role("button", name="Show more")).to_be_visible()
 
 
-async def test_a_search_that_reads_long_is_not_begun_anew(own: Runs, page: Page) -> None:
+async def test_a_search_that_reads_long_is_not_begun_anew(own: Runs, context: BrowserContext) -> None:
     """S-STU-105, S-STU-106: the list looks again when the search has ended, and shows nothing of what was looked for before."""
     doubtful_team().run(runtime=own.inline, run_id="one")
+    page = await context.new_page()
     (row,) = await _rows(own, page)
     asked: list[str] = []
     goes_on = asyncio.Event()
@@ -230,7 +235,7 @@ async def test_a_search_that_reads_long_is_not_begun_anew(own: Runs, page: Page)
         await page.get_by_label("Search runs").fill("words")
         await expect(page.get_by_text("Searching…")).to_be_visible()
         await expect(page.locator(".run")).to_have_count(0)
-        await page.clock.run_for(7000)  # it would have looked again twice
+        await page.clock.run_for(2 * _LOOKS_AGAIN_MS)  # it would have looked again twice
     finally:
         goes_on.set()
     await expect(page.locator(".run")).to_have_count(1)

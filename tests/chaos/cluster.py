@@ -20,7 +20,7 @@ from typing import Any, cast
 from tests.chaos.victims import end_session
 from tests.processes import Program, own_directory, own_environment, program
 
-__all__ = ["Cluster", "cluster_there", "environment_in"]
+__all__ = ["Cluster", "cluster_there", "environment_in", "inline_environment_in"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _WATCH_S = 0.1
@@ -58,6 +58,11 @@ def environment_in(directory: Path, **variables: str) -> dict[str, str]:
         token.chmod(0o600)
     ours = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     return own_environment(directory, **{**ours, **variables})
+
+
+def inline_environment_in(directory: Path, **variables: str) -> dict[str, str]:
+    """What programs need whose runs are inline; they are forked, as nothing is in it that Ray reads when it is imported."""
+    return own_environment(directory, PYTHONPATH=str(ROOT), ENSEMBLE_RAY_RUNTIME="inline", **variables)
 
 
 @contextlib.contextmanager
@@ -101,28 +106,25 @@ def _write(file: Path, **values: object) -> None:
 def _keep(file: Path) -> None:
     from ray.cluster_utils import Cluster as LocalCluster  # the harness that imports this module does not need it
 
-    from ensemble_ray.actors.driver.local_instance import _leave_out, _replace_agent
+    from ensemble_ray.actors.driver.local_instance import _adapt_raylet, _leave_out
 
     # No driver of its own, nobody who reads logs, nobody who adds nodes, and nobody who looks at a page, as in a local instance.
     head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    with _leave_out(["start_api_server"]), _replace_agent():
-        _keep_nodes(file, LocalCluster(initialize_head=True, head_node_args=head))
-
-
-def _keep_nodes(file: Path, cluster: Any) -> None:  # Ray's class has no types
-    _write(file, address=cluster.address)
-    node: Any = None
-    while True:
-        time.sleep(_WATCH_S)
-        if not _wanted(file).exists():
-            continue
-        if node is not None and node.all_processes["raylet"][0].process.poll() is not None:
-            cluster.remove_node(node, allow_graceful=False)
-            node = None
-        if node is None:
-            node = cluster.add_node(num_cpus=2)
-            _write(file, address=cluster.address, second_raylet=node.all_processes["raylet"][0].process.pid)
-        _wanted(file).unlink()
+    with _leave_out(["start_api_server"]), _adapt_raylet(has_dashboard=False):
+        cluster = LocalCluster(initialize_head=True, head_node_args=head)
+        _write(file, address=cluster.address)
+        node: Any = None
+        while True:
+            time.sleep(_WATCH_S)
+            if not _wanted(file).exists():
+                continue
+            if node is not None and node.all_processes["raylet"][0].process.poll() is not None:
+                cluster.remove_node(node, allow_graceful=False)
+                node = None
+            if node is None:
+                node = cluster.add_node(num_cpus=2)
+                _write(file, address=cluster.address, second_raylet=node.all_processes["raylet"][0].process.pid)
+            _wanted(file).unlink()
 
 
 def main() -> None:

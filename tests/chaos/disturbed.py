@@ -25,7 +25,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.chaos.audit import Audit, audit
-from tests.chaos.cluster import ROOT, Cluster, environment_in
+from tests.chaos.cluster import ROOT, Cluster, environment_in, inline_environment_in
 from tests.chaos.comparison import OUTPUT, output_in
 from tests.chaos.gate import Gate
 from tests.chaos.kills import Kill
@@ -88,11 +88,11 @@ class Disturbed:
                 return scenario.answer(request, world)
 
             server = opened.enter_context(ModelServer(answer))
-            environment = environment_in(
-                directory,
-                OPENAI_BASE_URL=server.base_url,
-                ENSEMBLE_RAY_RUNTIME="inline" if ground == "inline" else "ray",
-                **{QUESTIONS: str(world.questions), **scenario.environment},
+            variables = {"OPENAI_BASE_URL": server.base_url, QUESTIONS: str(world.questions), **scenario.environment}
+            environment = (
+                inline_environment_in(directory, **variables)
+                if ground == "inline"
+                else environment_in(directory, ENSEMBLE_RAY_RUNTIME="ray", **variables)
             )
             run = cls(scenario, directory, server, environment, gate)
             run.cluster, run.has_own_cluster = cluster, ground == "own_cluster"

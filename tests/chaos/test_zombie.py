@@ -16,14 +16,17 @@ import pytest
 from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.chaos.audit import audit
-from tests.chaos.cluster import ROOT, environment_in
+from tests.chaos.cluster import ROOT, inline_environment_in
+from tests.chaos.freezing import holds
 from tests.chaos.gate import Gate
 from tests.chaos.kills import Kill
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.teams import QUESTIONS
+from tests.chaos.victims import stop_all, wake_all
 from tests.chaos.world import World
 from tests.command_line import COMMAND
 from tests.processes import Program, own_directory, program
@@ -43,9 +46,7 @@ class Place:
         self.gate = gate
         self.world = World(lines=directory / "lines")
         paths = {QUESTIONS: str(self.world.questions)}
-        self.environment = environment_in(
-            directory, OPENAI_BASE_URL=server.base_url, ENSEMBLE_RAY_RUNTIME="inline", **paths
-        )
+        self.environment = inline_environment_in(directory, OPENAI_BASE_URL=server.base_url, **paths)
 
     def first(self) -> AbstractContextManager[Program]:
         """Begin the run."""
@@ -58,6 +59,11 @@ class Place:
     def _program(self, *arguments: str, name: str = "first") -> AbstractContextManager[Program]:
         command = [*COMMAND, *arguments, "--quiet"]
         return program(command, log=self.directory / name, env=self.environment, cwd=ROOT)
+
+    @property
+    def record(self) -> Path:
+        """The directory of the run's record."""
+        return Path(self.environment["ENSEMBLE_RAY_HOME"]) / "runs" / RUN_ID
 
     def store(self) -> RunStore:
         """Where the run is recorded."""
@@ -119,7 +125,7 @@ def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place
         with place.held_after(answers):
             zombie = opened.enter_context(place.first())
             place.until_held(answers, next_ones)
-            frozen_at = freeze(zombie)
+            frozen_at = freeze(place, zombie)
         if place.scenario.name == "chain":  # once is enough: it is refused before it knows what it would resume
             with place.second() as refused:
                 assert refused.process.wait(timeout=PATIENCE_S) != 0
@@ -140,11 +146,15 @@ def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place
     place.judge(frozen_at)
 
 
-def freeze(running: Program) -> float:
-    """Stop a program; when all its threads stand still. They go on for a while after the signal was sent."""
-    os.kill(running.process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, running.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    return time.time()
+def freeze(place: Place, running: Program) -> float:
+    """Stop a program and return when all its threads stand still, outside a commit: in one, an heir would end it (S-DUR-87)."""
+    pids = [running.process.pid]
+    frozen_at = stop_all(pids)
+    while holds(running.process.pid, place.record / COMMIT_LOCK):
+        wake_all(pids)
+        time.sleep(0.01)  # its commit goes on
+        frozen_at = stop_all(pids)
+    return frozen_at
 
 
 def first_to_end(*programs: Program) -> Program:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, pack
 from ensemble_ray.tools.outcome import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
+from tests.template import run_forked
 
 
 @cache
@@ -227,4 +227,4 @@ def test_process_exits_when_a_call_never_returns(tmp_path: Path) -> None:
         "while not started.exists(): time.sleep(0.02)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "started")]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)  # noqa: S603  our own text
+    run_forked(command, check=True, timeout=120, capture_output=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from ensemble_ray.record.open_reviews import Obstacle, fold_gates, open_reviews
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.stores import RunStore, StoreAddress
+from tests.template import ForkedProgram
 
-from .owned_runs import RUN, begun, program_on, until_left
+from .owned_runs import RUN, begun, line_of, program_on, until_left
 from .record_stores import STORES, address_of
 
 GATE = "draft#0/0/after-review"
@@ -247,17 +249,18 @@ async def test_one_counts_when_many_decide_at_the_same_time(store: RunStore, add
 async def test_one_counts_when_two_processes_decide(store: RunStore, address: StoreAddress) -> None:
     """S-REV-128: between processes as between tasks of one."""
     await recorded(store, [asked()])
-    arguments = ("-c", _DECIDER, json.dumps(asdict(address)))
-    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-c", _DECIDER, json.dumps(asdict(address))]
     programs = [
-        await asyncio.create_subprocess_exec(sys.executable, *arguments, who, stdin=pipe, stdout=pipe)
+        ForkedProgram[str]([*command, who], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for who in ("Ann", "Bob")
     ]
+    assert [line_of(program) for program in programs] == ["ready"] * 2
     for program in programs:
-        assert program.stdout is not None
-        assert await program.stdout.readline() == b"ready\n"
-    outputs = [output.split() for output, _ in await asyncio.gather(*(each.communicate(b"\n") for each in programs))]
-    assert sorted(counts for _, counts in outputs) == [b"False", b"True"]
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+    outputs = [program.communicate(timeout=60)[0].split() for program in programs]
+    assert sorted(counts for _, counts in outputs) == ["False", "True"]
     assert len({winner for winner, _ in outputs}) == 1
     assert len(await store.facts(RUN)) == 3
 

@@ -16,6 +16,7 @@ import pytest
 
 from ensemble_ray import ToolCall
 from ensemble_ray.testing import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
+from tests.template import ForkedProgram
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -210,7 +211,7 @@ def test_it_serves_from_its_own_process_when_started_as_one() -> None:
 def test_delays_follow_from_the_question_when_they_are_spread() -> None:
     """For benchmarks: lognormal, and the same for the same question, so that all who are compared wait alike."""
     command = [sys.executable, "-m", "ensemble_ray.testing.model_server", "--text", "hi", "--until-stdin-closes"]
-    with subprocess.Popen(  # noqa: S603  our own interpreter
+    with ForkedProgram[str](
         [*command, "--latency-ms", "4", "--latency-spread", "1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -166,8 +166,9 @@ def _fill(store: ReflectionStore, first: int, count: int) -> None:
 @each_that_lasts
 def test_processes_share_a_place(make: Make) -> None:
     """S-REFL-30, S-REFL-42: nothing of any of them is lost, whoever makes the tables."""
-    store, spawn = make(), multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_fill, args=(store, first, 25)) for first in (0, 25, 50)]
+    store, starting = make(), multiprocessing.get_context("forkserver")
+    starting.set_forkserver_preload([__name__])  # what they all need is imported once
+    processes = [starting.Process(target=_fill, args=(store, first, 25)) for first in (0, 25, 50)]
     for process in processes:
         process.start()
     for process in processes:

@@ -1,4 +1,4 @@
-"""Teams behind a real Serve instance: `serve run` with the shipped configuration, on a cluster of its own."""
+"""Teams behind a real Serve instance: `ensemble-ray serve`, on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import asyncio
 import contextlib
 import http.client
 import json
+import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from openai import APIStatusError, OpenAI
 
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.testing import ModelServer
+from tests.command_line import COMMAND
 from tests.processes import free_ports, own_directory, own_environment, program
 from tests.serve.endpoint import Endpoint
 from tests.serve.keys import make_key
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
-
-ROOT = Path(__file__).resolve().parents[2]
-#: As the documentation says: the limit of bodies holds in Serve's proxy too.
-PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ensemble_ray.serve.middleware:for_proxy"}
-SERVE = str(Path(sys.executable).with_name("serve"))
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +34,28 @@ def models() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def endpoint(models: ModelServer) -> Iterator[Endpoint]:
-    """The shipped configuration on another port, with a team of ours."""
+    """Four teams and a tool, served until they are interrupted; that leaves no process behind (S-SRV-61)."""
     with own_directory() as directory:
         team = write_team(directory, models.base_url)
-        config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text(encoding="utf-8"))
         (port,) = free_ports(1)
-        config["http_options"]["port"] = port
-        (application,) = config["applications"]
         said = directory / "said.yaml"
         said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
         others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
-        teams = [str(team), str(said), *map(str, others)]
-        application["args"] = {"teams": teams, "tools": ["team_tools:shout"]}
-        (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
-        env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
-        command = [SERVE, "run", "serve.yaml"]
+        teams = [each.name for each in (team, said, *others)]
+        env = own_environment(directory, **{KEY_VARIABLE: KEY})
+        command = [*COMMAND, "serve", *teams, "--tool", "team_tools:shout", "--port", str(port)]
         with program(command, log=directory / "log", env=env, cwd=directory) as running:
             served = Endpoint(running, port, directory / "records")
-            running.until(served.is_up, "the team")
+            running.until(lambda: "Ctrl-C stops" in running.text, "the address")
             yield served
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(timeout=180) == 0, running.text
+        assert not running.members()
 
 
 def test_a_served_team_runs_on_the_cluster_it_lives_in(endpoint: Endpoint, models: ModelServer) -> None:
-    """The answer and the record are there, and no second cluster was started."""
+    """S-SRV-61: the address is said, the answer and the record are there, and no second cluster was started."""
+    assert f"Serving [team, said, many, asking] at http://127.0.0.1:{endpoint.port}" in endpoint.program.text
     status, answer = endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}, "run_id": "served"})
     assert (status, answer.get("status")) == (200, "completed"), endpoint.program.text
     assert answer["result"]["raw"] == "a line"

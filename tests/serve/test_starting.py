@@ -1,14 +1,10 @@
-"""`ensemble-ray serve`: what it refuses before it starts anything, and that it serves until it is told to stop."""
+"""`ensemble-ray serve`: what it refuses before it starts anything; what it serves is seen in `test_app`."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -17,13 +13,9 @@ import pytest
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.serve import starting
 from ensemble_ray.serve.__main__ import main
-from ensemble_ray.testing import ModelServer
-from tests.command_line import work_in
-from tests.processes import free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
-
-COMMAND = [str(Path(sys.executable).with_name("ensemble-ray")), "serve"]
-
+from tests.command_line import run_command, work_in
+from tests.processes import own_environment
+from tests.serve.teams import KEY, KEY_VARIABLE, write_team
 
 Refusal = Callable[..., str]
 
@@ -59,10 +51,7 @@ def refusal(
 
 def test_a_wrong_team_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     """S-SRV-61: by the program itself."""
-    done = subprocess.run(  # noqa: S603  a command of ours
-        [*COMMAND, "taem.yaml"], env=own_environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=180,
-    )  # fmt: skip
+    done = run_command(tmp_path, own_environment(tmp_path), "serve", "taem.yaml")
     assert done.returncode == 2, done.stderr
     assert "There is no file 'taem.yaml'" in done.stderr
     assert not list(tmp_path.glob("ray*"))
@@ -103,8 +92,6 @@ def test_models_without_their_keys_are_refused(tmp_path: Path, refusal: Refusal)
     )
 
 
-@pytest.mark.extended
-@pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
 def test_reviews_at_a_console_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,24 +106,3 @@ def test_reviews_at_a_console_are_warned_of(
     path.write_text(f"{text}review_wait: detach\n", encoding="utf-8")
     assert main(options) == 0
     assert "console" not in capsys.readouterr().err
-
-
-def test_it_serves_until_it_is_interrupted() -> None:
-    """S-SRV-61: it says the address, answers there, and leaves nothing behind."""
-    (port,) = free_ports(1)
-    with ModelServer(script, api_key=KEY) as models, own_directory() as directory:
-        write_team(directory, models.base_url)
-        env = own_environment(directory, **{KEY_VARIABLE: KEY})
-        command = [*COMMAND, "team.yaml", "--port", str(port)]
-        with program(command, log=directory / "log", env=env, cwd=directory) as running:
-            address = f"Serving [team] at http://127.0.0.1:{port}"
-            running.until(lambda: address in running.text, "the address")
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-            connection.request(
-                "POST", "/runs?wait=100", json.dumps({"inputs": {"topic": "x"}}), {"content-type": "application/json"}
-            )
-            answer = connection.getresponse()
-            assert (answer.status, json.loads(answer.read())["result"]["raw"]) == (200, "a line")
-            running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(timeout=60) == 0
-        assert not running.members()

@@ -18,6 +18,7 @@ from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write
 
 pytestmark = pytest.mark.extended
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 
@@ -29,19 +30,11 @@ def models() -> Iterator[ModelServer]:
 
 
 def deploy(head: JobHead, directory: Path, port: int, teams: Sequence[Path], **limits: int) -> None:
-    """Deploy the application anew; it returns before the new one answers."""
-    config = {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "team",
-                "route_prefix": "/",
-                "import_path": "ensemble_ray.serve.app:app",
-                "args": {"teams": list(map(str, teams)), "limits": limits},
-            }
-        ],
-    }
+    """Deploy the application anew, as the shipped configuration does; it returns before the new one answers."""
+    config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text(encoding="utf-8"))
+    config["http_options"]["port"] = port
+    (application,) = config["applications"]
+    application["args"] = {"teams": list(map(str, teams)), "limits": limits}
     file = directory / "serve.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [SERVE, "deploy", str(file), "--address", head.url]
