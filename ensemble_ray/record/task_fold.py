@@ -128,6 +128,7 @@ class TaskFold:
                 # Notes and directives stand in its prompt; what is learned of its output is no part of it (S-REFL-18).
                 pass
             case _ if data.IS_EFFECT:
+                self._has_exited = False  # a run that had spent its budget went on
                 self._apply_effect(fact)
             case _:
                 pass
@@ -276,7 +277,7 @@ class TaskFold:
             parsed_output=None if output is None else output.parsed_output,
             metrics=effects.metrics(None) if output is None else output.metrics,
         )
-        if not self.is_unfinished:
+        if not self.is_unfinished or (self._has_exited and not self._is_cancelled):
             return trace
         return trace.replace(metadata={**trace.metadata, "state": "cancelled" if self._is_cancelled else state})
 

@@ -6,10 +6,11 @@ counts is different (`record.spent`): it leaves out copies, and includes calls t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.values.metrics import add_tokens
@@ -35,6 +36,8 @@ class ExecutionTotals:
         self.tool_calls = 0
         #: by instance: how many calls of its last answer are not counted yet; a call of an unknown tool has no fact
         self._uncounted: dict[str, int] = {}
+        #: by instance that has not ended: how many calls are counted
+        self._counted: Counter[str] = Counter()
         #: names of the calls without a result
         self._open_calls: set[str] = set()
 
@@ -43,9 +46,8 @@ class ExecutionTotals:
         match fact.data:
             case ModelAnswered() as answer if not is_making_agent(fact):
                 self._count_answer(answer)
-                self.tool_calls += self._uncounted.pop(
-                    fact.instance, 0
-                )  # all are answered, since the model was called again
+                # All are answered, since the model was called again.
+                self._count_calls(fact.instance, self._uncounted.pop(fact.instance, 0))
                 if answer.tool_calls:
                     self._uncounted[fact.instance] = len(answer.tool_calls)
             case SamplingAnswered() as answer:
@@ -54,16 +56,24 @@ class ExecutionTotals:
                 self.tokens = add_tokens((self.tokens, tokens))
             case ToolIntended() | DelegationDecided() | ToolReturned() if "/call-" in fact.name:
                 if fact.name not in self._open_calls:
-                    self.tool_calls += 1
+                    self._count_calls(fact.instance, 1)
                     self._uncounted[fact.instance] = self._uncounted.get(fact.instance, 1) - 1
                 if isinstance(fact.data, ToolReturned):
                     self._open_calls.discard(fact.name)
                 else:
                     self._open_calls.add(fact.name)
             case OutputRecorded() | FailureRecorded():
-                self._uncounted.pop(fact.instance, None)
+                counted = self._counted.pop(fact.instance, 0)
+                if self._uncounted.pop(fact.instance, 0) and isinstance(fact.data, FailureRecorded):
+                    # The model may have been called again without an answer; then the failure's trace has them all.
+                    trace = read_trace(cast("Fact[FailureRecorded]", fact))
+                    self.tool_calls += max(0, (0 if trace is None else trace.metrics.tool_call_count) - counted)
             case _:
                 pass
+
+    def _count_calls(self, instance: str, count: int) -> None:
+        self.tool_calls += count
+        self._counted[instance] += count
 
     def _count_answer(self, answer: ModelAnswered | SamplingAnswered) -> None:
         self.model_calls += 1

@@ -21,6 +21,7 @@ from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.items import ItemOutputRecorded
 from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
@@ -122,7 +123,7 @@ class EventProjection:
                 return list(self._project_wanted(wanted, fact.at))
             case StimulusRecorded():
                 return list(self._stimulus(cast("Fact[StimulusRecorded]", fact)))
-            case _ if fact.is_of_run or is_making_agent(fact):
+            case _ if fact.is_of_run or is_making_agent(fact) or isinstance(fact.data, ItemOutputRecorded):
                 return []
             case _:
                 return [*self._start(task_instance(fact.instance), fact.at), *self._of_task(fact)]

@@ -199,7 +199,8 @@ class StepsView:
             case FailureRecorded() as failure:
                 apply_failure(state, failure, fact.at)
             case ExitRecorded():
-                state.end("exited", fact.at)
+                if state.status != "completed":  # the gate behind a completed task may end the run
+                    state.end("exited", fact.at)
             case DelegationDecided():
                 self._delegate(cast("Fact[DelegationDecided]", fact))
                 state.begin(fact.data.started_at)
