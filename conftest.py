@@ -6,7 +6,7 @@
 - `python original`: the same in another framework: run like `python`, and not checked for types, which are the framework's.
 - `python elsewhere`: the original of a framework that is not installed here: it must be Python, and is not run.
 - `yaml` whose first line is a comment with a file name: written to the page's working directory.
-- `console run`: each `$ ` line is run and its output compared, `ensemble-ray` in this process but on pages where it dies; plain `console` blocks are only read.
+- `console run`: each `$ ` line is run and its output compared, `ensemble-ray` in this process, but where it dies; plain `console` blocks are only read.
 
 Pages run in an empty directory, on the inline runtime, against a scripted server on loopback that stands for the
 endpoint: no key, no network. What a page may not show but should check stands in `invisible-code: python` comments.
@@ -24,7 +24,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,8 +42,8 @@ from tests.template import run_forked
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.
 _USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}'}
-#: Pages whose commands end their process.
-_DYING = frozenset({"durability.md"})
+#: A command that ends its process.
+_DYING = "ensemble-ray run shop:team "
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _python = PythonEvaluator()
 
@@ -57,10 +57,20 @@ def pytest_configure() -> None:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # Modules and tests are made by the thousand and stay: to look for garbage after each 700 objects takes a tenth of the time.
+    # Tests make objects by the million: to look for garbage after each 700 of them takes a tenth of the time.
     gc.set_threshold(50_000, 20, 20)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among the modules of thousands of tests, now or later: they are all in use until the session ends."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def _run_python(example: Example) -> None:
@@ -99,7 +109,7 @@ def _run_console(example: Example) -> None:
         line, _, expected = part.partition("\n")
         program, *arguments = shlex.split(line, comments=True)
         is_ours = program == "ensemble-ray"
-        if is_ours and Path(example.path).name not in _DYING:
+        if is_ours and not line.startswith(_DYING):
             ended = call_command(Path.cwd(), os.environ, *arguments, is_merged=True)
         else:
             ended = run_forked(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -37,17 +36,6 @@ _FORKS = {"Child", "call_in_child"}
 _CORE = "tests/ensemble_ray/"
 #: What a module imports whose tests start programs.
 _PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example", "run_forked", "ForkedProgram"}
-
-
-def pytest_collection_finish() -> None:
-    """Leave the modules of thousands of tests out of what is looked through for garbage: a tenth of the time went there."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Let libraries find what is theirs among it when they end."""
-    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -131,10 +119,11 @@ def _names_in_root() -> set[str]:
 def log_levels() -> Iterator[None]:
     """What a test does to logging (`--debug` sets levels and a handler) ends with it."""
     root, ours = logging.getLogger(), logging.getLogger("ensemble_ray")
-    levels, handlers = (root.level, ours.level), list(root.handlers)
+    levels, handlers = {root: root.level, ours: ours.level}, list(root.handlers)
     yield
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    for logger, level in levels.items():
+        if logger.level != level:  # setting one empties a cache of every logger there is
+            logger.setLevel(level)
     for handler in set(root.handlers) - set(handlers):
         root.removeHandler(handler)
 

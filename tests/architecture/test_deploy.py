@@ -11,14 +11,12 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kubernetes_validate
 import pytest
 import typer
 import yaml
 from packaging.requirements import Requirement
-from ray.serve.schema import ServeDeploySchema
 
 from ensemble_ray.cli.app import make_app
 from ensemble_ray.loader import load_runnable
@@ -27,6 +25,9 @@ from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.mcp_api.endpoint import PATH
 from tests.serve.driving import driven
 from tests.serve.teams import summaries
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -61,10 +62,19 @@ def templates() -> Iterator[dict[str, Any]]:
 
 def serve_configs() -> Iterator[tuple[str, ServeDeploySchema]]:
     """The configurations of Serve, by where they are."""
+    from ray.serve.schema import ServeDeploySchema  # only tests that use it pay for it
+
     for path in (DEPLOY / "serve.yaml", DEPLOY / "serve-llm.yaml"):
         yield path.name, ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     for each in documents("RayService"):
         yield "RayService", ServeDeploySchema.model_validate(yaml.safe_load(each["spec"]["serveConfigV2"]))
+
+
+def check_object(each: dict[str, Any]) -> None:
+    """Refuse an object that the schemas of Kubernetes do not know."""
+    import kubernetes_validate  # only tests that use it pay for it
+
+    kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
 def check_command(words: list[str]) -> None:
@@ -78,19 +88,14 @@ def check_command(words: list[str]) -> None:
 # Serve.
 
 
-@pytest.mark.parametrize(
-    ("where", "config"), list(serve_configs()), ids=lambda each: each if isinstance(each, str) else ""
-)
-def test_an_endpoint_beyond_loopback_needs_keys(where: str, config: ServeDeploySchema) -> None:
+def test_an_endpoint_beyond_loopback_needs_keys() -> None:
     """S-CLU-90, S-SRV-152: by Serve's own schema and the application's; on loopback the application decides."""
-    found = [each for each in config.applications if each.import_path == OURS]
-    assert len(found) == 1
-    options = EndpointOptions.model_validate(found[0].args)
-    assert options.ensembles
-    if config.http_options.host != "127.0.0.1":
-        assert options.keys == "required", where
-    if len(config.applications) > 1:
-        assert options.keys == "required"
+    for where, config in serve_configs():
+        (found,) = [each for each in config.applications if each.import_path == OURS]
+        options = EndpointOptions.model_validate(found.args)
+        assert options.ensembles, where
+        if config.http_options.host != "127.0.0.1" or len(config.applications) > 1:
+            assert options.keys == "required", where
 
 
 def test_the_model_on_the_cluster_is_configured_as_its_server_reads_it() -> None:
@@ -136,10 +141,10 @@ def _llm_configs() -> list[dict[str, Any]]:
 # Kubernetes.
 
 
-@pytest.mark.parametrize("each", list(documents("Ingress", "NetworkPolicy")), ids=lambda each: each["metadata"]["name"])
-def test_objects_of_kubernetes_are_valid(each: dict[str, Any]) -> None:
+def test_objects_of_kubernetes_are_valid() -> None:
     """S-CLU-92: by its own schemas, with no field that they do not know."""
-    kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for each in documents("Ingress", "NetworkPolicy"):
+        check_object(each)
 
 
 @pytest.mark.parametrize("template", list(templates()))
@@ -151,7 +156,7 @@ def test_pods_are_valid_and_have_no_rights(template: dict[str, Any]) -> None:
         "metadata": {"name": "x", **template["metadata"]},
         "spec": template["spec"],
     }
-    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    check_object(pod)
     assert template["spec"]["automountServiceAccountToken"] is False
     volumes = {each["name"] for each in template["spec"].get("volumes", ())}
     for container in template["spec"]["containers"]:

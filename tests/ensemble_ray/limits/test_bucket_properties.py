@@ -24,7 +24,7 @@ from ensemble_ray.limits.steps import (
 from tests.ensemble_ray.limits.test_bucket import asked, full_bucket, told
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=150)
+SEEDED = settings(max_examples=60)
 
 
 @dataclass(kw_only=True)

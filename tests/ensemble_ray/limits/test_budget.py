@@ -12,7 +12,7 @@ from ensemble_ray.limits.budget import Budget, Go, Refuse
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget, price
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=150)
+SEEDED = settings(max_examples=60)
 
 
 def tokens(count: int) -> Amount:

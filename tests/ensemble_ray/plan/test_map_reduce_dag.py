@@ -70,7 +70,7 @@ def test_table_was_read() -> None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(count=st.integers(1, 400), size=st.integers(2, 12))
 def test_every_task_is_in_exactly_one_group_and_groups_are_in_order(count: int, size: int) -> None:
     """S-MR-30 to S-MR-33: no group is too large, nothing is lost or used twice, and the order of items is kept."""

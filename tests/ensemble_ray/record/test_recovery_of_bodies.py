@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -81,12 +81,9 @@ def interrupted() -> list[Fact]:
 
 
 @pytest.fixture
-def collected() -> Iterator[None]:
+def collected() -> None:
     """Have the collector look at what is made from now on alone: all that a session has loaded takes it long."""
-    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("collected")

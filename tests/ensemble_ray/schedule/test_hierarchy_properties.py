@@ -15,7 +15,7 @@ from ensemble_ray.schedule.hierarchy import DelegationEnforcer, violations_of
 
 WORKERS = ("Researcher", "Analyst", "Writer", "Editor")
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=150)
+SEEDED = settings(max_examples=60)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ensemble_ray.values.ids import instance_of, key_of
 from tests.ensemble_ray.schedule.plans import CheckedMachine, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=60)
+SEEDED = settings(max_examples=40)
 _REASONS = (ExitReason.TIMEOUT, ExitReason.USER_EXIT_EARLY, ExitReason.BUDGET_EXHAUSTED)
 
 

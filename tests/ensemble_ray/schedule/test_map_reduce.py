@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -245,7 +244,6 @@ def test_machine_is_small_when_items_are_many(rules: Callable[..., MapReduceRule
     machine = MapReduceMachine(rules(20, window=4, **order), name_of)
     running: list[Work] = []
     given = steps = most = 0
-    gc.collect()
     tracemalloc.start()
     try:
         wanted = machine.handle(BEGUN)

@@ -18,7 +18,7 @@ from ensemble_ray.schedule.stimuli import CancelRequested, Failed
 from tests.ensemble_ray.schedule.feeding import Feed, Work, exited, leaves, name, raised
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=60)
+SEEDED = settings(max_examples=40)
 
 
 @dataclass(frozen=True, kw_only=True)

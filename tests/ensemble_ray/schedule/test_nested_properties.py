@@ -15,7 +15,7 @@ from ensemble_ray.schedule.results import LoopResult
 from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Completed, Evaluated, Exited, Failed, Stimulus
 from tests.ensemble_ray.schedule.nesting import Nest, loop, nested
 
-SEEDED = settings(max_examples=80)
+SEEDED = settings(max_examples=40)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ensemble_ray.schedule.packing import chunks, first_fit_decreasing
 
-SEEDED = settings(max_examples=150)
+SEEDED = settings(max_examples=60)
 
 
 def naive(weights: Sequence[int], budget: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from tests.ensemble_ray.schedule.graphs import edge, fork, join
 from tests.ensemble_ray.schedule.nesting import loop, node
 from tests.ensemble_ray.schedule.playing import CheckedNest, Played, play
 
-SEEDED = settings(max_examples=60)
+SEEDED = settings(max_examples=40)
 
 
 def plan_of(*units: Unit, **rules: object) -> Plan:

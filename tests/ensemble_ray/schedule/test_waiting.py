@@ -42,7 +42,7 @@ from tests.ensemble_ray.schedule.plans import (
 from tests.ensemble_ray.schedule.test_machine_properties import plans
 from tests.ensemble_ray.schedule.test_nested_properties import plans as nested_plans
 
-SEEDED = settings(max_examples=80)
+SEEDED = settings(max_examples=40)
 DIAMOND = {"a": (), "b": (), "c": ("a",), "d": ("b", "c")}
 
 

@@ -190,7 +190,7 @@ async def test_a_handle_says_so_when_its_owner_is_gone() -> None:
     model = ScriptedModel("a")
     handle = ScriptedModelHandle(_id_of(model))
     del model
-    gc.collect()
+    gc.collect(1)  # what is young; to look through all that a session has loaded takes seconds
     with use_services(services_with(LoopbackDriver())), pytest.raises(IllegalStateError, match="let go of it"):
         await handle.chat(HELLO)
 

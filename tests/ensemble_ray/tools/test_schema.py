@@ -238,5 +238,5 @@ def test_signature_is_made_once_and_goes_with_its_function() -> None:
     assert signature(f) is signature(f)
     gone = weakref.ref(f)
     del f
-    gc.collect()
+    gc.collect(1)  # what is young; to look through all that a session has loaded takes seconds
     assert gone() is None

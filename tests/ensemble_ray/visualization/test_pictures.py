@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-import mermaidx
 import pytest
 
 from ensemble_ray import DagExporter, Ensemble, Graph, GraphEdge, Loop, MapEnsemble, MapReduceEnsemble
@@ -103,6 +102,8 @@ def test_mermaid_has_frames_labels_and_arrows_of_each_kind() -> None:
 @pytest.mark.heavy
 def test_mermaid_itself_reads_what_is_written() -> None:
     """S-VIZ-86: frames, labels and hostile texts; the library that draws the pages of this project is asked."""
+    import mermaidx  # here: objects of it that are frozen with all test modules are reported as leaks when Python ends
+
     draft = task(_HOSTILE, agent(ScriptedModel(), "[x](y) `z` end"))
     loop = Loop(name="end", body=[draft])
     drawn = mermaidx.render(render_mermaid(dag_flow(DagExporter.build(Ensemble(loops=[loop]))))).svg()

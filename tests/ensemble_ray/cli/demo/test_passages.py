@@ -22,7 +22,7 @@ _TEXTS = st.lists(st.tuples(_PIECES, st.integers(1, 300)), max_size=4).map(
 
 
 @pytest.mark.heavy
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(_TEXTS)
 def test_no_passage_can_overflow_a_window(text: str) -> None:
     """Whatever the text is made of; and no character of it is lost but white space and rulers."""

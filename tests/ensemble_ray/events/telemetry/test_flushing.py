@@ -154,7 +154,7 @@ def test_listener_that_nobody_holds_is_collected_and_its_thread_ends(caplog: pyt
     (thread,) = _threads() - before
     held = weakref.ref(listener)
     del listener
-    gc.collect()
+    gc.collect(1)  # what is young; to look through all that a session has loaded takes seconds
     assert held() is None
     thread.join(PATIENCE_S)
     assert not thread.is_alive()

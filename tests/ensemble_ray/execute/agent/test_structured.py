@@ -107,7 +107,7 @@ json_values = st.recursive(
 
 
 @pytest.mark.heavy
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(value=st.lists(json_values, max_size=4) | st.dictionaries(st.text(), json_values, max_size=4))
 def test_object_in_prose_is_found_whatever_it_holds(value: object) -> None:
     """S-OUT-12: exactly the text of the object, whatever its strings contain."""
