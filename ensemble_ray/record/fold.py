@@ -8,11 +8,11 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import cast
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import (
     LossAccepted,
     PlanRecorded,
@@ -22,11 +22,12 @@ from ensemble_ray.facts.runs import (
     RunResumed,
     StimulusRecorded,
 )
-from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
+from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, place_trace
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.resume.run_head import name_in
+from ensemble_ray.record.source import readable_plan, recorded_plan
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
 from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
@@ -44,7 +45,7 @@ from ensemble_ray.values.value import utc_of
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
 #: Tasks of a run with their places in its plan.
-_Tasks = Sequence[tuple[TaskFold, Mapping[str, object]]]
+_Tasks = Sequence[tuple[TaskFold, Node | None]]
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
@@ -84,11 +85,6 @@ class RunFold:
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
         self._header = PlanRecorded()
-        #: the plan as it is recorded
-        self._plan: Mapping[str, object] = {}
-        #: places of the plan's tasks by key, and roles of its agents by key; the manager's is nobody's to ask
-        self._nodes: Mapping[str, Mapping[str, object]] = {}
-        self._roles: Mapping[str, str] = {}
         self._end: RunEnded | None = None
         self._interruption: RunInterrupted | None = None
         self._started_at: float | None = None
@@ -115,9 +111,8 @@ class RunFold:
         self._apply_to_units(fact)
         match fact.data:
             case PlanRecorded(plan=plan, started_at=started_at) as header:
-                self._header, self._plan = header, plan or {}
-                self._read_places(self._plan)
-                self._units = RecordedUnits(self._plan) if self._plan.get("units") else None
+                self._header = header
+                self._units = RecordedUnits() if plan and plan.get("units") else None
                 self._started_at = fact.at if started_at is None else started_at
             case RunEnded() as end:
                 self._end, self._interruption = end, None
@@ -148,12 +143,26 @@ class RunFold:
         if told.is_completion:
             self._completed.append(instance)
 
-    def _read_places(self, plan: Mapping[str, object]) -> None:
-        agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
-        managed = bool(plan.get("hierarchy"))
-        roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
-        self._roles = {key: role for key, role in roles.items() if key != MANAGER_KEY or not managed}
-        self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
+    @cached_property
+    def plan(self) -> Plan:
+        """The recorded plan, as far as it can be read."""
+        return readable_plan(self._header)
+
+    @property
+    def _whole_plan(self) -> Plan:
+        """The plan of a run with units. Raises `RecordError` if it is damaged."""
+        return self.plan if self.plan.units else recorded_plan(self._header.plan or {})
+
+    @cached_property
+    def _nodes(self) -> Mapping[str, Node]:
+        return {node.key: node for node in self.plan.nodes}
+
+    @cached_property
+    def _roles(self) -> Mapping[str, str]:
+        """Roles of agents by key, without the manager's: no task can ask the manager."""
+        return {
+            agent.key: agent.role for agent in self.plan.agents if agent.key != MANAGER_KEY or not self.is_hierarchical
+        }
 
     def _fold_of(self, instance: str) -> TaskFold:
         """Return the fold of an instance; work that was handed on belongs to who asked for it."""
@@ -189,7 +198,7 @@ class RunFold:
     @property
     def is_hierarchical(self) -> bool:
         """Whether its only task is a manager's (S-HIER-1)."""
-        return bool(self._plan.get("hierarchy"))
+        return self.plan.hierarchy is not None
 
     @property
     def capture_mode(self) -> CaptureMode:
@@ -208,7 +217,7 @@ class RunFold:
         Raises:
             RecordError: no facts were taken, or their data is damaged.
         """
-        tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
+        tasks = [(fold, self._nodes.get(fold.key)) for fold in self._in_order()]
         return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
 
     def _description(self) -> RunResultHead:
@@ -217,7 +226,7 @@ class RunFold:
         return RunResultHead(
             run_id=header.ensemble_id or run_id,
             name=name_in(header),
-            workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
+            workflow=header.workflow or self.plan.workflow,
             inputs={name: str(value) for name, value in (header.inputs or {}).items()},
             capture_mode=self.capture_mode,
             trace_id=(self._end and self._end.trace_id) or None,
@@ -228,7 +237,7 @@ class RunFold:
         traces = tuple(each for _, of_task in by_task for each in of_task)
         units = UnitParts()
         if self._units is not None:
-            ended = self._units.collect_ends(self._outputs({}))
+            ended = self._units.collect_ends(self._whole_plan, self._outputs({}))
             units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
         return RunResults(
             traces=traces,
@@ -253,7 +262,7 @@ class RunFold:
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
-    def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
+    def _traces(self, fold: TaskFold, node: Node | None, state: str) -> list[TaskTrace]:
         """Return a task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
@@ -263,7 +272,7 @@ class RunFold:
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
-        node = self._nodes.get(fold.key, {})
+        node = self._nodes.get(fold.key)
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _place(trace, node)
 
@@ -276,13 +285,13 @@ class RunFold:
 
     def _violations(self) -> tuple[str, ...]:
         """Return what a manager's run failed for that failed in no task (S-HIER-50)."""
-        if not self.is_hierarchical or self.state is not RunState.FAILED:
+        rules = self.plan.hierarchy
+        if rules is None or self.state is not RunState.FAILED:
             return ()
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
             return ()
         asked = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
-        required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
-        return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), asked)
+        return violations_of(rules, asked)
 
     def output(self, output_types: Mapping[str, OutputType], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
@@ -297,7 +306,7 @@ class RunFold:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
         by_instance = self._outputs(output_types)
-        ended = None if self._units is None else self._units.collect_ends(by_instance)
+        ended = None if self._units is None else self._units.collect_ends(self._whole_plan, by_instance)
         outputs_by_key = (
             [(node_key(instance), output) for instance, output in by_instance.items()]
             if ended is None
@@ -322,7 +331,7 @@ class RunFold:
             output = fold.task_output(output_types.get(fold.key))
             if output is not None:
                 if output.trace is not None:
-                    trace = _place(output.trace, self._nodes.get(fold.key, {}))
+                    trace = _place(output.trace, self._nodes.get(fold.key))
                     output = output.model_copy(update={"trace": trace})
                 found[fold.instance] = output
         return found
@@ -333,7 +342,11 @@ class RunFold:
 
     def _unit_errors(self) -> Sequence[ErrorTrace]:
         """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
-        return () if self._units is None else self._units.errors(self._units.collect_ends(self._outputs({})))
+        return (
+            ()
+            if self._units is None
+            else self._units.errors(self._units.collect_ends(self._whole_plan, self._outputs({})))
+        )
 
     def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
@@ -346,7 +359,7 @@ class RunFold:
 
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
-        if "shown_as" in self._plan:
+        if self.plan.has_levels:
             return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_recorded]
         completed, ended = (
             {instance: position for position, instance in enumerate(dict.fromkeys(each))}
@@ -382,10 +395,9 @@ class RunFold:
             yield violation_trace(violations, self._last_at)
 
 
-def _place(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
+def _place(trace: TaskTrace, node: Node | None) -> TaskTrace:
     """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
-    level = node.get("level")
-    return place_trace(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
+    return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:

@@ -30,12 +30,13 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.lenient import as_mapping
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.plan.plan import Node
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.record.review_fold import GateFold
 from ensemble_ray.values.ids import delegating_call, node_key
@@ -247,7 +248,7 @@ class TaskFold:
 
     def trace(
         self,
-        node: Mapping[str, object],
+        node: Node | None,
         capture_mode: CaptureMode,
         *,
         state: str,
@@ -257,7 +258,7 @@ class TaskFold:
         """Return the task's trace; of a task that was not finished, as far as its effects tell.
 
         Args:
-            node: The task's place in the plan.
+            node: The task's place in the plan; None: it is not known.
             capture_mode: What the run captured.
             state: How an unfinished task is marked.
             roles: Roles of the run's agents by key.
@@ -298,11 +299,14 @@ class TaskFold:
         self, decision: Fact[DelegationDecided], capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
     ) -> TaskTrace:
         """Its trace as that of work that was handed on by that decision."""
-        node = {
-            "description": read_request(decision).task_description,
-            "expected_output": EXPECTED_OUTPUT,
-            "agent_role": worker_role(decision, roles),
-        }
+        node = Node(
+            key=self.key,
+            index=0,
+            description=read_request(decision).task_description,
+            expected_output=EXPECTED_OUTPUT,
+            agent_role=worker_role(decision, roles),
+            agent_key=decision.data.worker or "",
+        )
         return self.trace(node, capture_mode, state=state, roles=roles)
 
     def _delegations(
@@ -333,18 +337,18 @@ class TaskFold:
             return trace
         return self._value(TaskTrace, as_mapping(trace))
 
-    def _effects(self, node: Mapping[str, object], capture_mode: CaptureMode) -> TaskEffects:
+    def _effects(self, node: Node | None, capture_mode: CaptureMode) -> TaskEffects:
         models = [self._model(self._turns[number]) for number in sorted(self._turns)]
         return TaskEffects(
-            task_description=as_text(node.get("description"), self.key),
-            expected_output=as_text(node.get("expected_output")),
-            agent_role=as_text(node.get("agent_role")),
+            task_description=self.key if node is None else node.description,
+            expected_output="" if node is None else node.expected_output,
+            agent_role="" if node is None else node.agent_role,
             started_at=self._last_at if self._first_at is None else self._first_at,
             capture_mode=capture_mode,
             models=models,
             tool_call_count=self._count_calls(models),
             retry_count=sum(model.retries for model in models),
-            is_handler=not models and "agent_key" in node and node["agent_key"] is None,
+            is_handler=not models and node is not None and node.agent_key is None,
             is_outcome_unknown=self._is_handler_unknown,
             reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
             instance=self.instance,

@@ -12,12 +12,13 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ensemble_ray.plan.plan import Node
     from ensemble_ray.record.task_fold import TaskFold
 
 __all__ = ["agent_summary", "error_of_task"]
 
 
-def error_of_task(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
+def error_of_task(fold: TaskFold, node: Node | None) -> ErrorTrace:
     """Return what a trace says of a failed task, by its place in the plan."""
     failure = fold.failure
     if failure is None:
@@ -28,8 +29,8 @@ def error_of_task(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
         role, description = trace.agent_role, trace.task_description
     else:
         seen = as_mapping(trace)
-        role = as_text(seen.get("agent_role"), as_text(node.get("agent_role")))
-        description = as_text(seen.get("task_description"), as_text(node.get("description"), fold.key))
+        role = as_text(seen.get("agent_role"), "" if node is None else node.agent_role)
+        description = as_text(seen.get("task_description"), fold.key if node is None else node.description)
     return ErrorTrace(
         agent_role=role,
         task_description=description,

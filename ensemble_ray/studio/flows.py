@@ -110,7 +110,7 @@ def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded
     Raises:
         RecordError: one of them is damaged.
     """
-    units = RecordedUnits(header.plan or {})
+    units = RecordedUnits()
     for fact in stimuli:
         units.apply(fact)
-    return graph_trace(units.collect_ends({}))
+    return graph_trace(units.collect_ends(recorded_plan(header.plan or {}), {}))

@@ -35,7 +35,6 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
 
@@ -200,7 +199,7 @@ class PlannedRecovery:
     @property
     def _stoppable(self) -> frozenset[str]:
         """Instances of tasks that did something and did not end, in a run that may have stopped some of them for good (S-DUR-135)."""
-        if not _has_forks(self.head.header):
+        if not self._fold.plan.has_forks:
             return frozenset()
         return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._exits.keys())
 
@@ -427,13 +426,6 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
-
-
-def _has_forks(header: PlanRecorded) -> bool:
-    """Whether branches of its graph run side by side."""
-    units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
-    edges = (as_mapping(edge) for unit in units for edge in as_sequence(unit.get("edges")))
-    return any(edge.get("entry") == "fork" for edge in edges)
 
 
 def _is_inside(instance: str, outer: str) -> bool:

@@ -1,6 +1,6 @@
 """The units of a recorded run. Package: record. Pure.
 
-In: the recorded plan and stimuli, and the outputs by instance. Out: what became of the units, why those failed that did, and what
+In: the recorded stimuli, then the plan and the outputs by instance. Out: what became of the units, why those failed that did, and what
 the user's code answered.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.record.source import RecordedStimuli, recorded_plan
+from ensemble_ray.record.source import RecordedStimuli
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import failures_seen
 from ensemble_ray.record.units.replayed import (
@@ -33,10 +33,7 @@ __all__ = ["RecordedUnits"]
 class RecordedUnits:
     """What the facts of a run tell of its units, as far as they were taken."""
 
-    def __init__(self, plan: Mapping[str, object]) -> None:
-        """Begin with the recorded plan."""
-        self._data = plan
-        self._plan: Plan | None = None
+    def __init__(self) -> None:
         self._stimuli = RecordedStimuli()
         self._replayed: ReplayedUnits | None = None
 
@@ -50,18 +47,12 @@ class RecordedUnits:
         self._stimuli.resume(fact)
         self._replayed = None
 
-    def collect_ends(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
-        """Return what became of the units.
-
-        Raises:
-            RecordError: the recorded plan is damaged.
-        """
-        if self._plan is None:
-            self._plan = recorded_plan(self._data)
+    def collect_ends(self, plan: Plan, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+        """Return what became of the units of the recorded plan."""
         if self._replayed is None:
-            self._replayed = replay_units(self._plan, self._stimuli.groups)
+            self._replayed = replay_units(plan, self._stimuli.groups)
         replayed = self._replayed
-        return EndedUnits(plan=self._plan, results=replayed.results, failures=replayed.failures, outputs=outputs)
+        return EndedUnits(plan=plan, results=replayed.results, failures=replayed.failures, outputs=outputs)
 
     def errors(self, ended: EndedUnits) -> list[ErrorTrace]:
         """Return the errors of units that failed where none of their tasks did."""
