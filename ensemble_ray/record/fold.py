@@ -24,28 +24,33 @@ from ensemble_ray.facts.runs import (
 )
 from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
 from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.record.levels import level_summaries, place_trace
-from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, make_trace, output_with, violation_trace
+from ensemble_ray.record.levels import place_trace
+from ensemble_ray.record.result import (
+    RunEnd,
+    RunResultHead,
+    RunResults,
+    make_trace,
+    output_with,
+    planned_results,
+    violation_trace,
+)
 from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.source import readable_plan, recorded_plan
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
-from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
+from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units.failures import failures_seen
 from ensemble_ray.record.units.recorded import RecordedUnits
 from ensemble_ray.record.units.replayed import PredicateAnswer
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.values.ids import delegating_call, instance_of, node_key
-from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
+from ensemble_ray.values.ids import delegating_call, instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
-from ensemble_ray.values.unit_outputs import UnitOutputs
 from ensemble_ray.values.value import utc_of
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
-#: Tasks of a run with their places in its plan.
-_Tasks = Sequence[tuple[TaskFold, Node | None]]
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
@@ -217,8 +222,30 @@ class RunFold:
         Raises:
             RecordError: no facts were taken, or their data is damaged.
         """
-        tasks = [(fold, self._nodes.get(fold.key)) for fold in self._in_order()]
-        return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
+        return self._assemble({} if self._units is None else self._outputs({}))[0]
+
+    def _assemble(
+        self,
+        outputs: Mapping[str, TaskOutput],
+        delegated: Sequence[TaskOutput] = (),
+        object_ids: Mapping[str, str] | None = None,
+    ) -> tuple[ExecutionTrace, RunResults]:
+        """Return the trace of the run, and what its tasks gave as far as `outputs`, by instance, and `delegated` tell."""
+        state, tasks = self.state.value, self._in_order()
+        traces = [(fold.instance, self.trace_of(fold, state=state)) for fold in tasks]
+        if self._units is None:
+            ended = EndedUnits(plan=self.plan, outputs=outputs)
+        else:
+            ended = self._units.collect_ends(self._whole_plan, outputs)
+        results = planned_results(
+            ended,
+            traces,
+            [agent_summary(each) for each in self._header.agents or ()],
+            delegated=delegated,
+            worker_traces=[each for fold in tasks for each in self._worker_traces(fold, state)],
+            object_ids=object_ids or {},
+        )
+        return make_trace(self._description(), results, self._run_end(tasks, ended)), results
 
     def _description(self) -> RunResultHead:
         run_id, _ = self._get_beginning()
@@ -232,43 +259,18 @@ class RunFold:
             trace_id=(self._end and self._end.trace_id) or None,
         )
 
-    def _results(self, tasks: _Tasks) -> RunResults:
-        by_task = [(fold, self._traces(fold, node, self.state.value)) for fold, node in tasks]
-        traces = tuple(each for _, of_task in by_task for each in of_task)
-        units = UnitParts()
-        if self._units is not None:
-            ended = self._units.collect_ends(self._whole_plan, self._outputs({}))
-            units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
-        return RunResults(
-            traces=traces,
-            agents=tuple(agent_summary(each) for each in self._header.agents or ()),
-            metrics=ExecutionMetrics.from_outputs(
-                [each for trace in traces for each in trace.with_workers()],
-                by_task=metrics_by_key((fold.key, own.metrics) for fold, (own, *_workers) in by_task),
-            ),
-            levels=level_summaries(traces),
-            **units,
-        )
-
-    def _run_end(self, tasks: _Tasks) -> RunEnd:
+    def _run_end(self, tasks: Sequence[TaskFold], ended: EndedUnits) -> RunEnd:
         _, started = self._get_beginning()
-        failed = (error_of_task(fold, node) for fold, node in tasks if fold.failure is not None)
+        failed = (error_of_task(fold, self._nodes.get(fold.key)) for fold in tasks if fold.failure is not None)
+        of_units = [each.as_trace() for each in failures_seen(ended, ())]
         return RunEnd(
             state=self.state,
             exit_reason=self.exit_reason,
             started_at=utc_of(started),
             completed_at=utc_of(max(self._last_at, started)),
-            errors=(*failed, *self._unit_errors(), *self._run_errors()),
+            errors=(*failed, *of_units, *self._run_errors(of_units)),
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
-
-    def _traces(self, fold: TaskFold, node: Node | None, state: str) -> list[TaskTrace]:
-        """Return a task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
-        roles, mode = self._roles, self.capture_mode
-        trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
-        if not self.is_hierarchical:
-            return [_place(trace, node)]
-        return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
@@ -278,10 +280,13 @@ class RunFold:
 
     def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
+        return tuple(self._worker_traces(fold, RunState.FAILED.value, has_failed=True))
+
+    def _worker_traces(self, fold: TaskFold, state: str, *, has_failed: bool = False) -> list[TaskTrace]:
+        """Return the traces of a manager's workers, which stand beside its own (26, ExecutionTrace)."""
         if not self.is_hierarchical:
-            return ()
-        mode, roles = self.capture_mode, self._roles
-        return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
+            return []
+        return fold.worker_traces(self.capture_mode, state=state, roles=self._roles, has_failed=has_failed)
 
     def _violations(self) -> tuple[str, ...]:
         """Return what a manager's run failed for that failed in no task (S-HIER-50)."""
@@ -305,24 +310,8 @@ class RunFold:
         if self.is_hierarchical:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
-        by_instance = self._outputs(output_types)
-        ended = None if self._units is None else self._units.collect_ends(self._whole_plan, by_instance)
-        outputs_by_key = (
-            [(node_key(instance), output) for instance, output in by_instance.items()]
-            if ended is None
-            else ended.list_visible()
-        )
-        outputs = (*workers, *(output for _, output in outputs_by_key))
-        names = {key: place for place, (key, _) in enumerate(outputs_by_key, start=len(workers))}
-        results = RunResults(
-            outputs=outputs,
-            raw=outputs_by_key[-1][1].raw if outputs_by_key else "",
-            tool_calls=sum(output.tool_call_count for output in outputs),
-            positions={object_ids[key]: place for key, place in names.items() if key in object_ids},
-            names=names,
-            units=UnitOutputs() if ended is None else unit_outputs(ended),
-        )
-        return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)
+        trace, results = self._assemble(self._outputs(output_types), workers, object_ids)
+        return output_with(trace, results, exit_reason=self.exit_reason, run_id=run_id)
 
     def _outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
         """Return the outputs of the plan's tasks by instance, in order of completion."""
@@ -339,14 +328,6 @@ class RunFold:
     def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
         return () if self._units is None else self._units.verdicts()
-
-    def _unit_errors(self) -> Sequence[ErrorTrace]:
-        """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
-        return (
-            ()
-            if self._units is None
-            else self._units.errors(self._units.collect_ends(self._whole_plan, self._outputs({})))
-        )
 
     def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
@@ -373,10 +354,10 @@ class RunFold:
 
         return sorted((fold for fold in self._tasks.values() if fold.is_recorded), key=rank)
 
-    def _run_errors(self) -> Iterable[ErrorTrace]:
+    def _run_errors(self, of_units: Sequence[ErrorTrace]) -> Iterable[ErrorTrace]:
         """Return what the end tells of and no task: errors of the run itself, and what interrupted it."""
         of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
-        of_tasks.update((each.error_type, each.message) for each in self._unit_errors())
+        of_tasks.update((each.error_type, each.message) for each in of_units)
         stopped = self._interruption
         told = () if self._end is None else self._end.errors
         if stopped is not None:

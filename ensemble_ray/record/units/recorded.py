@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.record.source import RecordedStimuli
 from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import failures_seen
 from ensemble_ray.record.units.replayed import (
     PredicateAnswer,
     ReplayedUnits,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
-    from ensemble_ray.values.trace import ErrorTrace
 
 __all__ = ["RecordedUnits"]
 
@@ -53,10 +51,6 @@ class RecordedUnits:
             self._replayed = replay_units(plan, self._stimuli.groups)
         replayed = self._replayed
         return EndedUnits(plan=plan, results=replayed.results, failures=replayed.failures, outputs=outputs)
-
-    def errors(self, ended: EndedUnits) -> list[ErrorTrace]:
-        """Return the errors of units that failed where none of their tasks did."""
-        return [each.as_trace() for each in failures_seen(ended, ())]
 
     def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
