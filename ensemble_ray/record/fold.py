@@ -8,11 +8,10 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import cast
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import (
     LossAccepted,
     PlanRecorded,
@@ -37,16 +36,14 @@ from ensemble_ray.record.result import (
 from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.source import readable_plan, recorded_plan
 from ensemble_ray.record.task_fold import TaskFold
-from ensemble_ray.record.trace_parts import agent_summary, error_of_task
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import failures_seen
-from ensemble_ray.record.units.recorded import RecordedUnits
-from ensemble_ray.record.units.replayed import PredicateAnswer
+from ensemble_ray.record.units.recorded import PredicateAnswer, RecordedUnits
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
-from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
@@ -85,11 +82,15 @@ def fold_output(
 
 
 class RunFold:
-    """What the facts of one run tell, as far as they were taken."""
+    """What the facts of one run tell, as far as they were taken.
+
+    Attributes:
+        plan: The recorded plan, as far as it can be read.
+    """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
-        self._header = PlanRecorded()
+        self._read_plan(PlanRecorded())
         self._end: RunEnded | None = None
         self._interruption: RunInterrupted | None = None
         self._started_at: float | None = None
@@ -113,10 +114,11 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
-        self._apply_to_units(fact)
+        if self._units is not None and isinstance(fact.data, StimulusRecorded | RunResumed):
+            self._units.apply((fact,))
         match fact.data:
             case PlanRecorded(plan=plan, started_at=started_at) as header:
-                self._header = header
+                self._read_plan(header)
                 self._units = RecordedUnits() if plan and plan.get("units") else None
                 self._started_at = fact.at if started_at is None else started_at
             case RunEnded() as end:
@@ -135,12 +137,6 @@ class RunFold:
             case _:
                 pass
 
-    def _apply_to_units(self, fact: Fact) -> None:
-        if self._units is not None and isinstance(fact.data, StimulusRecorded):
-            self._units.apply(cast("Fact[StimulusRecorded]", fact))
-        elif self._units is not None and isinstance(fact.data, RunResumed):
-            self._units.resume(cast("Fact[RunResumed]", fact))
-
     def _note_end(self, instance: str, told: StimulusRecorded) -> None:
         """Note the places of a task among those that ended, and among those that completed."""
         self._ended.pop(instance, None)
@@ -148,26 +144,16 @@ class RunFold:
         if told.is_completion:
             self._completed.append(instance)
 
-    @cached_property
-    def plan(self) -> Plan:
-        """The recorded plan, as far as it can be read."""
-        return readable_plan(self._header)
-
     @property
     def _whole_plan(self) -> Plan:
         """The plan of a run with units. Raises `RecordError` if it is damaged."""
         return self.plan if self.plan.units else recorded_plan(self._header.plan or {})
 
-    @cached_property
-    def _nodes(self) -> Mapping[str, Node]:
-        return {node.key: node for node in self.plan.nodes}
-
-    @cached_property
-    def _roles(self) -> Mapping[str, str]:
-        """Roles of agents by key, without the manager's: no task can ask the manager."""
-        return {
-            agent.key: agent.role for agent in self.plan.agents if agent.key != MANAGER_KEY or not self.is_hierarchical
-        }
+    def _read_plan(self, header: PlanRecorded) -> None:
+        self._header, self.plan = header, readable_plan(header)
+        self._nodes = {node.key: node for node in self.plan.nodes}
+        roles = {agent.key: agent.role for agent in self.plan.agents}
+        self._roles = {key: role for key, role in roles.items() if key != MANAGER_KEY or not self.is_hierarchical}
 
     def _fold_of(self, instance: str) -> TaskFold:
         """Return the fold of an instance; work that was handed on belongs to who asked for it."""
@@ -222,7 +208,7 @@ class RunFold:
         Raises:
             RecordError: no facts were taken, or their data is damaged.
         """
-        return self._assemble({} if self._units is None else self._outputs({}))[0]
+        return self._assemble({} if self._units is None else self.outputs({}))[0]
 
     def _assemble(
         self,
@@ -240,7 +226,7 @@ class RunFold:
         results = planned_results(
             ended,
             traces,
-            [agent_summary(each) for each in self._header.agents or ()],
+            [_agent_summary(each) for each in self._header.agents or ()],
             delegated=delegated,
             worker_traces=[each for fold in tasks for each in self._worker_traces(fold, state)],
             object_ids=object_ids or {},
@@ -261,14 +247,14 @@ class RunFold:
 
     def _run_end(self, tasks: Sequence[TaskFold], ended: EndedUnits) -> RunEnd:
         _, started = self._get_beginning()
-        failed = (error_of_task(fold, self._nodes.get(fold.key)) for fold in tasks if fold.failure is not None)
+        failed = (_error_of(fold, self._nodes.get(fold.key)) for fold in tasks)
         of_units = [each.as_trace() for each in failures_seen(ended, ())]
         return RunEnd(
             state=self.state,
             exit_reason=self.exit_reason,
             started_at=utc_of(started),
             completed_at=utc_of(max(self._last_at, started)),
-            errors=(*failed, *of_units, *self._run_errors(of_units)),
+            errors=(*(error for error in failed if error is not None), *of_units, *self._run_errors(of_units)),
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
@@ -278,9 +264,10 @@ class RunFold:
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _place(trace, node)
 
-    def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
+    def failed_delegations(self, instance: str) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
-        return tuple(self._worker_traces(fold, RunState.FAILED.value, has_failed=True))
+        fold = self._tasks.get(instance)
+        return () if fold is None else tuple(self._worker_traces(fold, RunState.FAILED.value, has_failed=True))
 
     def _worker_traces(self, fold: TaskFold, state: str, *, has_failed: bool = False) -> list[TaskTrace]:
         """Return the traces of a manager's workers, which stand beside its own (26, ExecutionTrace)."""
@@ -310,11 +297,11 @@ class RunFold:
         if self.is_hierarchical:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
-        trace, results = self._assemble(self._outputs(output_types), workers, object_ids)
+        trace, results = self._assemble(self.outputs(output_types), workers, object_ids)
         return output_with(trace, results, exit_reason=self.exit_reason, run_id=run_id)
 
-    def _outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
-        """Return the outputs of the plan's tasks by instance, in order of completion."""
+    def outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
+        """Return the outputs of the plan's tasks by instance, in order of completion; see `fold_output`."""
         found: dict[str, TaskOutput] = {}
         for fold in self._in_order():
             output = fold.task_output(output_types.get(fold.key))
@@ -384,3 +371,36 @@ def _place(trace: TaskTrace, node: Node | None) -> TaskTrace:
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:
     outputs = (fold.task_output() if has_traces else fold.summary() for fold in folds)
     return [output for output in outputs if output is not None]
+
+
+def _error_of(fold: TaskFold, node: Node | None) -> ErrorTrace | None:
+    """Return what a trace says of a failed task, by its place in the plan."""
+    failure = fold.failure
+    if failure is None:
+        return None
+    trace = failure.data.trace
+    if isinstance(trace, TaskTrace):
+        role, description = trace.agent_role, trace.task_description
+    else:
+        seen = as_mapping(trace)
+        role = as_text(seen.get("agent_role"), "" if node is None else node.agent_role)
+        description = as_text(seen.get("task_description"), fold.key if node is None else node.description)
+    return ErrorTrace(
+        agent_role=role,
+        task_description=description,
+        error_type=failure.data.error_type,
+        message=failure.data.message,
+        stack_trace=failure.data.stack_trace or "",
+        occurred_at=utc_of(failure.at),
+    )
+
+
+def _agent_summary(data: Mapping[str, object]) -> AgentSummary:
+    background = data.get("background")
+    return AgentSummary(
+        role=as_text(data.get("role")),
+        goal=as_text(data.get("goal")),
+        background=background if isinstance(background, str) else None,
+        tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
+        allow_delegation=data.get("allow_delegation") is True,
+    )

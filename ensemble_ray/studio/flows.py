@@ -111,6 +111,5 @@ def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded
         RecordError: one of them is damaged.
     """
     units = RecordedUnits()
-    for fact in stimuli:
-        units.apply(fact)
+    units.apply(stimuli)
     return graph_trace(units.collect_ends(recorded_plan(header.plan or {}), {}))
