@@ -17,7 +17,7 @@ from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.coordinator.put_down import PutDown
 from ensemble_ray.coordinator.recorded_results import RecordedResults
-from ensemble_ray.coordinator.start_orders import gather_context, revision_of
+from ensemble_ray.coordinator.start_orders import make_order
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
@@ -26,7 +26,7 @@ from ensemble_ray.facts.runs import RecordedError, RunEnded, RunInterrupted, Run
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Inform, Instruction, ReflectOn, Start, Warn
+from ensemble_ray.schedule.instructions import Cancel, End, Inform, Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.results import capped_units
 from ensemble_ray.schedule.stimuli import (
     Begun,
@@ -205,51 +205,24 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reporter.submit([self._order(start) for start in starts])
 
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
-        node = self._nodes[node_key(start.instance)]
-        parts, missing = self._context_of(start, node)
-        context, joined = gather_context(parts, self._outputs)
-        body = self._bodies(node.key)
-        return TaskOrder(
+        key = node_key(start.instance)
+        order = make_order(
+            start,
+            self._nodes,
+            self._bodies(key),
+            self._outputs,
             run_id=self._journal.run_id,
-            key=node.key,
-            instance=start.instance,
             epoch=self._journal.epoch,
-            index=node.index,
-            task=body.task,
-            agent_key=node.agent_key,
-            agent_role=node.agent_role,
-            total_tasks=node.total,
-            context=context,
-            joined=joined,
-            missing_context=missing,
-            revision=revision_of(start.changes, self._outputs),
-            is_streaming=node.is_streaming,
-            input_guardrails=body.input_guardrails,
-            output_guardrails=body.output_guardrails,
-            wants_text=start.wants_text,
-            description=node.description,
-            is_reflected_later=self._later.is_later(node.key),
+            is_sequential=self.plan.workflow == "sequential",
+        )
+        return replace(
+            order,
+            is_reflected_later=self._later.is_later(key),
             is_resubmission=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
-            asks=None if self._units is None else self._units.foresee(start, node.agent_key),
+            asks=None if self._units is None else self._units.foresee(start, order.agent_key),
         )
-
-    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
-        """Return the outputs that a task is given, and the description of one that is not there."""
-        if start.context is not None:
-            return start.context, None if start.missing is None else self._describe(start.missing)
-        found = [(key, instance_of(key)) for key in node.context]
-        missing = None
-        if self.plan.workflow == "sequential":
-            absent = [self._describe(key) for key, instance in found if instance not in self._outputs]
-            missing = next(iter([*absent, *node.context_outside]), None)
-        return [ContextPart((instance,)) for _, instance in found if instance in self._outputs], missing
-
-    def _describe(self, key: str) -> str:
-        """Return what people call a task or a unit of the plan."""
-        node = self._nodes.get(key)
-        return key if node is None else node.description
 
     def discard(self, instance: str) -> bool:
         """Forget nothing: an order is made as soon as its task is started."""

@@ -136,16 +136,19 @@ class Plan:
         return in_waiting_order([key for key in waits_for if key not in inside], waits_for)
 
     @property
+    def has_forks(self) -> bool:
+        """Whether branches of its graph run side by side."""
+        graphs = (unit for unit in self.units if isinstance(unit, GraphUnit))
+        return any(isinstance(entry, ForkEntry) for graph in graphs for entry in graph.edges)
+
+    @property
     def depends_on_order(self) -> bool:
         """Whether the order in which tasks completed decides what others are called, or what they are given.
 
         So it is where branches of a graph run side by side, whose steps are numbered as they start, and where phases may send
         one phase back.
         """
-        has_fork = any(
-            isinstance(entry, ForkEntry) for unit in self.units if isinstance(unit, GraphUnit) for entry in unit.edges
-        )
-        return has_fork or sum(isinstance(unit, PhaseUnit) for unit in self.units) > 1
+        return self.has_forks or sum(isinstance(unit, PhaseUnit) for unit in self.units) > 1
 
     @property
     def has_levels(self) -> bool:

@@ -8,7 +8,6 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
@@ -22,29 +21,33 @@ from ensemble_ray.facts.runs import (
     RunResumed,
     StimulusRecorded,
 )
-from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
+from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
 from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.record.levels import level_summaries, place_trace
-from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, make_trace, output_with, violation_trace
+from ensemble_ray.record.levels import place_trace
+from ensemble_ray.record.result import (
+    RunEnd,
+    RunResultHead,
+    RunResults,
+    make_trace,
+    output_with,
+    planned_results,
+    violation_trace,
+)
 from ensemble_ray.record.resume.run_head import name_in
+from ensemble_ray.record.source import readable_plan, recorded_plan
 from ensemble_ray.record.task_fold import TaskFold
-from ensemble_ray.record.trace_parts import agent_summary, error_of_task
-from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
-from ensemble_ray.record.units.recorded import RecordedUnits
-from ensemble_ray.record.units.replayed import PredicateAnswer
+from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units.failures import failures_seen
+from ensemble_ray.record.units.recorded import PredicateAnswer, RecordedUnits
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.values.ids import delegating_call, instance_of, node_key
-from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
+from ensemble_ray.values.ids import delegating_call, instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
-from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
-from ensemble_ray.values.unit_outputs import UnitOutputs
+from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
-#: Tasks of a run with their places in its plan.
-_Tasks = Sequence[tuple[TaskFold, Mapping[str, object]]]
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
@@ -79,16 +82,15 @@ def fold_output(
 
 
 class RunFold:
-    """What the facts of one run tell, as far as they were taken."""
+    """What the facts of one run tell, as far as they were taken.
+
+    Attributes:
+        plan: The recorded plan, as far as it can be read.
+    """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
-        self._header = PlanRecorded()
-        #: the plan as it is recorded
-        self._plan: Mapping[str, object] = {}
-        #: places of the plan's tasks by key, and roles of its agents by key; the manager's is nobody's to ask
-        self._nodes: Mapping[str, Mapping[str, object]] = {}
-        self._roles: Mapping[str, str] = {}
+        self._read_plan(PlanRecorded())
         self._end: RunEnded | None = None
         self._interruption: RunInterrupted | None = None
         self._started_at: float | None = None
@@ -112,12 +114,12 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
-        self._apply_to_units(fact)
+        if self._units is not None and isinstance(fact.data, StimulusRecorded | RunResumed):
+            self._units.apply((fact,))
         match fact.data:
             case PlanRecorded(plan=plan, started_at=started_at) as header:
-                self._header, self._plan = header, plan or {}
-                self._read_places(self._plan)
-                self._units = RecordedUnits(self._plan) if self._plan.get("units") else None
+                self._read_plan(header)
+                self._units = RecordedUnits() if plan and plan.get("units") else None
                 self._started_at = fact.at if started_at is None else started_at
             case RunEnded() as end:
                 self._end, self._interruption = end, None
@@ -135,12 +137,6 @@ class RunFold:
             case _:
                 pass
 
-    def _apply_to_units(self, fact: Fact) -> None:
-        if self._units is not None and isinstance(fact.data, StimulusRecorded):
-            self._units.apply(cast("Fact[StimulusRecorded]", fact))
-        elif self._units is not None and isinstance(fact.data, RunResumed):
-            self._units.resume(cast("Fact[RunResumed]", fact))
-
     def _note_end(self, instance: str, told: StimulusRecorded) -> None:
         """Note the places of a task among those that ended, and among those that completed."""
         self._ended.pop(instance, None)
@@ -148,12 +144,16 @@ class RunFold:
         if told.is_completion:
             self._completed.append(instance)
 
-    def _read_places(self, plan: Mapping[str, object]) -> None:
-        agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
-        managed = bool(plan.get("hierarchy"))
-        roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
-        self._roles = {key: role for key, role in roles.items() if key != MANAGER_KEY or not managed}
-        self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
+    @property
+    def _whole_plan(self) -> Plan:
+        """The plan of a run with units. Raises `RecordError` if it is damaged."""
+        return self.plan if self.plan.units else recorded_plan(self._header.plan or {})
+
+    def _read_plan(self, header: PlanRecorded) -> None:
+        self._header, self.plan = header, readable_plan(header)
+        self._nodes = {node.key: node for node in self.plan.nodes}
+        roles = {agent.key: agent.role for agent in self.plan.agents}
+        self._roles = {key: role for key, role in roles.items() if key != MANAGER_KEY or not self.is_hierarchical}
 
     def _fold_of(self, instance: str) -> TaskFold:
         """Return the fold of an instance; work that was handed on belongs to who asked for it."""
@@ -189,7 +189,7 @@ class RunFold:
     @property
     def is_hierarchical(self) -> bool:
         """Whether its only task is a manager's (S-HIER-1)."""
-        return bool(self._plan.get("hierarchy"))
+        return self.plan.hierarchy is not None
 
     @property
     def capture_mode(self) -> CaptureMode:
@@ -208,8 +208,30 @@ class RunFold:
         Raises:
             RecordError: no facts were taken, or their data is damaged.
         """
-        tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
-        return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
+        return self._assemble({} if self._units is None else self.outputs({}))[0]
+
+    def _assemble(
+        self,
+        outputs: Mapping[str, TaskOutput],
+        delegated: Sequence[TaskOutput] = (),
+        object_ids: Mapping[str, str] | None = None,
+    ) -> tuple[ExecutionTrace, RunResults]:
+        """Return the trace of the run, and what its tasks gave as far as `outputs`, by instance, and `delegated` tell."""
+        state, tasks = self.state.value, self._in_order()
+        traces = [(fold.instance, self.trace_of(fold, state=state)) for fold in tasks]
+        if self._units is None:
+            ended = EndedUnits(plan=self.plan, outputs=outputs)
+        else:
+            ended = self._units.collect_ends(self._whole_plan, outputs)
+        results = planned_results(
+            ended,
+            traces,
+            [_agent_summary(each) for each in self._header.agents or ()],
+            delegated=delegated,
+            worker_traces=[each for fold in tasks for each in self._worker_traces(fold, state)],
+            object_ids=object_ids or {},
+        )
+        return make_trace(self._description(), results, self._run_end(tasks, ended)), results
 
     def _description(self) -> RunResultHead:
         run_id, _ = self._get_beginning()
@@ -217,72 +239,51 @@ class RunFold:
         return RunResultHead(
             run_id=header.ensemble_id or run_id,
             name=name_in(header),
-            workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
+            workflow=header.workflow or self.plan.workflow,
             inputs={name: str(value) for name, value in (header.inputs or {}).items()},
             capture_mode=self.capture_mode,
             trace_id=(self._end and self._end.trace_id) or None,
         )
 
-    def _results(self, tasks: _Tasks) -> RunResults:
-        by_task = [(fold, self._traces(fold, node, self.state.value)) for fold, node in tasks]
-        traces = tuple(each for _, of_task in by_task for each in of_task)
-        units = UnitParts()
-        if self._units is not None:
-            ended = self._units.collect_ends(self._outputs({}))
-            units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
-        return RunResults(
-            traces=traces,
-            agents=tuple(agent_summary(each) for each in self._header.agents or ()),
-            metrics=ExecutionMetrics.from_outputs(
-                [each for trace in traces for each in trace.with_workers()],
-                by_task=metrics_by_key((fold.key, own.metrics) for fold, (own, *_workers) in by_task),
-            ),
-            levels=level_summaries(traces),
-            **units,
-        )
-
-    def _run_end(self, tasks: _Tasks) -> RunEnd:
+    def _run_end(self, tasks: Sequence[TaskFold], ended: EndedUnits) -> RunEnd:
         _, started = self._get_beginning()
-        failed = (error_of_task(fold, node) for fold, node in tasks if fold.failure is not None)
+        failed = (_error_of(fold, self._nodes.get(fold.key)) for fold in tasks)
+        of_units = [each.as_trace() for each in failures_seen(ended, ())]
         return RunEnd(
             state=self.state,
             exit_reason=self.exit_reason,
             started_at=utc_of(started),
             completed_at=utc_of(max(self._last_at, started)),
-            errors=(*failed, *self._unit_errors(), *self._run_errors()),
+            errors=(*(error for error in failed if error is not None), *of_units, *self._run_errors(of_units)),
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
-    def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
-        """Return a task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
-        roles, mode = self._roles, self.capture_mode
-        trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
-        if not self.is_hierarchical:
-            return [_place(trace, node)]
-        return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
-
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
-        node = self._nodes.get(fold.key, {})
+        node = self._nodes.get(fold.key)
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _place(trace, node)
 
-    def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
+    def failed_delegations(self, instance: str) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
+        fold = self._tasks.get(instance)
+        return () if fold is None else tuple(self._worker_traces(fold, RunState.FAILED.value, has_failed=True))
+
+    def _worker_traces(self, fold: TaskFold, state: str, *, has_failed: bool = False) -> list[TaskTrace]:
+        """Return the traces of a manager's workers, which stand beside its own (26, ExecutionTrace)."""
         if not self.is_hierarchical:
-            return ()
-        mode, roles = self.capture_mode, self._roles
-        return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
+            return []
+        return fold.worker_traces(self.capture_mode, state=state, roles=self._roles, has_failed=has_failed)
 
     def _violations(self) -> tuple[str, ...]:
         """Return what a manager's run failed for that failed in no task (S-HIER-50)."""
-        if not self.is_hierarchical or self.state is not RunState.FAILED:
+        rules = self.plan.hierarchy
+        if rules is None or self.state is not RunState.FAILED:
             return ()
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
             return ()
         asked = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
-        required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
-        return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), asked)
+        return violations_of(rules, asked)
 
     def output(self, output_types: Mapping[str, OutputType], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
@@ -296,33 +297,17 @@ class RunFold:
         if self.is_hierarchical:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
-        by_instance = self._outputs(output_types)
-        ended = None if self._units is None else self._units.collect_ends(by_instance)
-        outputs_by_key = (
-            [(node_key(instance), output) for instance, output in by_instance.items()]
-            if ended is None
-            else ended.list_visible()
-        )
-        outputs = (*workers, *(output for _, output in outputs_by_key))
-        names = {key: place for place, (key, _) in enumerate(outputs_by_key, start=len(workers))}
-        results = RunResults(
-            outputs=outputs,
-            raw=outputs_by_key[-1][1].raw if outputs_by_key else "",
-            tool_calls=sum(output.tool_call_count for output in outputs),
-            positions={object_ids[key]: place for key, place in names.items() if key in object_ids},
-            names=names,
-            units=UnitOutputs() if ended is None else unit_outputs(ended),
-        )
-        return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)
+        trace, results = self._assemble(self.outputs(output_types), workers, object_ids)
+        return output_with(trace, results, exit_reason=self.exit_reason, run_id=run_id)
 
-    def _outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
-        """Return the outputs of the plan's tasks by instance, in order of completion."""
+    def outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
+        """Return the outputs of the plan's tasks by instance, in order of completion; see `fold_output`."""
         found: dict[str, TaskOutput] = {}
         for fold in self._in_order():
             output = fold.task_output(output_types.get(fold.key))
             if output is not None:
                 if output.trace is not None:
-                    trace = _place(output.trace, self._nodes.get(fold.key, {}))
+                    trace = _place(output.trace, self._nodes.get(fold.key))
                     output = output.model_copy(update={"trace": trace})
                 found[fold.instance] = output
         return found
@@ -330,10 +315,6 @@ class RunFold:
     def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
         return () if self._units is None else self._units.verdicts()
-
-    def _unit_errors(self) -> Sequence[ErrorTrace]:
-        """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
-        return () if self._units is None else self._units.errors(self._units.collect_ends(self._outputs({})))
 
     def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
@@ -346,7 +327,7 @@ class RunFold:
 
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
-        if "shown_as" in self._plan:
+        if self.plan.has_levels:
             return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_recorded]
         completed, ended = (
             {instance: position for position, instance in enumerate(dict.fromkeys(each))}
@@ -360,10 +341,10 @@ class RunFold:
 
         return sorted((fold for fold in self._tasks.values() if fold.is_recorded), key=rank)
 
-    def _run_errors(self) -> Iterable[ErrorTrace]:
+    def _run_errors(self, of_units: Sequence[ErrorTrace]) -> Iterable[ErrorTrace]:
         """Return what the end tells of and no task: errors of the run itself, and what interrupted it."""
         of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
-        of_tasks.update((each.error_type, each.message) for each in self._unit_errors())
+        of_tasks.update((each.error_type, each.message) for each in of_units)
         stopped = self._interruption
         told = () if self._end is None else self._end.errors
         if stopped is not None:
@@ -382,12 +363,44 @@ class RunFold:
             yield violation_trace(violations, self._last_at)
 
 
-def _place(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
+def _place(trace: TaskTrace, node: Node | None) -> TaskTrace:
     """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
-    level = node.get("level")
-    return place_trace(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
+    return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:
     outputs = (fold.task_output() if has_traces else fold.summary() for fold in folds)
     return [output for output in outputs if output is not None]
+
+
+def _error_of(fold: TaskFold, node: Node | None) -> ErrorTrace | None:
+    """Return what a trace says of a failed task, by its place in the plan."""
+    failure = fold.failure
+    if failure is None:
+        return None
+    trace = failure.data.trace
+    if isinstance(trace, TaskTrace):
+        role, description = trace.agent_role, trace.task_description
+    else:
+        seen = as_mapping(trace)
+        role = as_text(seen.get("agent_role"), "" if node is None else node.agent_role)
+        description = as_text(seen.get("task_description"), fold.key if node is None else node.description)
+    return ErrorTrace(
+        agent_role=role,
+        task_description=description,
+        error_type=failure.data.error_type,
+        message=failure.data.message,
+        stack_trace=failure.data.stack_trace or "",
+        occurred_at=utc_of(failure.at),
+    )
+
+
+def _agent_summary(data: Mapping[str, object]) -> AgentSummary:
+    background = data.get("background")
+    return AgentSummary(
+        role=as_text(data.get("role")),
+        goal=as_text(data.get("goal")),
+        background=background if isinstance(background, str) else None,
+        tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
+        allow_delegation=data.get("allow_delegation") is True,
+    )

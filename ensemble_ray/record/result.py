@@ -1,6 +1,6 @@
 """Makes a run's output, or its error, of what its tasks gave and how it ended. Package: record. Pure.
 
-In: what a run is, the results of the tasks made so far, its end. Out: one `EnsembleOutput` with one trace, or the error that
+In: what a run is, what its tasks gave, its end. Out: one `EnsembleOutput` with one trace, or the error that
 `run()` raises. Every run comes here: planned and dynamic ones, on both runtimes, new, resumed and read from the record.
 Rules: every error carries the trace up to the failure and the run id (S-SET-26); outputs and traces are passed on as
 sequences and not read here, since there may be a million of them.
@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExecutionError, message_of
 from ensemble_ray.errors.texts import task_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
-from ensemble_ray.values.metrics import ExecutionMetrics
+from ensemble_ray.record.levels import level_summaries
+from ensemble_ray.record.units.histories import unit_results
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import (
@@ -35,6 +38,7 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.values.reviews import OpenReview
 
 __all__ = [
@@ -47,6 +51,7 @@ __all__ = [
     "make_trace",
     "not_begun",
     "output_with",
+    "planned_results",
     "summaries",
     "task_error",
     "task_label",
@@ -108,6 +113,46 @@ class RunEnd:
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     #: gates that a run waits for
     open_reviews: Sequence[OpenReview] = ()
+
+
+def planned_results(
+    ended: EndedUnits,
+    traces: Sequence[tuple[str, TaskTrace]],
+    agents: Sequence[AgentSummary],
+    *,
+    delegated: Sequence[TaskOutput] = (),
+    worker_traces: Sequence[TaskTrace] = (),
+    object_ids: Mapping[str, str],
+) -> RunResults:
+    """Return what the tasks of a plan gave; a live run and its record both come here.
+
+    Args:
+        ended: The units of the run, and the outputs of its tasks.
+        traces: Of tasks, by instance, in the order of the run's trace.
+        agents: Who took part.
+        delegated: Outputs of a manager's workers.
+        worker_traces: What these workers did.
+        object_ids: Hidden ids of the tasks, by key.
+    """
+    shown = ended.list_visible()
+    outputs = (*delegated, *(output for _, output in shown))
+    names = {key: place for place, (key, _) in enumerate(shown, start=len(delegated))}
+    every = (*(trace for _, trace in traces), *worker_traces)
+    return RunResults(
+        outputs=outputs,
+        raw=shown[-1].output.raw if shown else "",
+        traces=every,
+        agents=agents,
+        metrics=ExecutionMetrics.from_outputs(
+            [each for trace in every for each in trace.with_workers()],
+            by_task=metrics_by_key((node_key(instance) or instance, trace.metrics) for instance, trace in traces),
+        ),
+        tool_calls=sum(output.tool_call_count for output in outputs),
+        levels=level_summaries(every),
+        positions={object_ids[key]: place for key, place in names.items() if key in object_ids},
+        names=names,
+        **unit_results(ended, traces),
+    )
 
 
 def assemble(

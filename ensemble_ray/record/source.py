@@ -5,11 +5,14 @@ The same stimuli produce the same instructions, so a replayed source shows what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
+from ensemble_ray.plan.plan import AgentEntry, HierarchyRules, Node, Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.stimuli import (
     Cancelled,
@@ -24,11 +27,11 @@ from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.source import PlanSource
 
-__all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "recorded_plan", "relevant"]
+__all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "readable_plan", "recorded_plan", "relevant"]
 
 
 class RecordedStimuli:
@@ -41,6 +44,18 @@ class RecordedStimuli:
         self.is_open = False
         #: whether tasks wait at gates since the run was resumed last
         self._is_waiting = False
+
+    def take(self, facts: Iterable[Fact]) -> None:
+        """Apply the next facts of a run; all but stimuli and resumptions are passed over.
+
+        Raises:
+            RecordError: One of them is damaged.
+        """
+        for fact in facts:
+            if isinstance(fact.data, StimulusRecorded):
+                self.apply(cast("Fact[StimulusRecorded]", fact))
+            elif isinstance(fact.data, RunResumed):
+                self.resume(cast("Fact[RunResumed]", fact))
 
     def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus | None:
         """Add the next stimulus and return it; None if this version does not know its type.
@@ -145,3 +160,38 @@ def recorded_plan(data: Mapping[str, object]) -> Plan:
         return Plan.from_dict(cast("Mapping[str, None]", data))
     except ValueError as error:
         raise RecordError(f"The record is damaged: its plan cannot be read: {error}") from error
+
+
+def readable_plan(header: PlanRecorded) -> Plan:
+    """Return a recorded plan, of a damaged one its readable tasks and agents; of a run without a plan one without tasks."""
+    data = {} if header.is_dynamic else header.plan or {}
+    if data:
+        with contextlib.suppress(RecordError):
+            return recorded_plan(data)
+    rules = as_mapping(data.get("hierarchy"))
+    return Plan(
+        workflow=as_text((header.plan or {}).get("workflow"), "unknown"),
+        nodes=tuple(_readable_node(as_mapping(each)) for each in as_sequence(data.get("nodes"))),
+        agents=tuple(
+            AgentEntry(key=as_text(agent.get("key")), role=as_text(agent.get("role")), goal="")
+            for agent in map(as_mapping, as_sequence(data.get("agents")))
+        ),
+        hierarchy=HierarchyRules(required_workers=tuple(map(str, as_sequence(rules.get("required_workers")))))
+        if rules
+        else None,
+        shown_as=as_text(data.get("shown_as")) or None,
+    )
+
+
+def _readable_node(data: Mapping[str, object]) -> Node:
+    key = as_text(data.get("key"))
+    return Node(
+        key=key,
+        index=as_count(data.get("index")),
+        description=as_text(data.get("description"), key),
+        expected_output=as_text(data.get("expected_output")),
+        agent_role=as_text(data.get("agent_role")),
+        agent_key=as_text(data.get("agent_key")),
+        node_type=as_text(data.get("node_type")) or None,
+        level=level if isinstance(level := data.get("level"), int) else None,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
@@ -17,6 +18,7 @@ from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
 from ensemble_ray.execute.exits import describe_exit
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.review.tracing import review_entry
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -30,15 +32,16 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.lenient import as_mapping
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
-from ensemble_ray.record.review_fold import GateFold
-from ensemble_ray.values.ids import delegating_call, node_key
+from ensemble_ray.plan.plan import Node
+from ensemble_ray.record.delegation_fold import worker_role
+from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import delegated_instance, delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
@@ -53,6 +56,8 @@ _OUTCOMES = get_args(CallOutcome)
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<whole>handler|runner))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
 NO_RESULT = "No result was recorded: the run ended during this call"
+#: What the response of an attempt to hand work on says that was begun and never came back.
+_NO_WORKER = "No result was recorded: the run ended during this delegation"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +72,34 @@ class _Turn:
     decisions: dict[int, OutcomeDecided] = field(default_factory=dict[int, OutcomeDecided])
     #: what was decided of calls that hand work on
     delegations: dict[int, Fact[DelegationDecided]] = field(default_factory=dict[int, Fact[DelegationDecided]])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gate:
+    """What is known of one gate."""
+
+    asked: Fact[ReviewRequested] | None = None
+    decided: Fact[ReviewDecided] | None = None
+
+    def apply(self, fact: Fact) -> None:
+        """Take the next fact of this gate."""
+        if isinstance(fact.data, ReviewRequested):
+            self.asked = cast("Fact[ReviewRequested]", fact)
+        elif isinstance(fact.data, ReviewDecided):
+            self.decided = cast("Fact[ReviewDecided]", fact)
+
+    @property
+    def entry(self) -> Mapping[str, object] | None:
+        """The gate as it stands in a trace; None where nothing tells what was asked."""
+        if self.asked is None:
+            return None
+        decided = self.decided
+        return review_entry(
+            self.asked.data,
+            self.asked.at,
+            None if decided is None else decided.data,
+            self.asked.at if decided is None else decided.at,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +119,7 @@ class TaskFold:
     _exits: dict[str, Fact[ExitRecorded]] = field(default_factory=dict[str, "Fact[ExitRecorded]"])
     _is_cancelled: bool = False
     #: its review gates by name, and what is known of the work that it handed on, by the call's name
-    _gates: dict[str, GateFold] = field(default_factory=dict[str, GateFold])
+    _gates: dict[str, _Gate] = field(default_factory=dict[str, _Gate])
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
     _embedding_tokens: int = 0
@@ -120,7 +153,7 @@ class TaskFold:
                 self._has_exited = True
                 self._exits[data.call] = cast("Fact[ExitRecorded]", fact)
             case ReviewRequested() | ReviewDecided():
-                self._gates.setdefault(fact.name, GateFold()).apply(fact)
+                self._gates.setdefault(fact.name, _Gate()).apply(fact)
             case MemoryRecalled() | MemoryStored():
                 # What the task was reminded of stands in its prompt.
                 self._embedding_tokens += data.embedding_tokens
@@ -248,7 +281,7 @@ class TaskFold:
 
     def trace(
         self,
-        node: Mapping[str, object],
+        node: Node | None,
         capture_mode: CaptureMode,
         *,
         state: str,
@@ -258,13 +291,13 @@ class TaskFold:
         """Return the task's trace; of a task that was not finished, as far as its effects tell.
 
         Args:
-            node: The task's place in the plan.
+            node: The task's place in the plan; None: it is not known.
             capture_mode: What the run captured.
             state: How an unfinished task is marked.
             roles: Roles of the run's agents by key.
             is_manager: Whether the traces of its workers stand beside its own (`worker_traces`), and not in it.
         """
-        recorded = self._recorded_trace()
+        recorded = self.recorded_trace()
         if recorded is not None:
             return recorded
         effects = self._effects(node, capture_mode)
@@ -299,32 +332,72 @@ class TaskFold:
         self, decision: Fact[DelegationDecided], capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
     ) -> TaskTrace:
         """Its trace as that of work that was handed on by that decision."""
-        node = {
-            "description": read_request(decision).task_description,
-            "expected_output": EXPECTED_OUTPUT,
-            "agent_role": worker_role(decision, roles),
-        }
+        node = Node(
+            key=self.key,
+            index=0,
+            description=read_request(decision).task_description,
+            expected_output=EXPECTED_OUTPUT,
+            agent_role=worker_role(decision, roles),
+            agent_key=decision.data.worker or "",
+        )
         return self.trace(node, capture_mode, state=state, roles=roles)
 
     def _delegations(
         self, capture_mode: CaptureMode, state: str, roles: Mapping[str, str], *, is_manager: bool
     ) -> list[DelegationEffect]:
-        depth = self.instance.count("/delegate#")
         found: list[DelegationEffect] = []
         for decision, result in self._attempts():
             worker = self._workers.get(decision.name)
-            seen = WorkerFold()
-            if worker is not None and worker.is_recorded:
-                trace = None if is_manager else worker.as_worker(decision, capture_mode, state=state, roles=roles)
-                failure = "" if worker.failure is None else worker.failure.data.message
-                seen = WorkerFold(
-                    is_recorded=True, output=worker.summary(), failure=failure, trace=trace, last_at=worker.last_at
-                )
-            role = worker_role(decision, roles)
-            found.append(delegation_effect(decision, result, seen, depth=depth, role=role))
+            if worker is not None and not worker.is_recorded:
+                worker = None
+            effect = self._delegation(decision, result, worker, worker_role(decision, roles))
+            if worker is not None and not is_manager:
+                effect.trace = worker.as_worker(decision, capture_mode, state=state, roles=roles)
+            found.append(effect)
         return found
 
-    def _recorded_trace(self) -> TaskTrace | None:
+    def _delegation(
+        self, decision: Fact[DelegationDecided], result: ToolReturned | None, worker: TaskFold | None, role: str
+    ) -> DelegationEffect:
+        """Return the effect of one attempt to hand work on, as this task noted it or would have noted it.
+
+        Args:
+            decision: What was decided.
+            result: What the model was told; None where the run ended before.
+            worker: What is known of the worker; None where none began.
+            role: See `worker_role`.
+        """
+        request, began = read_request(decision), decision.data.started_at
+        output = None if worker is None else worker.summary()
+        text, errors, took_s = _result_of(decision.data, result, worker, output)
+        response = DelegationResponse(
+            task_id=request.task_id,
+            status=DelegationStatus.FAILURE if errors else DelegationStatus.SUCCESS,
+            worker_role=role,
+            raw_output=None if errors else text if output is None else output.raw,
+            errors=errors,
+            duration=timedelta(seconds=max(0.0, took_s)),
+        )
+        *_, turn, call = decision.name.split("/")
+        return DelegationEffect(
+            request=request,
+            response=response,
+            worker_role=role,
+            depth=self.instance.count("/delegate#"),
+            started_at=began,
+            position=(int(turn), int(call.removeprefix("call-"))),
+            text=text,
+            is_started=decision.data.worker is not None and (worker is not None or result is not None),
+            instance=delegated_instance(decision.name),
+            output=None if errors else output,
+        )
+
+    def recorded_trace(self) -> TaskTrace | None:
+        """Return the trace that is recorded with its output or failure; None where it has neither.
+
+        Raises:
+            RecordError: it is no trace.
+        """
         trace: object
         if self.failure is not None and self.output is None:
             trace = self.failure.data.trace
@@ -334,18 +407,18 @@ class TaskFold:
             return trace
         return self._value(TaskTrace, as_mapping(trace))
 
-    def _effects(self, node: Mapping[str, object], capture_mode: CaptureMode) -> TaskEffects:
+    def _effects(self, node: Node | None, capture_mode: CaptureMode) -> TaskEffects:
         models = [self._model(self._turns[number]) for number in sorted(self._turns)]
         return TaskEffects(
-            task_description=as_text(node.get("description"), self.key),
-            expected_output=as_text(node.get("expected_output")),
-            agent_role=as_text(node.get("agent_role")),
+            task_description=self.key if node is None else node.description,
+            expected_output="" if node is None else node.expected_output,
+            agent_role="" if node is None else node.agent_role,
             started_at=self._last_at if self._first_at is None else self._first_at,
             capture_mode=capture_mode,
             models=models,
             tool_call_count=self._count_calls(models),
             retry_count=sum(model.retries for model in models),
-            is_handler=not models and "agent_key" in node and node["agent_key"] is None,
+            is_handler=not models and node is not None and node.agent_key is None,
             is_outcome_unknown=self._is_handler_unknown,
             reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
             instance=self.instance,
@@ -400,3 +473,20 @@ class TaskFold:
             structured_output=result.structured_output,
             repairs=result.repairs,
         )
+
+
+def _result_of(
+    decision: DelegationDecided, result: ToolReturned | None, worker: TaskFold | None, output: TaskOutput | None
+) -> tuple[str, tuple[str, ...], float]:
+    """Return the text for the model, errors, and how long it took, s."""
+    text, duration_s = ("", 0.0) if result is None else (result.text, result.duration_s)
+    if decision.worker is None:  # nobody was asked, whether or not the model has heard of it
+        reason, hint = decision.refusal or ("", "")
+        return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), duration_s
+    if result is not None:
+        return text, () if result.is_success else (text.removeprefix("Error: "),), duration_s
+    duration_s = (0.0 if worker is None else worker.last_at) - decision.started_at
+    if output is not None:
+        return output.raw, (), duration_s
+    failure = "" if worker is None or worker.failure is None else worker.failure.data.message
+    return f"Error: {failure}" if failure else _NO_WORKER, (failure or _NO_WORKER,), duration_s

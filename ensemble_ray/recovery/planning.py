@@ -29,17 +29,27 @@ __all__ = ["plan_again"]
 _log = bounded_logger(__name__)
 
 
-async def plan_again(definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact]) -> Planned:
-    """Today's plan with these inputs. Agents that a model made are made of its recorded answers, or not yet."""
+async def plan_again(
+    definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact], *, is_replay: bool = False
+) -> Planned:
+    """Today's plan with these inputs; agents that a model made are made of its recorded answers.
+
+    Raises:
+        ValidationError: in a replay, an answer is not recorded; elsewhere its agent is made later.
+    """
     resolved = check(definition, inputs)
     answers = answers_before(facts)
     try:
         agents = (
-            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name, ())))
+            await synthesize_agents(
+                resolved, definition, recorded=lambda name, _: _Answers(name, answers.get(name, ()))
+            )
             if needs_synthesis(resolved.tasks)
             else {}
         )
     except EnsembleError as error:
+        if is_replay:
+            raise
         _log.debug("Agents are made when the fork begins: %s", message_of(error))
         agents = {}
     return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
@@ -48,7 +58,8 @@ async def plan_again(definition: Ensemble, inputs: Mapping[str, object], facts: 
 class _Answers:
     """A model that gives recorded answers in their order, and asks nobody."""
 
-    def __init__(self, facts: Sequence[Fact[ModelAnswered]]) -> None:
+    def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
+        self._name = name
         self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
@@ -60,5 +71,5 @@ class _Answers:
         del messages, tools
         fact = next(self._facts, None)
         if fact is None:
-            raise ValidationError("No answer is recorded")
+            raise ValidationError(f"Replay: no answer is recorded for the call that makes an agent, '{self._name}'")
         return ChatResponse(text=fact.data.text)

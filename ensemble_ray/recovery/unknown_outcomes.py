@@ -75,11 +75,7 @@ async def _list_wanted(store: RunStore, run_id: str, head: RunHead) -> frozenset
     """Return the tasks that the run would do when it goes on."""
     stimuli = RecordedStimuli()
     async for page in store.read(run_id, kinds=kinds_of(StimulusRecorded, RunResumed)):
-        for fact in page:
-            if isinstance(fact.data, RunResumed):
-                stimuli.resume(cast("Fact[RunResumed]", fact))
-            else:
-                stimuli.apply(cast("Fact[StimulusRecorded]", fact))
+        stimuli.take(page)
     stimuli.undo()
     source = FoldedSource(recorded_plan(head.header.plan or {}))
     for group in stimuli.groups:

@@ -13,15 +13,13 @@ from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExe
 from ensemble_ray.errors.texts import reason_of
 from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.plan.plan import MANAGER_ROLE
-from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
-from ensemble_ray.record.result import RunEnd, RunResults, summaries, violation_trace
+from ensemble_ray.record.levels import in_level_order, placed_outcome
+from ensemble_ray.record.result import RunEnd, RunResults, planned_results, summaries, violation_trace
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
-from ensemble_ray.record.units.histories import unit_results
 from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
@@ -68,36 +66,16 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
     by_instance = [(instance, output.trace) for instance, output in ended.outputs.items() if output.trace is not None]
     left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
     by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
-    ordered = in_level_order(plan, by_instance)
-    traces = [trace for _, trace in ordered]
-    if plan.hierarchy is not None:
-        traces += _worker_traces(traces[0] if traces else None, outcome)
-    shown = _list_visible(plan, ended)
-    outputs = (*(output for _, output in outcome.delegated), *(output for _, output in shown))
-    object_ids = {node.key: node.object_id for node in plan.nodes}
-    names = {key: place for place, (key, _) in enumerate(shown, start=len(outcome.delegated))}
-    return RunResults(
-        outputs=outputs,
-        raw=shown[-1][1].raw if shown else "",
-        traces=tuple(traces),
-        agents=summaries(plan),
-        metrics=ExecutionMetrics.from_outputs(
-            [each for trace in traces for each in trace.with_workers()],
-            by_task=metrics_by_key((node_key(instance), trace.metrics) for instance, trace in ordered),
-        ),
-        tool_calls=sum(output.tool_call_count for output in outputs),
-        levels=level_summaries(traces) if plan.has_levels else (),
-        positions={object_ids[key]: place for key, place in names.items()},
-        names=names,
-        **unit_results(ended, ordered),
+    traces = in_level_order(plan, by_instance)
+    manager = traces[0][1] if traces else None
+    return planned_results(
+        ended,
+        traces,
+        summaries(plan),
+        delegated=[output for _, output in outcome.delegated],
+        worker_traces=() if plan.hierarchy is None else _worker_traces(manager, outcome),
+        object_ids={node.key: node.object_id for node in plan.nodes},
     )
-
-
-def _list_visible(plan: Plan, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
-    """Return the outputs that the caller sees, by the keys of their tasks."""
-    if plan.units:
-        return ended.list_visible()
-    return [(node_key(instance), output) for instance, output in in_level_order(plan, tuple(ended.outputs.items()))]
 
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:

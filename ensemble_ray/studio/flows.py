@@ -110,7 +110,6 @@ def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded
     Raises:
         RecordError: one of them is damaged.
     """
-    units = RecordedUnits(header.plan or {})
-    for fact in stimuli:
-        units.apply(fact)
-    return graph_trace(units.collect_ends({}))
+    units = RecordedUnits()
+    units.apply(stimuli)
+    return graph_trace(units.collect_ends(recorded_plan(header.plan or {}), {}))

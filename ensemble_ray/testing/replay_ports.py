@@ -1,4 +1,4 @@
-"""What a replayed task touches in place of journal and model. Package: testing.
+"""What a replayed task touches in place of journal, model and memory. Package: testing.
 
 In: the facts of a run. Out: its recorded answers and results on request; the first thing that is asked
 for and not recorded, as a difference.
@@ -11,25 +11,27 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from ensemble_ray.errors import AgentExecutionError, ValidationError
+from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, kinds_of
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.memory import RememberedNote
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.task_fold import TaskFold
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = [
     "Difference",
-    "RecordedAnswer",
     "ReplayJournal",
+    "UnaskedMemory",
     "UnaskedModel",
     "cut_to_difference",
     "place_of",
@@ -126,7 +128,8 @@ class ReplayJournal:
             if instance == RUN or isinstance(fact.data, StimulusRecorded) or is_making_agent(fact):
                 continue
             if isinstance(fact.data, _ENDS):
-                self._ends[instance] = fact
+                if not self.has_output(instance):  # an exit behind it is at a gate
+                    self._ends[instance] = fact
             else:
                 self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
         self._at: dict[str, _Recorded] = {}
@@ -158,17 +161,18 @@ class ReplayJournal:
         raise AgentExecutionError(f"Replay: {difference.what}")
 
     def find_difference(self, instance: str) -> Difference | None:
-        """Return the first difference of a task."""
-        note = self._notes.get(instance)
-        return None if note is None else note.difference
+        """Return the first difference of a task: what it did otherwise, else what is recorded and it did not ask for."""
+        note, unused = self._notes.get(instance), self._find_unused(instance)
+        if note is not None or unused is None:
+            return None if note is None else note.difference
+        return Difference(where=unused, what="a call", recorded="made", current="not made")
 
     def is_at_end(self, instance: str) -> bool:
         """Whether a task asked for something where its record ends."""
         note = self._notes.get(instance)
         return note is not None and note.is_at_end
 
-    def find_unused(self, instance: str) -> str | None:
-        """Where something is recorded that a task did not ask for; None when there is no such thing."""
+    def _find_unused(self, instance: str) -> str | None:
         recorded = self._at.get(instance)
         left = None if recorded is None else recorded.find_unused()
         if left is None:
@@ -184,6 +188,11 @@ class ReplayJournal:
     def end_of(self, instance: str) -> Fact | None:
         """How a task ended, as far as its own facts tell."""
         return self._ends.get(instance)
+
+    def has_output(self, instance: str) -> bool:
+        """Whether a task has a recorded output."""
+        end = self._ends.get(instance)
+        return end is not None and isinstance(end.data, OutputRecorded)
 
     # The journal, as the runner sees it.
 
@@ -289,24 +298,27 @@ class UnaskedModel:
         )
 
 
-class RecordedAnswer:
-    """Stands for a model that made an agent: it gives its recorded answers in their order."""
+class UnaskedMemory:
+    """Stands for a run's memory: being asked means that what a task was reminded of is not recorded. Fulfils `RunMemory`."""
 
-    def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
-        self._name = name
-        self._facts = iter(facts)
+    def __init__(self, journal: ReplayJournal) -> None:
+        self._journal = journal
 
-    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the next recorded answer.
+    async def recall(self, query: MemoryQuery) -> RecalledMemory:
+        """Tell that nothing is recorded.
 
         Raises:
-            ValidationError: there is none.
+            AgentExecutionError: always.
         """
-        del messages, tools
-        fact = next(self._facts, None)
-        if fact is None:
-            raise ValidationError(f"Replay: no answer is recorded for the call that makes an agent, '{self._name}'")
-        return ChatResponse(text=fact.data.text)
+        nothing, current = cut_to_difference("", query.text)
+        what = "memory that was read and is not recorded"
+        difference = Difference(where="its memory", what=what, recorded=nothing, current=current)
+        self._journal.report(difference, is_at_end=True)
+
+    async def remember(self, note: MemoryNote) -> RememberedNote:
+        """Keep nothing."""
+        del note
+        return RememberedNote()
 
 
 def _describe_decision(decision: DelegationDecided) -> str:
@@ -324,20 +336,16 @@ def place_of(effect: str) -> str:
 
 
 def request_difference(
-    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], fold: TaskFold
+    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], trace: TaskTrace | None
 ) -> Difference:
     """How a request differs from the recorded one, as far as the record has its texts: which message, and where."""
     where = place_of(name)
-    turn = int(name.rsplit("/", 2)[1])
-    recorded = _list_captured(fold, turn) or _rebuild(journal, name, turn, fold)
-    for position, message in enumerate(messages):
-        if position >= len(recorded):
-            break
-        role, content = recorded[position]
+    recorded = [] if trace is None else _recorded_messages(journal, name, trace)
+    for position, (message, (role, content)) in enumerate(zip(messages, recorded, strict=False), start=1):
         if (role, content or "") != (message.role, message.content or ""):
             old, new = cut_to_difference(content or "", message.content or "")
             return Difference(
-                where=where, what=f"message {position + 1} ({message.role}) of the request", recorded=old, current=new
+                where=where, what=f"message {position} ({message.role}) of the request", recorded=old, current=new
             )
     return Difference(
         where=where,
@@ -347,34 +355,19 @@ def request_difference(
     )
 
 
-def _trace(fold: TaskFold) -> Mapping[str, object]:
-    """Return the task's recorded trace as data."""
-    if fold.output is not None:
-        return as_mapping(as_mapping(fold.output).get("trace"))
-    return as_mapping(None if fold.failure is None else fold.failure.data.trace)
-
-
-def _list_captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
-    """Return the messages that were captured with that turn; none where the capture mode was off."""
-    interactions = as_sequence(_trace(fold).get("llm_interactions"))
-    if turn >= len(interactions):
+def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> list[tuple[str, str | None]]:
+    """Return a request: as it was captured, else made of the task's prompts, answers and results."""
+    instance, number, _ = name.rsplit("/", 2)
+    turn, prompts = int(number), trace.prompts
+    if captured := [each for calls in trace.llm_interactions[turn : turn + 1] for each in calls.messages]:
+        return [(each.role, each.content) for each in captured]
+    if prompts is None:
         return []
-    messages = map(as_mapping, as_sequence(as_mapping(interactions[turn]).get("messages")))
-    return [(as_text(each.get("role")), cast("str | None", each.get("content"))) for each in messages]
-
-
-def _rebuild(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
-    """Return the conversation of the agent's own loop, from its prompts, answers and results."""
-    prompts = as_mapping(_trace(fold).get("prompts"))
-    if not prompts:
-        return []
-    history = map(as_mapping, as_sequence(prompts.get("history")))
     conversation: list[tuple[str, str | None]] = [
-        ("system", as_text(prompts.get("system_prompt"))),
-        *((as_text(each.get("role")), as_text(each.get("content"))) for each in history),
-        ("user", as_text(prompts.get("user_prompt"))),
+        ("system", prompts.system_prompt),
+        *((each.role, each.content) for each in prompts.history),
+        ("user", prompts.user_prompt),
     ]
-    instance = name.rsplit("/", 2)[0]
     for previous in range(turn):
         answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
         if answer is None or not answer.tool_calls:

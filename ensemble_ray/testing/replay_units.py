@@ -7,7 +7,7 @@ Never: a task or a question that is not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
@@ -22,6 +22,7 @@ from ensemble_ray.values.ids import instance_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ensemble_ray.coordinator.start_orders import PrecedingOutputs
     from ensemble_ray.definition.graph import Graph
     from ensemble_ray.definition.loop import Loop
     from ensemble_ray.definition.phase import Phase
@@ -46,13 +47,13 @@ class AskedQuestion:
 Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at run time
 
 
-def steps_of(plan: Plan, facts: Sequence[Fact], outputs: Collection[str]) -> Iterator[Step]:
+def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOutput]) -> Iterator[Step]:
     """Return what a run did, in its order; of a plan without units its tasks, in the order of the plan.
 
     Args:
         plan: What ran.
         facts: All of the run.
-        outputs: Instances whose output is recorded.
+        outputs: Those that are recorded.
     """
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)

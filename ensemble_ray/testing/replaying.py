@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray.coordinator.start_orders import gather_context, revision_of
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.start_orders import make_order
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
-from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
-from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports.services import Services
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
@@ -33,21 +31,17 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import compare_fields
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.record.resume.run_budget import recorded_options
 from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
-from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.planned import check
-from ensemble_ray.schedule.instructions import ContextPart
-from ensemble_ray.testing.replay_memory import UnaskedMemory
 from ensemble_ray.testing.replay_ports import (
     Difference,
-    RecordedAnswer,
     ReplayJournal,
+    UnaskedMemory,
     UnaskedModel,
     cut_to_difference,
     request_difference,
@@ -57,8 +51,9 @@ from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
-from ensemble_ray.values.ids import instance_of, is_inside_unit, node_key
-from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.error_data import error_from
+from ensemble_ray.values.ids import is_inside_unit, node_key
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
@@ -67,7 +62,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.plan.plan import Node
+    from ensemble_ray.plan.planner import Planned
     from ensemble_ray.schedule.instructions import Start
     from ensemble_ray.values.messages import ChatMessage
 
@@ -144,7 +139,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
     options = recorded_options(recorded.header)
-    planned = await _rebuild_plan(definition.with_options(options), recorded.header, facts)
+    planned = await plan_again(definition.with_options(options), recorded.header.inputs or {}, facts, is_replay=True)
     changed = _plan_difference(recorded.header, planned)
     if changed is not None:
         return Replay(run_id=found.run_id, difference=changed)
@@ -163,18 +158,6 @@ def _definition(found: RecordedRun, header: PlanRecorded) -> Runnable:
     return load_source(source, needs_keys=False)
 
 
-async def _rebuild_plan(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
-    """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
-    resolved = check(definition, header.inputs or {})
-    if not needs_synthesis(resolved.tasks):
-        return await threads.run(plan_run, definition, resolved)  # a manager's prompts are user code
-    answers = answers_before(facts)
-    agents = await synthesize_agents(
-        resolved, definition, recorded=lambda name, _: RecordedAnswer(name, answers.get(name, ()))
-    )
-    return await threads.run(plan_run, definition, resolved, agents)
-
-
 def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | None:
     found = compare_fields(header.plan or {}, planned.plan.to_dict())
     if not found:
@@ -189,8 +172,11 @@ class _Repetition:
     def __init__(self, recorded: RunFold, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
         self._tasks, self._workers = recorded.tasks, recorded.delegated
         self._facts = facts
-        self._ends = PlannedRecovery.of(facts)
         self._planned = planned
+        self._outputs: HeldOutputs[TaskOutput] = HeldOutputs()
+        types = {key: each for key, task in planned.tasks.items() if (each := task.output_type) is not None}
+        for instance, output in recorded.outputs(types).items():
+            self._outputs.put(instance, output)
         self._nodes = {node.key: node for node in planned.plan.nodes}
         self.journal = ReplayJournal(facts)
         self.tasks = 0
@@ -222,10 +208,9 @@ class _Repetition:
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)
         runner.peers = ReplayedWorkers(self.journal, runner)
-        predicates = RepeatedPredicates(self._planned.units, self.get)
-        completed = {instance for instance, fold in self._tasks.items() if fold.output is not None}
+        predicates = RepeatedPredicates(self._planned.units, self._outputs.get)
         try:
-            for step in steps_of(self._planned.plan, self._facts, completed):
+            for step in steps_of(self._planned.plan, self._facts, self._outputs):
                 if isinstance(step, AskedQuestion):
                     found = await predicates.difference(step)
                 elif step.instance in self._tasks:
@@ -244,106 +229,58 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{order.instance if is_inside_unit(order.instance) else order.key}'"
-        task, found = self._tasks[order.instance], self.journal.find_difference(order.instance)
-        if found is not None and not (self.journal.is_at_end(order.instance) and task.output is None):
-            return replace(found, where=f"{where}, {found.where}")
-        if found is not None:  # the record of this task ends here, and it did not complete
+        # Its record ends where it asked for more, or it waits at its gate, as it did.
+        has_stopped = self.journal.is_at_end(order.instance) or result.status == "waiting"
+        if has_stopped and not self.journal.has_output(order.instance):
             return None
-        if result.status == "waiting" and task.output is None:  # it waits at its gate, as it did
-            return None
-        unused = self.journal.find_unused(order.instance)
-        if unused is not None:
-            return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
-        return self._ending(where, result)
+        found = self.journal.find_difference(order.instance)
+        return self._ending(where, result) if found is None else replace(found, where=f"{where}, {found.where}")
 
     def _ending(self, where: str, result: TaskResult) -> Difference | None:
         """How what the task gave differs from what is recorded."""
         instance = result.instance
-        recorded = self._output(instance)
-        if recorded is None:
-            failure = self._ends.failure(instance)
-            if failure is None:
+        if instance not in self._outputs:
+            end = self.journal.end_of(instance)
+            if end is None or (isinstance(end.data, ExitRecorded) and end.data.reason is ExitReason.BUDGET_EXHAUSTED):
                 return None  # it was interrupted
-            return _first(where, ("the end", failure.status, result.status), _errors(failure, result))
-        current_output = result.output
+            if not isinstance(end.data, FailureRecorded):
+                return _first(where, ("the end", "exited", result.status))
+            errors = ("the error", _describe_error(error_from(end.data.error_data)), _describe_error(result.error))
+            return _first(where, ("the end", "failed", result.status), errors)
+        recorded, current_output = self._outputs.get(instance), result.output
         if current_output is None:
-            error = f"{type(result.error).__name__}: {result.error}"
-            return Difference(where=where, what="the end", recorded="completed", current=f"{result.status}, {error}")
+            ending = f"{result.status}, {_describe_error(result.error)}"
+            return Difference(where=where, what="the end", recorded="completed", current=ending)
         return _first(
             where,
             ("the output", recorded.raw, current_output.raw),
             ("the parsed output", jsonable(recorded.parsed_output), jsonable(current_output.parsed_output)),
         )
 
-    def _output(self, instance: str) -> TaskOutput | None:
-        fold = self._tasks.get(instance)
-        return None if fold is None else fold.task_output(self._planned.tasks[node_key(instance)].output_type)
-
-    # What tasks get as context; fulfils `PrecedingOutputs`.
-
-    def get(self, instance: str) -> TaskOutput:
-        """Return the recorded output of a task.
-
-        Raises:
-            KeyError: it has none.
-        """
-        output = self._output(instance)
-        if output is None:
-            raise KeyError(instance)
-        return output
-
-    def __contains__(self, instance: str) -> bool:
-        """Whether a task has a recorded output."""
-        return self._output(instance) is not None
-
     def _order(self, start: Start) -> TaskOrder:
-        node = self._nodes[node_key(start.instance)]
-        parts, missing = self._context_of(start, node)
-        context, joined = gather_context(parts, self)
-        task = self._planned.tasks[node.key]
-        return TaskOrder(
+        task = self._planned.tasks[node_key(start.instance)]
+        order = make_order(
+            start,
+            self._nodes,
+            TaskBody(task, len(task.input_guardrails), len(task.output_guardrails)),
+            self._outputs,
             run_id=self._context.run_id,
-            key=node.key,
-            instance=start.instance,
             epoch=1,  # so that the runner looks at what is recorded
-            index=node.index,
-            task=task,
-            agent_key=node.agent_key,
-            agent_role=node.agent_role,
-            context=context,
-            joined=joined,
-            missing_context=missing,
-            revision=revision_of(start.changes, self),
-            wants_text=start.wants_text,
-            input_guardrails=len(task.input_guardrails),
-            output_guardrails=len(task.output_guardrails),
+            is_sequential=self._planned.plan.workflow == "sequential",
         )
-
-    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
-        """Return the outputs that a task was given, and the description of one that was not there."""
-        if start.context is not None:
-            missing = None if start.missing is None else self._nodes.get(start.missing)
-            return start.context, start.missing if missing is None else missing.description
-        given = [(key, instance_of(key)) for key in node.context]
-        absent: list[str] = []
-        if self._planned.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, instance in given if instance not in self]
-            absent += node.context_outside
-        return [ContextPart((instance,)) for _, instance in given if instance in self], next(iter(absent), None)
+        return replace(order, is_streaming=False)
 
     def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
         """Told where a recorded answer is used: the request must be the recorded one."""
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
-            fold = self._tasks.get(instance) or self._workers.get(instance) or TaskFold(instance=instance)
-            self.journal.report(request_difference(self.journal, name, messages, fold), instance=instance)
+            fold = self._tasks.get(instance) or self._workers.get(instance)
+            trace = None if fold is None else fold.recorded_trace()
+            self.journal.report(request_difference(self.journal, name, messages, trace), instance=instance)
 
 
-def _errors(recorded: TaskResult, current: TaskResult) -> tuple[str, object, object]:
-    def describe(result: TaskResult) -> str:
-        return "" if result.error is None else f"{type(result.error).__name__}: {result.error}"
-
-    return "the error", describe(recorded), describe(current)
+def _describe_error(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:

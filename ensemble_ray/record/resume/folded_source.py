@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.source import RecordedStimuli, relevant
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
@@ -31,11 +30,7 @@ def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
         RecordError: One of them is damaged.
     """
     stimuli = RecordedStimuli()
-    for fact in facts:
-        if isinstance(fact.data, RunResumed):
-            stimuli.resume(cast("Fact[RunResumed]", fact))
-        elif isinstance(fact.data, StimulusRecorded):
-            stimuli.apply(cast("Fact[StimulusRecorded]", fact))
+    stimuli.take(facts)
     return [group for group in stimuli.numbered if group]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent
@@ -129,7 +129,7 @@ def reused_differences(
         asked: Keys of the agents that those tasks handed work to (`asked_agents`).
         units: Keys of the loops, phases and graphs in which something is used; how often they may repeat it is theirs.
     """
-    unmade = {key for key, node in _nodes(current).items() if node.get("agent_role") == SYNTHESIZED}
+    unmade = {key for key, node in _entries(current, "nodes").items() if node.get("agent_role") == SYNTHESIZED}
     before, now = ({**_parts(header, reused, unmade, asked), **_units(header, units)} for header in (recorded, current))
     return differences(before, now)
 
@@ -145,9 +145,10 @@ def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
     }
 
 
-def _nodes(header: PlanRecorded) -> dict[str, Mapping[str, object]]:
-    nodes = as_sequence((header.plan or {}).get("nodes"))
-    return {as_text(node.get("key")): node for node in map(as_mapping, nodes)}
+def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) -> dict[str, Mapping[str, object]]:
+    """Return a part of a plan by key, as it is recorded: records are compared as data."""
+    entries = map(as_mapping, as_sequence((header.plan or {}).get(part)))
+    return {as_text(entry.get("key")): entry for entry in entries}
 
 
 def _parts(
@@ -157,9 +158,8 @@ def _parts(
 
     Of tasks whose agents are not made yet it is not known who does them.
     """
-    plan, definition, nodes = header.plan or {}, header.definition or {}, _nodes(header)
+    definition, nodes, places = header.definition or {}, _entries(header, "nodes"), _entries(header, "agents")
     tasks, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
-    places = {as_text(agent.get("key")): agent for agent in map(as_mapping, as_sequence(plan.get("agents")))}
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
     doing |= set(asked)
     rules = {"delegation": definition.get("delegation")} if asked else {}
@@ -167,7 +167,7 @@ def _parts(
         "tasks": {key: _node_data(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
         "definition": {key: tasks[key] for key in keys if key in tasks},
         "agents": {key: {**as_mapping(places.get(key)), **as_mapping(agents.get(key))} for key in sorted(doing)},
-        "plan": {rule: plan.get(rule) for rule in _RULES},
+        "plan": {rule: (header.plan or {}).get(rule) for rule in _RULES},
         **rules,
     }
 
@@ -176,7 +176,7 @@ def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
     """Return what of a first fact concerns those units, by key: their members and rules, and the code that they ask."""
     if not keys:
         return {}
-    rules = {as_text(unit.get("key")): unit for unit in map(as_mapping, as_sequence((header.plan or {}).get("units")))}
+    rules = _entries(header, "units")
     code = as_mapping((header.definition or {}).get("units"))
     return {
         "units": {

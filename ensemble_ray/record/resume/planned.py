@@ -35,7 +35,6 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
 
@@ -94,8 +93,9 @@ class PlannedRecovery:
         self._failures: RecordedFailures[str] = RecordedFailures()
         #: tasks and workers that failed, with nothing recorded of what they had done
         self._untraced: set[str] = set()
-        #: tasks that did something
+        #: tasks that did something, of a run that may have stopped some of them for good (S-DUR-135)
         self._begun: set[str] = set()
+        self._has_forks = False
         #: of a second reading: what those did of which only their effects tell; what a manager asked for
         self._fold = RunFold()
         self._directives: list[DirectiveFact] = []
@@ -145,7 +145,8 @@ class PlannedRecovery:
         """Take what the run began with, and that a task did something."""
         if fact.is_of_run:
             self._fold.apply(fact)
-        elif fact.data.IS_EFFECT:
+            self._has_forks = self._fold.plan.has_forks
+        elif self._has_forks and fact.data.IS_EFFECT:
             self._begun.add(task_instance(fact.instance))
 
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
@@ -199,9 +200,7 @@ class PlannedRecovery:
 
     @property
     def _stoppable(self) -> frozenset[str]:
-        """Instances of tasks that did something and did not end, in a run that may have stopped some of them for good (S-DUR-135)."""
-        if not _has_forks(self.head.header):
-            return frozenset()
+        """Those of `_begun` that did not end."""
         return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._exits.keys())
 
     @property
@@ -358,7 +357,7 @@ class PlannedRecovery:
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
             text=self._texts.get(instance),
-            failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
+            failed_delegations=self._fold.failed_delegations(instance),
         )
 
     def _result(
@@ -381,7 +380,7 @@ class PlannedRecovery:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=reason,
-            failed_delegations=self._fold.failed_delegations(self._fold_of(fold.instance)),
+            failed_delegations=self._fold.failed_delegations(fold.instance),
         )
 
     def _fold_of(self, instance: str) -> TaskFold:
@@ -427,13 +426,6 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
-
-
-def _has_forks(header: PlanRecorded) -> bool:
-    """Whether branches of its graph run side by side."""
-    units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
-    edges = (as_mapping(edge) for unit in units for edge in as_sequence(unit.get("edges")))
-    return any(edge.get("entry") == "fork" for edge in edges)
 
 
 def _is_inside(instance: str, outer: str) -> bool:

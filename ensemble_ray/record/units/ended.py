@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
+from ensemble_ray.record.levels import in_level_order
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
 from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.values.ids import node_key
@@ -92,9 +93,12 @@ class EndedUnits:
     def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
-        Tasks as they completed, with loops in their places (S-LOOP-75); phases as they completed (S-PHASE-41); the steps
+        Tasks as they completed or in the order of levels, with loops in their places (S-LOOP-75); phases as they completed (S-PHASE-41); the steps
         of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
         """
+        if not self.plan.units:
+            ordered = in_level_order(self.plan, [*self.outputs.items()])
+            return [KeyedOutput(node_key(instance), output) for instance, output in ordered]
         if (graph := self.graph()) is not None:
             return [each for step in graph[1].steps for each in self.shown_of(step.instance)]
         if any(isinstance(unit, PhaseUnit) for unit in self.plan.units):

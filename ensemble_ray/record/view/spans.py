@@ -17,9 +17,10 @@ from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent, read_request
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.plan.plan import Node
 from ensemble_ray.record.delegation_fold import worker_role
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.resume.run_head import name_in
+from ensemble_ray.record.resume.run_head import RunHead, name_in
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.tracing import RunTracing, parse_traceparent
@@ -55,7 +56,7 @@ def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT)
     Raises:
         RecordError: its record is empty or damaged.
     """
-    header = RunFold(facts).header
+    header = RunHead(facts).header
     beginnings = _read(facts, parse_traceparent(header.traceparent or ""))
     _tell_of_tasks(beginnings)
     spans: list[SpanData] = []
@@ -140,7 +141,9 @@ def _make_traced(fold: RunFold, task: TaskFold, beginning: _Beginning, roles: Ma
     """Return the end of an execution, as it was told of or would have been."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
     if task.instance in roles:
-        trace = task.trace({"agent_role": roles[task.instance]}, fold.capture_mode, state=state.value)
+        role = roles[task.instance]
+        node = Node(key="", index=0, description=task.key, expected_output="", agent_role=role, agent_key=role)
+        trace = task.trace(node, fold.capture_mode, state=state.value)
     else:
         trace = fold.trace_of(task, state=state.value)
     failure = task.failure if task.has_failed else None

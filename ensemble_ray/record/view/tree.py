@@ -31,7 +31,7 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.units.replayed import PredicateAnswer
+    from ensemble_ray.record.units.recorded import PredicateAnswer
     from ensemble_ray.record.view.units import Entry
 
 __all__ = [

@@ -158,7 +158,7 @@ def _json(value: object) -> str:
 
 def _trace_of(fold: TaskFold) -> TaskTrace | None:
     try:
-        return fold.trace({}, CaptureMode.OFF, state="")
+        return fold.trace(None, CaptureMode.OFF, state="")
     except RecordError:  # a trace of another version: the effects tell the rest
         return None
 

@@ -128,7 +128,7 @@ async def test_call_that_asked_for_the_end_of_the_run_has_a_known_outcome() -> N
         unknown.apply(fact)
     assert not unknown.counts(lambda _: True)
     assert result.trace is not None
-    for trace in (result.trace, fold.trace({}, CaptureMode.OFF, state="exited")):
+    for trace in (result.trace, fold.trace(None, CaptureMode.OFF, state="exited")):
         (shown,) = trace.llm_interactions[0].tool_calls
         assert (shown.outcome, shown.result) == ("success", "The tool asked for the end of the run: enough")
 

@@ -218,6 +218,16 @@ def test_trace_is_folded_when_the_plan_is_missing() -> None:
     assert trace.task_traces[0].task_description == "read"
 
 
+def test_trace_shows_what_can_be_read_of_a_damaged_plan() -> None:
+    """S-DUR-90: tasks without all of their keys, entries that are no tasks, agents without goals."""
+    nodes = [{"key": "read", "description": "Read Ray", "agent_role": "Reader"}, 7, {"key": []}]
+    damaged = {"nodes": nodes, "agents": [{"key": "Reader"}], "hierarchy": [], "units": "x"}
+    (task,) = fold_trace([*begun(plan={**damaged, "units": []}), model("read#0", 0, 102)]).task_traces
+    assert (task.task_description, task.expected_output, task.agent_role) == ("Read Ray", "", "Reader")
+    with pytest.raises(RecordError, match="its plan cannot be read"):
+        fold_trace([*begun(plan=damaged), model("read#0", 0, 102)])
+
+
 def test_empty_record_is_refused() -> None:
     """There is nothing to say about it."""
     with pytest.raises(RecordError, match="the record is empty"):

@@ -216,5 +216,5 @@ async def test_trace_of_the_record_tells_of_an_asking_that_never_came_back(facts
     fold = TaskFold(instance="draft#0")
     for fact in await begun(answers=["no", '{"name": "Bern"}'], facts=facts, output_type=City):
         fold.apply(fact)
-    trace = fold.trace({"agent_key": "writer"}, CaptureMode.OFF, state="interrupted")
+    trace = fold.trace(None, CaptureMode.OFF, state="interrupted")
     assert (trace.metadata.get("outcome") == "unknown") is is_unknown

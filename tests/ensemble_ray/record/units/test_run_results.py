@@ -16,7 +16,7 @@ from ensemble_ray import (
 from ensemble_ray.plan.units import EdgeEntry
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.units.replayed import PredicateAnswer, verdicts_of
+from ensemble_ray.record.units.recorded import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from tests.ensemble_ray.record.units.plans import (
