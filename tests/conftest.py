@@ -175,6 +175,16 @@ def inline_runtime() -> Iterator[InlineRuntime]:
     run_blocking(runtime.close())
 
 
+@pytest.fixture(scope="module")
+def forked_servers() -> Iterator[None]:
+    """MCP servers are forked from the template, without the shell that guards them."""
+    from tests.template import forking  # only tests that ask for it pay for it
+
+    with pytest.MonkeyPatch.context() as patch, forking("mcp.server.mcpserver", "ensemble_ray.cli.team_tools"):
+        patch.setattr("ensemble_ray.tools.mcp.program._HAS_SHELL", False)
+        yield
+
+
 @pytest.fixture(params=RUNTIMES)
 def runtime(request: pytest.FixtureRequest) -> Runtime:
     """A runtime to pass as `runtime=`; the test runs once on each."""

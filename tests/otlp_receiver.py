@@ -124,7 +124,7 @@ def receiving() -> Iterator[Receiver]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             receiver.url = f"http://127.0.0.1:{server.server_port}"

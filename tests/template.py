@@ -11,6 +11,7 @@ seeded as its siblings', and `/proc` shows the template's command line.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, AnyStr, cast
 
@@ -113,6 +114,19 @@ def run_forked(
     return done
 
 
+@contextlib.contextmanager
+def forking(*modules: str) -> Iterator[None]:
+    """Fork the Python programs that `subprocess` starts in the block; the template imports these modules, too."""
+    if sys.platform == "linux":
+        _template().load(modules)
+    plain = subprocess.Popen
+    subprocess.Popen = ForkedProgram  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = plain  # type: ignore[misc]
+
+
 def _request(words: Sequence[str], options: Mapping[str, Any]) -> bytes | None:
     """What the template is asked, or None where the command starts plainly."""
     is_plain = (
@@ -161,6 +175,12 @@ class _Template:
                 cwd=_ROOT, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe,
             )  # fmt: skip
 
+    def load(self, modules: Sequence[str]) -> None:
+        """Have it import more."""
+        with self._lock:
+            self._socket.send(json.dumps(modules).encode())
+            self._socket.recv(64)
+
     def fork(self, request: bytes, descriptors: Sequence[int]) -> int:
         """Return the id of a new process, which is a child of this one.
 
@@ -194,6 +214,12 @@ def _serve(control: socket.socket) -> tuple[list[str], dict[str, str], str]:
         request, descriptors, _, _ = socket.recv_fds(control, 2 * _MOST_BYTES, 3)
         if not request:
             os._exit(0)
+        if not descriptors:
+            for name in json.loads(request):
+                importlib.import_module(name)
+            gc.freeze()
+            control.send(b"done")
+            continue
         ready, go = os.pipe()
         between = os.fork()
         if between == 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.template import ForkedProgram, run_forked
+from tests.template import ForkedProgram, forking, run_forked
 
 _TELL = """
 import json, os, sys
@@ -54,6 +54,16 @@ def test_libraries_are_there_and_no_cluster_is() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = run_forked([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "True True\nFalse\n"
+
+
+def test_programs_of_subprocess_are_forked_in_a_block_with_more_modules() -> None:
+    command = [sys.executable, "-c", "import os, sys; print(os.getppid(), 'this' in sys.modules)"]
+    plain = subprocess.Popen
+    with forking("this"):
+        assert subprocess.Popen is ForkedProgram
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  our own program
+    assert subprocess.Popen is plain
+    assert done.stdout == f"{os.getpid()} True\n"
 
 
 def test_two_programs_draw_different_numbers() -> None:

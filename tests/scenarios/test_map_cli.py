@@ -15,7 +15,7 @@ import pytest
 from ensemble_ray import TokenUsage
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from ensemble_ray.testing.model_server import Answer
-from tests.command_line import COMMAND, PATIENCE_S, environment_of, run_command
+from tests.command_line import COMMAND, PATIENCE_S, call_command, environment_of, run_command
 from tests.processes import own_directory, program
 
 ITEMS = 30
@@ -93,12 +93,12 @@ def test_standard_input_is_read_again_by_a_resume(place: Path) -> None:
         assert "budget" in ended.stderr
         done = len(_rows(place / "rows.jsonl"))
         assert 0 < done < ITEMS
-        ended = run_command(place, environment, "resume", "piped", "--max-tokens", "1000000")
+        ended = call_command(place, environment, "resume", "piped", "--max-tokens", "1000000")
         assert ended.returncode == 0, ended.stderr
         assert len(_rows(place / "rows.jsonl")) == ITEMS
         assert len(server.requests) <= ITEMS + 1
         (copy,) = (place / "records" / "items").iterdir()
-        assert run_command(place, environment, "delete", "piped").returncode == 0
+        assert call_command(place, environment, "delete", "piped").returncode == 0
         assert not copy.exists()
 
 
@@ -114,11 +114,11 @@ def test_answers_are_brought_together_and_failures_left_out(place: Path) -> None
     with ModelServer(script) as server:
         environment = environment_of(place, server)
         command = ("map", "reviews.jsonl", "-p", "Sum {text}", "--dead-letters", "dead.jsonl")
-        ended = run_command(place, environment, *command, "--reduce", "Find the themes", "--chunk-size", "30")
+        ended = call_command(place, environment, *command, "--reduce", "Find the themes", "--chunk-size", "30")
         assert (ended.returncode, ended.stdout) == (3, "themes of 29\n"), ended.stderr
         assert "29/30 items, 1 failed, 1 reduced in" in ended.stderr
         mended.append(1)
-        again = run_command(
+        again = call_command(
             place, environment, "map", "--retry-dead", "dead.jsonl", "-p", "Sum {text}", "-o", "more.jsonl"
         )
         assert again.returncode == 0, again.stderr

@@ -46,16 +46,16 @@ def test_refusal_of_the_model_ends_the_run_which_can_go_on(
     dead = tmp_path / "dead.jsonl"
     fields: dict[str, Any] = {"llm": llm, "on_item_error": policy, "max_parallel_tasks": 2, "dead_letters": dead}
     with pytest.raises(TaskExecutionError) as caught:
-        mapping(iter(range(100)), **fields).run(runtime="inline", run_id="refused")
+        mapping(iter(range(30)), **fields).run(runtime="inline", run_id="refused")
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
     assert isinstance(cause.__cause__, kind)
     assert len(server.requests) <= 7
     assert not dead.exists() or not dead.read_text()
     is_mended, asked = True, len(server.requests)
-    output = resume("refused", mapping(iter(range(100)), **fields), runtime="inline")
-    assert len(output.task_outputs) == 100
-    assert len(server.requests) - asked == 95
+    output = resume("refused", mapping(iter(range(30)), **fields), runtime="inline")
+    assert len(output.task_outputs) == 30
+    assert len(server.requests) - asked == 25
     assert not output.failed_items
 
 

@@ -38,6 +38,8 @@ from tests.scenarios.teams import PATIENCE_S
 
 pytest.importorskip("mcp")
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 TEA = '{"what": "tea"}'
 SHOP = Path(__file__).with_name("mcp_shop.py")
 
@@ -237,7 +239,7 @@ async def test_an_error_names_both_transports_when_a_url_speaks_neither(post: in
 
     answered = threading.Event()
     web = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
+    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
     try:
         with pytest.raises(ToolConfigurationError, match=said) as caught:
             await MCP(f"http://127.0.0.1:{web.server_port}/sse").resolve()
@@ -270,7 +272,7 @@ async def test_a_call_to_a_program_that_died_while_nobody_used_it_is_made(tmp_pa
     tools = await offered(MCP(command(journal)))
     server_pid = int((await use(tools["process_id"])).output)
     os.kill(server_pid, signal.SIGKILL)
-    await ended(server_pid)
+    await asyncio.to_thread(os.waitid, os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
     assert (await use(tools["buy"], TEA)).output == "bought tea"
     assert calls_of(journal) == ["buy"]
 

@@ -24,6 +24,7 @@ from ensemble_ray.tools.mcp.listing import mend_listing
 from ensemble_ray.tools.mcp.opening import ErrorLines
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, ended, offered, use
+from tests.template import ForkedProgram
 
 pytest.importorskip("mcp")
 pytestmark = pytest.mark.program
@@ -90,7 +91,7 @@ async def test_a_listing_that_is_never_answered_counts_as_lost(tmp_path: Path, h
 
 async def test_a_server_that_hangs_is_replaced(tmp_path: Path) -> None:
     """S-INT-87: the next task has another process."""
-    server = MCP(broken(tmp_path / "journal", "stuck"), connect_timeout=10)
+    server = MCP(broken(tmp_path / "journal", "stuck"), connect_timeout=3)
     first = (await use((await offered(server))["process_id"])).output
     assert (await use((await offered(server))["process_id"])).output != first
 
@@ -147,9 +148,8 @@ async def test_a_program_ends_with_its_killed_owner(tmp_path: Path, forks: bool)
         "print(child, flush=True) if child else None\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen(  # noqa: ASYNC220, S603  our own program
-        [sys.executable, "-c", script, broken(journal, "deaf"), str(forks)], stdout=subprocess.PIPE, text=True
-    ) as owner:
+    command = [sys.executable, "-c", script, broken(journal, "deaf"), str(forks)]
+    with ForkedProgram[str](command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         server_pid, child_pid = int(owner.stdout.readline()), int(owner.stdout.readline())
         try:

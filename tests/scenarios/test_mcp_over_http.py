@@ -84,7 +84,7 @@ def speaking(on_call: Callable[[dict[str, Any]], Answer | None]) -> Generator[tu
     handler = type("Handler", (Speaking,), {"on_call": staticmethod(on_call), "events": events})
     web = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     web.daemon_threads = True
-    threading.Thread(target=web.serve_forever, daemon=True).start()
+    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{web.server_port}", events
     finally:

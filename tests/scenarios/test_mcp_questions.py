@@ -31,7 +31,7 @@ from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, command, offered, use
 
 pytest.importorskip("mcp")
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("forked_servers")]
 
 TEA = '{"what": "tea"}'
 OLDER = pytest.mark.parametrize("older", [False, True], ids=["newer", "older"])

@@ -21,7 +21,7 @@ from tests.scenarios.teams import PATIENCE_S
 
 mcp = pytest.importorskip("mcp")
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.usefixtures("forked_servers")]
 
 CLOSED = mcp.types.ElicitResult(action="cancel")
 

@@ -305,8 +305,8 @@ def test_continue_on_error_finishes_what_does_not_depend_on_a_failure(runtime: R
         "'bad #2': Agent 'Worker': boom (ValueError)",
         "'guarded': INPUT guardrail violation on agent 'Worker' task 'guarded': not today (GuardrailViolationError)",
         (
-            "'typed': Structured output parsing failed for task 'typed' after 1 attempt(s). Expected type: City "
-            "(OutputParsingError)"
+            "'typed': Structured output parsing failed for task 'typed' after 1 attempt(s). Expected type: City. "
+            "Could not find valid JSON in response: did typed (OutputParsingError)"
         ),
     }
     assert (error.failed_count, error.completed_count) == (4, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.testing import ModelServer
-from tests.command_line import call_command, environment_of, run_command
+from tests.command_line import call_command, environment_of
 from tests.processes import own_directory
 
 TEAM = """
@@ -38,7 +38,7 @@ def test_phases_of_a_team_file_are_run_and_traced(place: Path, model_server: Cal
     """S-PHASE-114, S-PHASE-121, S-PHASE-64: a review sends one back; the trace shows each attempt with its review."""
     left = ["facts", "draft one", "RETRY: bolder", "draft two", "APPROVE"]
     environment = environment_of(place, model_server(lambda _: left.pop(0)))
-    ended = run_command(place, environment, "run", "team.yaml", "--input", "topic=bees", "--run-id", "one")
+    ended = call_command(place, environment, "run", "team.yaml", "--input", "topic=bees", "--run-id", "one")
     assert (ended.returncode, ended.stdout) == (0, "draft two\n"), ended.stderr
     trace = call_command(place, environment, "trace", "one").stdout
     assert trace.startswith("Run one: phases, completed")
