@@ -13,6 +13,7 @@ from ensemble_ray import RunState
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
 from tests.command_line import Call
@@ -425,6 +426,17 @@ def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> No
     called = call("fork", "first", "--from", "tow")
     assert called.code == 2
     assert "Nearest: [two" in called.said
+
+
+@pytest.mark.heavy
+def test_a_fork_has_a_budget_of_its_own(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-54: as a run that is resumed."""
+    assert call("run", steps, "--run-id", "first").code == 0
+    forked = call("fork", "first", "--from", "three", "--run-id", "forked", "--max-tokens", "500")
+    assert forked.code == 0
+    budget = run_blocking(read_head(_store(), "forked")).header.budget
+    assert budget is not None
+    assert budget.max_tokens == 500
 
 
 @pytest.mark.heavy
