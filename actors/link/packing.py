@@ -182,6 +182,7 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
         body=_dumps(travelling),
         error_type=travelling.error_type,
         message=travelling.message,
+        reason=failure.reason,
         newer_epoch=travelling.newer_epoch,
         is_out_of_credit=failure.is_out_of_credit,
     )
@@ -192,7 +193,9 @@ def packed_evaluation(failed: EvaluationFailed) -> EvaluationFailed:
     if isinstance(failed.error, bytes):
         return failed
     packed = pack_failure(TaskFailure(error=failed.error))
-    return EvaluationFailed(error_type=packed.error_type, message=packed.message, error=packed.body)
+    return EvaluationFailed(
+        error_type=packed.error_type, message=packed.message, error=packed.body, reason=packed.reason
+    )
 
 
 def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:

@@ -15,7 +15,7 @@ from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.facts.runs import NO_REASON, PlanRecorded, RecordedError
 from ensemble_ray.plan.placement import PlacementRequest
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
@@ -51,6 +51,7 @@ class WireFailure:
     body: bytes
     error_type: str = ""
     message: str = ""
+    reason: RecordedError = NO_REASON
     newer_epoch: int = 0
     is_out_of_credit: bool = False
 

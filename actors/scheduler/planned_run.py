@@ -46,6 +46,7 @@ from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskBody
 from ensemble_ray.execute.questions import EvaluationFailed
+from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.plan.placement import find_beside_predicates
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
@@ -303,7 +304,8 @@ def _announce_nothing(what: object, outputs: object) -> None:
 def _failure_of(raised: EvaluationFailed) -> WireFailure:
     """Return what a predicate raised as failures are held here."""
     assert isinstance(raised.error, bytes), "raised in another process"  # noqa: S101  for the type
-    return WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message)
+    reason = raised.reason or RecordedError("", raised.error_type, raised.message)
+    return WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message, reason=reason)
 
 
 def opening_of(submission: Submission) -> SessionOpening:

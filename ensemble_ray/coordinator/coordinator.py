@@ -104,6 +104,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._broken: BaseException | None = None
         #: done when the source heard of a wish to cancel, or will not any more
         self._cancelling: asyncio.Future[None] | None = None
+        #: whether the run ended, and nothing broke it
+        self.has_ended = False
         #: done when the first tasks were started, or never will be
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,23 +122,34 @@ class Coordinator(Generic[Order, Result, Outcome]):
         """
         self._source, self._executor = source, executor
         try:
-            if self._broken is not None:
-                raise self._broken
-            await self._begin()
-            while (ending := await self._end()) is None:
-                await self._woken.wait()
-                if len(self._open) > _MANY:
-                    await self._journal.clock.sleep(_GATHER_S)
-                self._woken.clear()
-                if self._broken is not None:
-                    raise self._broken
-                await self._handle()
-            return await self._tasks.close(ending)
+            outcome = await self._tasks.close(await self._work())
+        except Exception as error:
+            if self.begun.done():
+                await self._journal.record_break(error)
+            raise
+        else:
+            self.has_ended = True
+            return outcome
         finally:
             self._tasks.leave()
             for waiting in (self.begun, self._cancelling):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
+
+    async def _work(self) -> End:
+        """Begin, and return how the run ends when nothing is left to do."""
+        if self._broken is not None:
+            raise self._broken
+        await self._begin()
+        while (ending := await self._end()) is None:
+            await self._woken.wait()
+            if len(self._open) > _MANY:
+                await self._journal.clock.sleep(_GATHER_S)
+            self._woken.clear()
+            if self._broken is not None:
+                raise self._broken
+            await self._handle()
+        return ending
 
     def cancel(self) -> asyncio.Future[None]:
         """Ask for the end of the run; return what is done when that is on record. A run that ended stays as it is."""

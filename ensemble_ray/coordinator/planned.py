@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
+from ensemble_ray.coordinator.own_reasons import OwnReason, constraint_reasons, unit_reasons
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.coordinator.put_down import PutDown
 from ensemble_ray.coordinator.recorded_results import RecordedResults
 from ensemble_ray.coordinator.start_orders import make_order
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
-from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
-from ensemble_ray.facts.runs import RecordedError, RunEnded, RunInterrupted, RunResumed
+from ensemble_ray.facts.runs import NO_REASON, RecordedError, RunEnded, RunInterrupted, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
@@ -117,7 +118,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._unfinished: list[tuple[str, Failure]] = []
         self.put_down = PutDown(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
-        self._errors: list[RecordedError] = []
+        #: of failed tasks
+        self._reasons: list[OwnReason] = []
+        #: of a manager's workers that gave something
+        self._delegated_roles: set[str] = set()
         #: why it has no end on record
         self._interruption: RunInterrupted | None = None
         self._started_at = journal.now()
@@ -244,10 +248,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             and failure.is_out_of_credit
             and self._nodes[node_key(result.instance)].agent_key is not None
         ):
-            self._note_failure(result, failure.error_type, failure.message)
-            self._interruption = self._interruption or RunInterrupted(
-                key=result.key, error_type=failure.error_type, message=failure.message
-            )
+            self._note_failure(result)
+            self._interruption = self._interruption or RunInterrupted.of(failure.reason._replace(key=result.key))
             self._reporter.interrupt(End(state=RunState.INTERRUPTED, exit_reason=ExitReason.ERROR))
             return ()
         if failure is not None and failure.newer_epoch:
@@ -266,7 +268,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Keep what came of a task; return what the source is told."""
         instance, failure = result.instance, result.failure
         self._incomplete[instance] = result.incomplete_answers
-        for _, output in result.delegated:
+        for role, output in result.delegated:
+            self._delegated_roles.add(role)
             name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
             self._outputs.put(name, output)
             self._delegated.append(name)
@@ -285,7 +288,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 )
             case "failed":
                 error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
-                self._note_failure(result, error_type, message)
+                self._note_failure(result)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
                 self._keep_unfinished(self._recorded.most_of(result))
@@ -310,13 +313,15 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._unfinished.append((result.instance, result.failure))
             self._incomplete[result.instance] = result.incomplete_answers
 
-    def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
+    def _note_failure(self, result: TaskResult[Output, Failure]) -> None:
+        reason = NO_REASON
         if result.failure is not None:
             failed = FailedTask(
                 instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
-        self._errors.append(RecordedError(result.key, error_type, message))
+            reason = result.failure.reason
+        self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Return the facts of stimuli; each says how many of the same group follow, since a group is told at once."""
@@ -383,13 +388,29 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         data = self._interruption or RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
-            errors=self._errors,
+            errors=await self._list_reasons(ending, outcome),
             incomplete_answers=sum(self._incomplete.values()),
             capped=capped_units(ending.units),
         )
         last = self._journal.fact(RUN, data, outcome.completed_at)
         await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome
+
+    async def _list_reasons(self, ending: End, outcome: RunOutcome[Output, Failure]) -> Sequence[RecordedError]:
+        """Return why the run failed: its tasks' errors and its own, the earliest first."""
+        reasons = list(self._reasons)
+        raised = {unit: failure.reason for unit, failure in outcome.raised}
+        reasons += await unit_reasons(self.plan, ending, raised, self._journal.journal)
+        if ending.state is RunState.FAILED and not self._failed:
+            reasons += constraint_reasons(self.plan, self._delegated_roles, outcome.completed_at)
+        if ending.state is RunState.BUDGET_EXHAUSTED:
+            spent = ((node_key(instance), failure.reason) for instance, failure in outcome.unfinished)
+            reasons += [
+                OwnReason(0.0, reason._replace(key=key))  # before failures that did not end it
+                for key, reason in spent
+                if reason.error_type == BudgetExhaustedError.__name__
+            ][:1]
+        return [each.error for each in sorted(reasons, key=lambda each: each.at)]
 
     def leave(self) -> None:
         """Wait for nothing any more."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact, FactData
+from ensemble_ray.facts.runs import RecordedError, RunInterrupted
 from ensemble_ray.ports import Persistence
+from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, Journal
@@ -39,3 +43,9 @@ class RunJournal:
             RecordError, StaleEpochError: it cannot be, or is not ours any more.
         """
         await self.journal.append(facts, epoch=self.epoch, until=until)
+
+    async def record_break(self, error: Exception) -> None:
+        """Put on record why a run that began stopped without an end, if the record can still be written (S-ERR-69)."""
+        if not isinstance(error, StaleEpochError):
+            with contextlib.suppress(RecordError, StaleEpochError):  # the error itself is raised
+                await self.append(self.fact(RUN, RunInterrupted.of(RecordedError.of(error))))

@@ -28,7 +28,9 @@ __all__ = [
     "describe",
     "format_with_class",
     "is_library_file",
+    "list_causes",
     "message_of",
+    "own_line",
     "reason_in",
     "reason_of",
     "remote_note",
@@ -164,6 +166,23 @@ def user_line(errors: Iterable[BaseException]) -> str:
     """
     lines = [line for error in errors for line in reversed(_lines_of(error))]
     return next((line for line in lines if not is_library_file(line.split('"')[1])), lines[0] if lines else "")
+
+
+def list_causes(error: BaseException) -> list[BaseException]:
+    """Return what caused an error, nearest first, each once."""
+    found: list[BaseException] = []
+    at, seen = error.__cause__, {id(error)}
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        found.append(at)
+        at = at.__cause__
+    return found
+
+
+def own_line(error: BaseException) -> str:
+    """Return `user_line` of an error and its causes; "" where only code of libraries is known (S-ERR-67)."""
+    line = user_line((*reversed(list_causes(error)), error))
+    return "" if not line or is_library_file(line.split('"')[1]) else line
 
 
 def is_library_file(path: str) -> bool:

@@ -20,6 +20,7 @@ from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions
 from ensemble_ray.execute.run_models import RunModels
+from ensemble_ray.facts.runs import NO_REASON, RecordedError
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
@@ -67,6 +68,11 @@ class FailureSummary(Protocol):
         ...
 
     @property
+    def reason(self) -> RecordedError:
+        """What the end of a run tells of it; its key is empty."""
+        ...
+
+    @property
     def newer_epoch(self) -> int:
         """The epoch that took the task's place, where that is why it failed; else 0."""
         ...
@@ -99,6 +105,11 @@ class TaskFailure:
     def message(self) -> str:
         """What the error says."""
         return "" if self.error is None else message_of(self.error)
+
+    @property
+    def reason(self) -> RecordedError:
+        """What the end of a run tells of it; its key is empty."""
+        return NO_REASON if self.error is None else RecordedError.of(self.error)
 
     @property
     def newer_epoch(self) -> int:

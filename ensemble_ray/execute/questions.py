@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic
 from typing_extensions import TypeVar
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class EvaluationFailed:
     message: str
     #: the error itself, or its bytes where this process runs no user code
     error: BaseException | bytes
+    #: beside bytes: what the end of a run tells of it
+    reason: RecordedError | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> EvaluationFailed:

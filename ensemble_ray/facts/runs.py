@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self, cast
 
+from ensemble_ray.errors import BudgetExhaustedError
+from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
 from ensemble_ray.facts.ends import read_reason
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import (
@@ -27,10 +29,13 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = [
+    "LONGEST_MESSAGE",
+    "NO_REASON",
     "OWN_FAILURES",
     "LossAccepted",
     "PlanRecorded",
     "RecordedBudget",
+    "RecordedCause",
     "RecordedError",
     "RecordedFork",
     "RunEnded",
@@ -38,6 +43,12 @@ __all__ = [
     "RunResumed",
     "StimulusRecorded",
 ]
+
+
+#: Characters that are recorded of the text of an error, and of one that caused it.
+LONGEST_MESSAGE = 20_000
+_LONGEST_CAUSE = 1500
+_MOST_CAUSES = 16
 
 
 class RecordedBudget(NamedTuple):
@@ -180,8 +191,16 @@ class RunResumed(FactData):
         return cls(is_restart=False, options=header.options or None, budget=header.budget)
 
 
+class RecordedCause(NamedTuple):
+    """What caused an error."""
+
+    error_type: str
+    #: on one line, cut
+    message: str
+
+
 class RecordedError(NamedTuple):
-    """Why a run failed."""
+    """Why a run failed (S-ERR-66, S-ERR-67)."""
 
     #: of the task; empty: the run itself failed
     key: str
@@ -191,19 +210,79 @@ class RecordedError(NamedTuple):
     agent_role: str = ""
     task_description: str = ""
     stack_trace: str = ""
+    #: line of user code that raised, as tracebacks have it: `File "team.py", line 3, in pick`; empty: none did
+    place: str = ""
+    #: nearest first
+    causes: Sequence[RecordedCause] = ()
+
+    @classmethod
+    def of(cls, error: BaseException, *, key: str = "") -> Self:
+        """Return what is recorded of an error; `key` is of the task that raised it."""
+        return cls(
+            key,
+            type(error).__name__,
+            _cut(message_of(error), LONGEST_MESSAGE),
+            place=own_line(error),
+            causes=tuple(
+                RecordedCause(type(each).__name__, brief(message_of(each), _LONGEST_CAUSE))
+                for each in list_causes(error)[:_MOST_CAUSES]
+            ),
+        )
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the causes whose text the message does not tell, then the line of user code that raised."""
+        untold = (each for each in self.causes if each.message.rstrip(".") not in self.message)
+        return (*(f"caused by {each.error_type}: {each.message}" for each in untold), *filter(None, (self.place,)))
+
+
+#: Of what has no error.
+NO_REASON = RecordedError("", "", "")
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _text_of(error: Mapping[str, object], name: str) -> str:
+    value = error.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _read_causes(value: object) -> tuple[RecordedCause, ...]:
+    causes = cast("list[object]", value) if isinstance(value, list | tuple) else []
+    found = (cast("Mapping[str, object]", each) for each in causes if isinstance(each, Mapping))
+    return tuple(RecordedCause(*(_text_of(each, name) for name in RecordedCause._fields)) for each in found)
+
+
+def _write_causes(causes: Sequence[RecordedCause]) -> list[dict[str, str]]:
+    return [each._asdict() for each in causes]
 
 
 def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, ...]:
-    def text(error: Mapping[str, object], name: str) -> str:
-        value = error.get(name)
-        return value if isinstance(value, str) else ""
+    return tuple(
+        RecordedError(
+            key=_text_of(each, "key"),
+            error_type=_text_of(each, "error_type"),
+            message=_text_of(each, "message"),
+            agent_role=_text_of(each, "agent_role"),
+            task_description=_text_of(each, "task_description"),
+            stack_trace=_text_of(each, "stack_trace"),
+            place=_text_of(each, "place"),
+            causes=_read_causes(each.get("causes")),
+        )
+        for each in value
+    )
 
-    return tuple(RecordedError(*(text(each, name) for name in RecordedError._fields)) for each in value)
 
-
-def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, str]]:
-    always = RecordedError._fields[:3]
-    return [{name: text for name, text in each._asdict().items() if text or name in always} for each in errors]
+def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
+    always, texts = RecordedError._fields[:3], RecordedError._fields[:-1]
+    return [
+        {
+            **{name: text for name in texts if (text := getattr(each, name)) or name in always},
+            **({"causes": _write_causes(each.causes)} if each.causes else {}),
+        }
+        for each in errors
+    ]
 
 
 #: Values of `RunEnded.failure` of which no failed task is the reason: the first error is the run's own (S-ERR-49).
@@ -245,7 +324,11 @@ class RunEnded(FactData):
     @property
     def own_error(self) -> RecordedError | None:
         """The error of the run itself; None: a task's is the reason, or there is none."""
-        return self.errors[0] if self.failure in OWN_FAILURES and self.errors else None
+        first = self.errors[0] if self.errors else None
+        is_own = first is not None and (
+            self.failure in OWN_FAILURES or first.error_type == BudgetExhaustedError.__name__
+        )
+        return first if is_own else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +337,37 @@ class RunInterrupted(FactData):
 
     KIND: ClassVar = "interruption"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {"key": Key(TEXT, ""), "error_type": Key(TEXT, "Exception"), "message": Key(TEXT, "")}
+    KEYS: ClassVar = {
+        "key": Key(TEXT, ""),
+        "error_type": Key(TEXT, "Exception"),
+        "message": Key(TEXT, ""),
+        "place": Key(TEXT, "", is_optional=True),
+        "causes": Key(list_of(OBJECT), (), is_optional=True, read=_read_causes, write=_write_causes),
+    }
 
-    #: of the task whose call was refused
+    #: of the task whose call was refused; empty: what is around the tasks broke
     key: str
     error_type: str
     message: str
+    #: see `RecordedError`
+    place: str = ""
+    causes: Sequence[RecordedCause] = ()
+
+    @classmethod
+    def of(cls, reason: RecordedError) -> Self:
+        """Return the fact of a run that stopped for that reason."""
+        return cls(
+            key=reason.key,
+            error_type=reason.error_type,
+            message=reason.message,
+            place=reason.place,
+            causes=reason.causes,
+        )
+
+    @property
+    def reason(self) -> RecordedError:
+        """Why it stopped."""
+        return RecordedError(self.key, self.error_type, self.message, place=self.place, causes=self.causes)
 
 
 _STIMULUS: Mapping[str, Check] = {

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.errors import ConstraintViolationError, IllegalStateError, RecordError
+from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import (
+    LONGEST_MESSAGE,
     LossAccepted,
     PlanRecorded,
     RecordedError,
@@ -167,6 +169,13 @@ class RunFold:
         return fold
 
     @property
+    def _reasons(self) -> Sequence[RecordedError]:
+        """Why the run failed or stopped."""
+        if self._interruption is not None:
+            return (self._interruption.reason,)
+        return () if self._end is None else self._end.errors
+
+    @property
     def state(self) -> RunState:
         """How the run ended; without an end it was interrupted."""
         return RunState.INTERRUPTED if self._end is None else self._end.state or RunState.INTERRUPTED
@@ -247,14 +256,21 @@ class RunFold:
 
     def _run_end(self, tasks: Sequence[TaskFold], ended: EndedUnits) -> RunEnd:
         _, started = self._get_beginning()
-        failed = (_error_of(fold, self._nodes.get(fold.key)) for fold in tasks)
+        failed = [error for fold in tasks if (error := _error_of(fold, self._nodes.get(fold.key))) is not None]
         of_units = [each.as_trace() for each in failures_seen(ended, ())]
+        places = {_identify(each): each.place for each in self._reasons if each.place}
         return RunEnd(
             state=self.state,
             exit_reason=self.exit_reason,
             started_at=utc_of(started),
             completed_at=utc_of(max(self._last_at, started)),
-            errors=(*(error for error in failed if error is not None), *of_units, *self._run_errors(of_units)),
+            errors=(
+                *(
+                    each.replace(place=place) if (place := places.get(_identify(each))) else each
+                    for each in (*failed, *of_units)
+                ),
+                *self._run_errors(of_units),
+            ),
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
@@ -343,24 +359,27 @@ class RunFold:
 
     def _run_errors(self, of_units: Sequence[ErrorTrace]) -> Iterable[ErrorTrace]:
         """Return what the end tells of and no task: errors of the run itself, and what interrupted it."""
-        of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
-        of_tasks.update((each.error_type, each.message) for each in of_units)
-        stopped = self._interruption
-        told = () if self._end is None else self._end.errors
-        if stopped is not None:
-            told = (RecordedError(stopped.key, stopped.error_type, stopped.message),)
-        for error in told:
-            if (error.error_type, error.message) not in of_tasks:
+        of_tasks = {_identify(f.data) for t in self._tasks.values() if (f := t.failure)}
+        of_tasks.update(map(_identify, of_units))
+        for error in self._reasons:
+            if _identify(error) not in of_tasks:
                 yield ErrorTrace(
                     agent_role=error.agent_role,
                     task_description=error.task_description or error.key,
                     error_type=error.error_type or "Exception",
                     message=error.message,
                     stack_trace=error.stack_trace,
+                    place=error.place,
                     occurred_at=utc_of(self._last_at),
                 )
-        if violations := self._violations():
+        is_told = any(each.error_type == ConstraintViolationError.__name__ for each in self._reasons)
+        if not is_told and (violations := self._violations()):
             yield violation_trace(violations, self._last_at)
+
+
+def _identify(error: FailureRecorded | ErrorTrace | RecordedError) -> tuple[str, str]:
+    """Return what tells errors of a run apart: class and message, as far as the end of a run tells it."""
+    return error.error_type, error.message[:LONGEST_MESSAGE]
 
 
 def _place(trace: TaskTrace, node: Node | None) -> TaskTrace:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExecutionError, message_of
-from ensemble_ray.errors.texts import task_failure
+from ensemble_ray.errors.texts import own_line, task_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.record.levels import level_summaries
 from ensemble_ray.record.units.histories import unit_results
@@ -242,6 +242,7 @@ def error_trace(
         error_type=type(error).__name__,
         message=message_of(error),
         stack_trace="".join(traceback.format_exception(error)) if is_raised else "",
+        place=own_line(error) if is_raised else "",
         occurred_at=utc_of(at),
     )
 

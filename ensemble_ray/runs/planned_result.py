@@ -9,12 +9,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExecutionError, ValidationError
+from ensemble_ray.errors import (
+    BudgetExhaustedError,
+    ConstraintViolationError,
+    EnsembleError,
+    TaskExecutionError,
+    ValidationError,
+)
 from ensemble_ray.errors.texts import reason_of
 from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.levels import in_level_order, placed_outcome
-from ensemble_ray.record.result import RunEnd, RunResults, planned_results, summaries, violation_trace
+from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.runs.launching import Conclusion
@@ -115,6 +121,14 @@ def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) ->
         yield failed.as_trace()
     if violations := _violations(plan, outcome):
         yield violation_trace(violations, outcome.completed_at)
+    if outcome.state is RunState.BUDGET_EXHAUSTED:
+        nodes = {node.key: node for node in plan.nodes}
+        for instance, failure in outcome.unfinished:
+            if isinstance(failure.error, BudgetExhaustedError):
+                node = nodes.get(node_key(instance))
+                role, description = ("", "") if node is None else (node.agent_role, node.description)
+                yield error_trace(failure.error, at=outcome.completed_at, agent_role=role, task_description=description)
+                return
 
 
 def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:

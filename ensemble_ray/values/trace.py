@@ -123,7 +123,7 @@ def _is_unknown(value: object) -> bool:
 
 
 def _is_empty(value: object) -> bool:
-    return value == ()
+    return not value
 
 
 #: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
@@ -301,6 +301,8 @@ class ErrorTrace(Value):
     error_type: str
     message: str
     stack_trace: str = ""
+    #: line of user code that raised, as tracebacks have it; empty: none did, or it is not known
+    place: str = Field(default="", exclude_if=_is_empty)
     occurred_at: Instant
 
 

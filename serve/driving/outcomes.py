@@ -10,7 +10,7 @@ from ensemble_ray import IllegalStateError, RecordError, RunState
 from ensemble_ray.record.fold import fold_output
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.resume.run_head import read_head
-from ensemble_ray.serve.failures import code_of, failure_of, is_refusal
+from ensemble_ray.serve.failures import code_of, failure_of, is_refusal, is_shown
 from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
 from ensemble_ray.serve.schemas import Failure, FinishedRun
 
@@ -70,14 +70,7 @@ def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
 
 def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
     """Return the outcome of a run that raised what no run raises; its text is for the operator's log."""
-    failure = Failure(
-        error="InternalError",
-        code="INTERNAL_ERROR",
-        status=HTTPStatus.INTERNAL_SERVER_ERROR,
-        message=f"{type(error).__name__} in the code of the team. The endpoint's log says more",
-        run_id=run_id,
-    )
-    return Outcome(status=RunStatus.FAILED, error=failure)
+    return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id))
 
 
 async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
@@ -122,15 +115,29 @@ def as_open_review(gate: RecordedReview) -> OpenReview:
     )
 
 
+def _defect(name: str, run_id: str) -> Failure:
+    return Failure(
+        error="InternalError",
+        code="INTERNAL_ERROR",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        message=f"{name} in the code of the team. The endpoint's log says more",
+        run_id=run_id,
+    )
+
+
 def _recorded_failure(head: RunHead, run_id: str) -> Failure:
-    errors = [] if head.end is None else list(head.end.errors)
+    errors = head.errors
     first = errors[0] if errors else None
     name = first.error_type.rpartition(".")[2] if first is not None and first.error_type else "TaskExecutionError"
+    if not is_shown(name):
+        return _defect(name, run_id)
+    causes = [] if first is None else [(each.error_type, each.message) for each in first.causes]
+    causes += [(each.error_type, each.message) for each in errors[1:]]
     return Failure(
         error=name,
         code=code_of(name),
         status=HTTPStatus.BAD_GATEWAY,
         message=first.message if first is not None else "The run failed",
         run_id=run_id,
-        causes=[f"{each.error_type}: {each.message}" for each in errors[1:]],
+        causes=[f"{kind}: {text}" for kind, text in causes if is_shown(kind)],
     )

@@ -19,6 +19,8 @@ _LINE = re.compile(r", line \d+")
 #: Fields of facts that are times.
 _TIMES = ("_at", "_s")
 _TIMED = frozenset({"at", "duration", "latency"})
+#: Fields of recorded errors that golden records are older than.
+_LATER = frozenset({"causes", "place"})
 
 
 def plain(text: str) -> str:
@@ -42,6 +44,7 @@ def _timeless(value: Any, record: Record) -> Any:
             if (name.endswith(_TIMES) or name in _TIMED) and each is not None
             else _timeless(each, record)
             for name, each in value.items()
+            if not (name in _LATER and "error_type" in value)
         }
     return [_timeless(each, record) for each in value] if isinstance(value, list) else value
 

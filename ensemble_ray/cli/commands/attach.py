@@ -81,6 +81,8 @@ def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
         show_answer(end.text)
     for error in end.errors:
         say(f"Error: {error}")
+    for line in end.details:
+        say(f"  {line}")
     if not is_quiet:
         if end.state != "completed":
             say(f"The run is {end.state}")

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.commands.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
-from ensemble_ray.cli.commands.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
+from ensemble_ray.cli.commands.run import (
+    AsJson,
+    Inputs,
+    InputsFile,
+    MaxCost,
+    MaxTokens,
+    Quiet,
+    RunId,
+    TraceFile,
+    show_run,
+)
 from ensemble_ray.cli.inputs.records import RunName, own_store
-from ensemble_ray.cli.inputs.tags import Tags, read_tags
+from ensemble_ray.cli.inputs.tags import Tags, run_options
 from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
@@ -44,6 +54,8 @@ def fork(
     run_id: RunId = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
     allow_changes: AllowChanges = False,
+    max_tokens: MaxTokens = None,
+    max_cost: MaxCost = None,
     tags: Tags = None,
     runtime: RuntimeAgain = None,
     as_json: AsJson = False,
@@ -60,13 +72,12 @@ def fork(
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
-    from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
 
-    values, own_tags = read_inputs(inputs or (), inputs_file), read_tags(tags or ())
+    values, options = read_inputs(inputs or (), inputs_file), run_options(max_tokens, max_cost, tags)
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))
@@ -90,7 +101,7 @@ def fork(
                 runtime=chosen,
                 new_run_id=run_id,
                 allow_changes=allow_changes,
-                options=RunOptions(tags=own_tags),
+                options=options,
                 listeners=(listener,),
             )
         ),

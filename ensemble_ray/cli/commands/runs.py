@@ -12,6 +12,7 @@ from ensemble_ray.cli.inputs.tags import TagFilter, format_tags, is_tagged
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.runs import RecordedError
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["States", "runs", "states_of"]
@@ -19,8 +20,10 @@ __all__ = ["States", "runs", "states_of"]
 _LISTED = 20
 #: Runs whose records are read at the same time.
 _READERS = 8
-#: Characters of why a run was interrupted.
-_INTERRUPTION = 160
+#: States of runs whose first error is why they ended; others have left out what failed.
+_WITH_REASON = frozenset({"failed", "budget_exhausted", "interrupted"})
+#: Characters of why a run failed.
+_REASON = 160
 
 
 class _Listed(NamedTuple):
@@ -41,8 +44,10 @@ class _Listed(NamedTuple):
     incomplete_answers: int = 0
     #: keys of loops and graphs that ended at a cap
     capped: Sequence[str] = ()
-    #: why it was interrupted, where it stopped by itself
-    interruption: str = ""
+    #: why it failed, or stopped by itself
+    error: RecordedError | None = None
+    #: whether it stopped by itself, and can go on
+    is_interrupted: bool = False
 
 
 States = Annotated[
@@ -135,7 +140,7 @@ def _list(shown: Sequence[_Listed]) -> None:
                         each.name,
                         f"[{format_tags(each.tags)}]" if each.tags else "",
                         ", ".join(notes_of(each.incomplete_answers, each.capped)),
-                        screen_line(each.interruption, _INTERRUPTION),
+                        _reason(each),
                     ),
                 )
             ),
@@ -147,7 +152,15 @@ def _list(shown: Sequence[_Listed]) -> None:
         show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {rest}".rstrip())
 
 
+def _reason(listed: _Listed) -> str:
+    """Return why a run failed or stopped, on one line."""
+    error = listed.error
+    return "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON)
+
+
 def _data(listed: _Listed) -> dict[str, object]:
+    from ensemble_ray.cli.view.run_end import error_data
+
     return {
         **as_data(listed.run),
         **({"name": listed.name} if listed.name else {}),
@@ -157,7 +170,8 @@ def _data(listed: _Listed) -> dict[str, object]:
         **({"damage": listed.damage} if listed.damage else {}),
         **({"incomplete_answers": listed.incomplete_answers} if listed.incomplete_answers else {}),
         **({"capped": list(listed.capped)} if listed.capped else {}),
-        **({"interruption": listed.interruption} if listed.interruption else {}),
+        **({"error": error_data(listed.error)} if listed.error else {}),
+        **({"interruption": listed.error.message} if listed.error and listed.is_interrupted else {}),
         **({"forked_from": listed.forked_from} if listed.forked_from else {}),
     }
 
@@ -209,7 +223,6 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         damage = message_of(error) if await store.summary(run.run_id) is not None else ""
         return _Listed(run, damage=damage, name=Origin(place=run.origin).name)
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    interruption = "" if head.interruption is None else head.interruption.message
     found = _Listed(
         run,
         progress.done,
@@ -217,7 +230,8 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         tags=head.tags,
         name=head.name,
         forked_from=parent,
-        interruption=interruption,
+        error=head.errors[0] if head.errors and run.state.value in _WITH_REASON else None,
+        is_interrupted=head.interruption is not None,
     )
     end = head.end
     return found if end is None else found._replace(incomplete_answers=end.incomplete_answers, capped=end.capped)

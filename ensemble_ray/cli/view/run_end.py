@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.resume.run_head import locate_errors, read_head
@@ -16,9 +15,10 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.runs import RecordedError
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["RecordedEnd", "notes_of", "read_end", "read_notes"]
+__all__ = ["RecordedEnd", "error_data", "notes_of", "read_end", "read_notes"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -35,8 +35,10 @@ class RecordedEnd:
     text: str | None = None
     #: why it failed
     errors: Sequence[str] = ()
-    #: the first of them, by `type` and `message`
-    error: Mapping[str, str] | None = None
+    #: what else is known of the first of them
+    details: Sequence[str] = ()
+    #: see `error_data`
+    error: Mapping[str, object] | None = None
     #: where its record is
     record: str = ""
     #: see `notes_of`
@@ -54,6 +56,20 @@ class RecordedEnd:
             "notes": list(self.notes),
             "record": self.record,
         }
+
+
+def error_data(error: RecordedError) -> dict[str, object]:
+    """Return why a run failed as JSON data (S-ERR-68)."""
+    return {
+        "type": error.error_type,
+        "message": error.message,
+        **({"place": error.place} if error.place else {}),
+        **(
+            {"causes": [{"type": each.error_type, "message": each.message} for each in error.causes]}
+            if error.causes
+            else {}
+        ),
+    }
 
 
 def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
@@ -88,17 +104,16 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     if found.state in _WITH_TEXT:
         with locate_errors(found.location):
             text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
-    errors = () if end is None else end.errors
-    if (stopped := head.interruption) is not None:
-        errors = (RecordedError(stopped.key, stopped.error_type, stopped.message),)
+    errors = head.errors
     return RecordedEnd(
         run_id=run_id,
         state=found.state.value,
         exit_reason="" if end is None else end.reason.value,
         text=text,
         record=found.location,
-        error={"type": errors[0].error_type, "message": errors[0].message} if errors else None,
+        error=error_data(errors[0]) if errors else None,
         notes=() if end is None else notes_of(end.incomplete_answers, end.capped),
+        details=errors[0].lines() if errors else (),
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
     )
 

@@ -7,14 +7,14 @@ whether and with what it goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunInterrupted, RunResumed
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RecordedFork, RunEnded, RunInterrupted, RunResumed
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
@@ -84,6 +84,20 @@ class RunHead:
     def state(self) -> RunState:
         """How the run ended; without an end it was interrupted."""
         return RunState.INTERRUPTED if self.end is None else self.end.state or RunState.INTERRUPTED
+
+    @property
+    def errors(self) -> Sequence[RecordedError]:
+        """Why it failed or stopped, the earliest first; none where it did neither."""
+        if self.interruption is not None:
+            return (self.interruption.reason,)
+        return () if self.end is None else self.end.errors
+
+    @property
+    def own_error(self) -> RecordedError | None:
+        """The error of the run itself; None: a task's is the reason, or there is none."""
+        if self.interruption is not None:
+            return self.interruption.reason
+        return None if self.end is None else self.end.own_error
 
     @property
     def started_at(self) -> float:

@@ -60,6 +60,7 @@ VIEW_KINDS = (
 #: Failures that are told; all of them stand in the record.
 _MOST_SHOWN = 20
 _TITLE = 100
+_REASON = 400
 
 
 class MapReduceView:
@@ -152,7 +153,9 @@ class MapReduceView:
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
         if (own := self._own_error()) not in {"", *failures.values()}:
-            yield TreeRow(depth=1, kind="error", title=own, is_bad=True)
+            place = self._recovery.head.errors[0].place
+            details = (row_text(place, _REASON),) if place else ()
+            yield TreeRow(depth=1, kind="error", title=own, details=details, is_bad=True)
         more = self._recovery.count(RecordedOutcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
@@ -181,10 +184,9 @@ class MapReduceView:
 
     def _own_error(self) -> str:
         """Return the error of the run itself, such as what its source of items raised; empty where it has none."""
-        end = self._recovery.head.end
-        if end is None or (own := end.own_error) is None:
+        if (own := self._recovery.head.own_error) is None:
             return ""
-        return f"{row_text(own.error_type, _TITLE)}: {row_text(own.message, _TITLE)}"
+        return f"{row_text(own.error_type, _TITLE)}: {row_text(own.message, _REASON)}"
 
     def _is_over(self, key: str) -> bool:
         """Whether nothing comes any more of what a task called and got no result of."""

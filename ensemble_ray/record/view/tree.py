@@ -50,6 +50,8 @@ _MOST_TASKS = 100
 #: Longest text of a row's title and of a quoted answer, characters.
 _TITLE = 72
 _QUOTE = 100
+#: Of why the run failed, and where.
+_REASON = 400
 _LOST = 300
 
 #: Stands for the text of an answer that asks for tools; such an answer is never empty.
@@ -388,5 +390,6 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
 
 def _error_row(error: ErrorTrace) -> TreeRow:
     where = row_text(error.task_description, _TITLE)
-    title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _QUOTE)}"
-    return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
+    place = row_text(error.place, _REASON)
+    title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _REASON)}"
+    return TreeRow(depth=1, kind="error", title=title, details=tuple(filter(None, (where, place))), is_bad=True)

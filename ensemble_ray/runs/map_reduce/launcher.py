@@ -29,7 +29,7 @@ from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
-from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
@@ -92,7 +92,8 @@ class MapReduceLauncher:
         #: what came of items
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
-        self._has_begun = False
+        #: None: it is not on record yet
+        self._journal: RunJournal | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
@@ -103,7 +104,7 @@ class MapReduceLauncher:
     @property
     def has_begun(self) -> bool:
         """Whether it is on record, so that what ends it is an error of the run."""
-        return self._has_begun
+        return self._journal is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
         """Tell what will run; no item is pulled yet.
@@ -171,6 +172,9 @@ class MapReduceLauncher:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
             if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
+            # What broke the run while it was coordinated is on record.
+            if self._journal is not None and (self._coordinator is None or self._coordinator.has_ended):
+                await self._journal.record_break(error)
             raise
         finally:
             if owned is not None:
@@ -232,7 +236,7 @@ class MapReduceLauncher:
         data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
         first = Fact(run=run_id, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
-        self._has_begun = True
+        self._journal = run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(merge_warnings(run_id))
             try:
@@ -245,7 +249,6 @@ class MapReduceLauncher:
             stack.push_async_callback(reader.close)
             results = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(results.leave)
-            run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
             self._events = UnitEvents(scope.events)
             parts = self._assemble_parts(
                 scope, run_journal, ItemBuffer(reader, record), results, record, is_direct=is_direct
@@ -378,11 +381,13 @@ class MapReduceLauncher:
         ending, errors = ended.ending, [each.error for each in ended.failures]
         if failure is not None and ending.failure in OWN_FAILURES:
             errors.insert(0, failure if ended.refusal is None else ended.refusal.error)
+        elif ended.warning:
+            errors.insert(0, BudgetExhaustedError(ended.warning))
         data = RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
             failure=ending.failure,
-            errors=[RecordedError("", type(each).__name__, message_of(each)) for each in errors],
+            errors=[*map(RecordedError.of, errors)],
             incomplete_answers=self._outputs.metrics.total_incomplete_answers,
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)

@@ -111,11 +111,15 @@ class RunError(StudioSchema):
 
     Attributes:
         class_: Class of the error.
+        causes: What caused it, nearest first, each with its class.
+        place: Line of user code that raised; empty: none did.
         first_failed_step: Where it began; null: in no step.
     """
 
     class_: str = Field(serialization_alias="class")
     message: Text
+    causes: list[Text] = Field(default_factory=list)
+    place: Text = ""
     first_failed_step: str | None = None
 
 
@@ -211,6 +215,7 @@ class RunDetailSchema(RunRow):
         cursor: Position in the record up to which this is told.
         is_live: Whether it may change without anybody asking for it.
         problem: Why the record could not be read to its end; null: it could.
+        resume_advice: How to go on with a run that was interrupted; null: it was not.
     """
 
     inputs: dict[str, Data] = Field(default_factory=dict)
@@ -226,6 +231,7 @@ class RunDetailSchema(RunRow):
     cursor: int
     is_live: bool = False
     problem: Text | None = None
+    resume_advice: Text | None = None
 
 
 class ComparedSide(StudioSchema):

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ensemble_ray.record.open_reviews import obstacle_at
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.studio.schemas.runs import (
     AgentBudget,
     BudgetSchema,
@@ -141,7 +142,8 @@ class RunView:
             has_texts: Whether long texts go along.
         """
         totals, state = self.totals, self.totals.state(summary)
-        header, fork = totals.head.header, totals.head.forked_from
+        head = totals.head
+        header, fork = head.header, head.forked_from
         reason = self._exit_reason(state)
         failed = self.steps.first_failed()
         if self.steps.left_out:
@@ -171,6 +173,7 @@ class RunView:
             cursor=self.cursor,
             is_live=state.is_going_on or state is RunState.WAITING,
             problem=problem,
+            resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
         )
 
     def _exit_reason(self, state: RunState) -> ExitReason | None:
@@ -180,11 +183,16 @@ class RunView:
         return state.exit_reason if end is None else end.reason
 
     def _error(self, first_failed: str | None) -> RunError | None:
-        end = self.totals.head.end
-        if end is None or not end.errors:
+        if not (errors := self.totals.head.errors):
             return None
-        error = end.errors[0]
-        return RunError(class_=error.error_type or "Exception", message=error.message, first_failed_step=first_failed)
+        error = errors[0]
+        return RunError(
+            class_=error.error_type or "Exception",
+            message=error.message,
+            causes=[f"{each.error_type}: {each.message}" for each in error.causes],
+            place=error.place,
+            first_failed_step=first_failed,
+        )
 
     def _budget(self, end_reason: str | None) -> BudgetSchema:
         totals, limits = self.totals, self.totals.budget

@@ -13,6 +13,7 @@ from ensemble_ray import RunState
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
 from tests.command_line import Call
@@ -146,7 +147,7 @@ def test_cut_answers_and_caps_of_failed_runs_are_in_the_last_line(call: Call, fo
     (folder / "cut_of_test.py").write_text(CUT, encoding="utf-8")
     said = call("run", "cut_of_test:failing", "--run-id", "cut").said.splitlines()
     assert any(line.endswith("; 2 incomplete answers") for line in said)
-    assert call("runs").printed.rstrip().endswith("2 incomplete answers")
+    assert "  2 incomplete answers  OutputParsingError: " in call("runs").printed
     said = call("run", "cut_of_test:thrown", "--run-id", "thrown").said.splitlines()
     assert any(line.endswith("; 2 incomplete answers; loop:refine ended at its cap") for line in said)
 
@@ -425,6 +426,17 @@ def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> No
     called = call("fork", "first", "--from", "tow")
     assert called.code == 2
     assert "Nearest: [two" in called.said
+
+
+@pytest.mark.heavy
+def test_a_fork_has_a_budget_of_its_own(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-54: as a run that is resumed."""
+    assert call("run", steps, "--run-id", "first").code == 0
+    forked = call("fork", "first", "--from", "three", "--run-id", "forked", "--max-tokens", "500")
+    assert forked.code == 0
+    budget = run_blocking(read_head(_store(), "forked")).header.budget
+    assert budget is not None
+    assert budget.max_tokens == 500
 
 
 @pytest.mark.heavy

@@ -15,7 +15,7 @@ from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.execute.outcomes import Resumed, RunOutcome
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
@@ -31,6 +31,10 @@ class Failure:
     message: str = ""
     newer_epoch: int = 0
     is_out_of_credit: bool = False
+
+    @property
+    def reason(self) -> RecordedError:
+        return RecordedError("", self.error_type, self.message)
 
 
 #: Bodies are texts here.

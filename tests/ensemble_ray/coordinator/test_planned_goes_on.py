@@ -226,7 +226,7 @@ async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
 
 
 async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
-    """S-DUR-8: the task has not failed, so that the run can be resumed when the fault is mended."""
+    """S-DUR-8, S-ERR-69: the task has not failed, so that the run can be resumed when the fault is mended; why is on record."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
     unwritten = TaskResult(
         key="a",
@@ -237,7 +237,7 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
     )
     with pytest.raises(RecordError, match="The disk is full"):
         await run.report(unwritten)
-    assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
+    assert run.fact_lines == ["plan run", "stimulus run RunStarted", "interruption run"]
 
 
 async def test_run_is_interrupted_when_the_account_has_no_credit() -> None:

@@ -11,7 +11,15 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.reading import KINDS, KINDS_OF_RUN, read_fact
-from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RecordedError, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.facts.runs import (
+    LossAccepted,
+    PlanRecorded,
+    RecordedCause,
+    RecordedError,
+    RunEnded,
+    RunResumed,
+    StimulusRecorded,
+)
 from ensemble_ray.schedule.stimuli import Completed, Exited, decode_stimulus, encode_stimulus
 
 CALL = {"id": "c", "name": "search", "arguments": "{}"}
@@ -43,6 +51,22 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
             "exit_reason": "error",
             "failure": "",
             "errors": [{"key": "", "error_type": "E", "message": ""}],
+        },
+    ),
+    (
+        "end",
+        {
+            "state": "failed",
+            "exit_reason": "error",
+            "errors": [
+                {
+                    "key": "",
+                    "error_type": "E",
+                    "message": "m",
+                    "place": 'File "t.py", line 3, in f',
+                    "causes": [{"error_type": "C", "message": "c"}],
+                }
+            ],
         },
     ),
     ("stimulus", {"type": "TaskCompleted", "at": 1.0, "key": "a", "delegated_roles": ["R"], "more": 2}),
@@ -163,6 +187,10 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("model_switched", {"model": None, "agent": "Writer", "given_by": "Ann"}),
     ("directives_shown", {"texts": ["In French"]}),
     ("interruption", {"key": "a", "error_type": "E", "message": "m"}),
+    (
+        "interruption",
+        {"key": "", "error_type": "E", "message": "m", "place": "p", "causes": [{"error_type": "C", "message": "c"}]},
+    ),
     ("approval", {"by": "Ann"}),
 ]
 
@@ -216,6 +244,31 @@ def test_fields_are_values() -> None:
     exited = read("task_exited", by_tool)
     assert isinstance(exited, ExitRecorded)
     assert (exited.call, exited.text, exited.to_data()) == ("a#0/0/call-1", "enough", by_tool)
+
+
+def test_an_error_is_recorded_with_bounds() -> None:
+    """S-ERR-67: of its text, and of the texts and number of its causes."""
+    error = last = ValueError("e" * 30_000)
+    for number in range(20):
+        last.__cause__ = last = ValueError(f"{number} " + "c" * 2000)
+    found = RecordedError.of(error, key="a")
+    assert (found.key, found.error_type, len(found.message)) == ("a", "ValueError", 20_003)
+    assert len(found.causes) == 16
+    assert all(len(each.message) == 1503 for each in found.causes)
+
+
+def test_damaged_causes_are_left_out() -> None:
+    """Readers go on without them."""
+    error = {
+        "key": "",
+        "error_type": "E",
+        "message": "m",
+        "causes": ["c", {"error_type": 1, "message": "c"}],
+        "place": 3,
+    }
+    end = read("end", {"state": "failed", "exit_reason": "error", "errors": [error]})
+    assert isinstance(end, RunEnded)
+    assert end.errors == (RecordedError("", "E", "m", causes=(RecordedCause("", "c"),)),)
 
 
 def test_what_is_missing_has_a_default() -> None:

@@ -19,6 +19,7 @@ class Anybody:
 
     name = None
     sees_all = True
+    sees_cluster = True
 
     def may_see(self, run: object) -> bool:
         return True

@@ -62,7 +62,7 @@
  * @property {Record<string, unknown>} inputs
  * @property {string|null} exit_reason
  * @property {string|null} exit_reason_text
- * @property {{class: string, message: string, first_failed_step: string|null}|null} error
+ * @property {{class: string, message: string, causes?: string[], place?: string, first_failed_step: string|null}|null} error
  * @property {string|null} first_error_step
  * @property {Record<string, number>} counts
  * @property {Review[]} reviews
@@ -72,6 +72,7 @@
  * @property {number} cursor
  * @property {boolean} is_live
  * @property {string|null} problem
+ * @property {string|null} [resume_advice]
  */
 /** @typedef {RunRow & RunExtra} RunDetail */
 

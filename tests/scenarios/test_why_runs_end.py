@@ -1,0 +1,299 @@
+"""A run that failed says why in its record, and every reader of it says the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ensemble_ray import (
+    Ensemble,
+    ExitReason,
+    GraphRoutingContext,
+    HierarchicalConstraints,
+    Loop,
+    MapEnsemble,
+    ParallelExecutionError,
+    Runtime,
+    Task,
+    TaskHandlerContext,
+)
+from ensemble_ray.facts.runs import RecordedError
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.record.stores import RunStore, StoreAddress
+from ensemble_ray.serve.driving.outcomes import outcome_of_error, recorded_outcome
+from ensemble_ray.serve.failures import is_shown
+from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import answer, task
+from tests.command_line import calling
+from tests.ensemble_ray.studio.stored_runs import Anybody
+from tests.scenarios.answering import answering
+from tests.scenarios.delegating import team as managed
+from tests.scenarios.delegating import worker
+from tests.scenarios.mapping import failing, map_task, team
+from tests.scenarios.test_graphs import edge, graph
+from tests.scenarios.test_phases import phase, reviewed_by
+
+RUN = "why"
+CAUSE = "no such key"
+
+
+def break_down(*_: object) -> Any:
+    """Raise with a cause, as code of a user."""
+    try:
+        {}[CAUSE]
+    except KeyError as error:
+        raise ValueError("broke down") from error
+
+
+#: Where the cause was raised.
+LINE = break_down.__code__.co_firstlineno + 3
+
+
+def handle(context: TaskHandlerContext) -> str:
+    """A handler that raises."""
+    return str(break_down(context))
+
+
+def until(context: object) -> bool:
+    """A predicate that raises."""
+    return bool(break_down(context))
+
+
+def condition(context: GraphRoutingContext) -> bool:
+    """A condition of an edge that raises."""
+    return bool(break_down(context))
+
+
+def source() -> Iterator[int]:
+    """Items of which the second raises."""
+    yield 0
+    break_down()
+
+
+def make(item: object) -> Task:
+    """A factory that raises."""
+    return task(str(break_down(item)))
+
+
+def loop(**fields: Any) -> Loop:
+    """A loop of one task."""
+    given: dict[str, Any] = {"name": "refine", "body": [answering("w")], "max_iterations": 2, **fields}
+    return Loop(**given)
+
+
+def never(_: object) -> bool:
+    """A predicate that never holds."""
+    return False
+
+
+def capped() -> Loop:
+    """A loop whose cap fails the run."""
+    return loop(until=never, on_max_iterations="throw")
+
+
+class Kind(NamedTuple):
+    """A way in which a run fails."""
+
+    make: Callable[[], Any]
+    #: class of the recorded error
+    error: str
+    #: of the causes
+    causes: tuple[str, ...] = ()
+    #: whether the test's own code raised
+    is_placed: bool = False
+
+
+PLACED = ("ValueError", ("KeyError",), True)
+KINDS = {
+    "task": Kind(
+        lambda: Ensemble(tasks=[task("t", handler=handle)]),
+        "AgentExecutionError",
+        ("ValueError", "KeyError"),
+        is_placed=True,
+    ),
+    "tasks": Kind(
+        lambda: Ensemble(
+            tasks=[task("t", handler=handle), answering("u")],
+            workflow="parallel",
+            parallel_error_strategy="continue_on_error",
+        ),
+        "AgentExecutionError",
+        ("ValueError", "KeyError"),
+        is_placed=True,
+    ),
+    "constraint": Kind(
+        lambda: managed(
+            ScriptedModel("done", "done"),
+            [worker("Writer")],
+            hierarchical_constraints=HierarchicalConstraints(required_workers=["Writer"]),
+        ),
+        "ConstraintViolationError",
+    ),
+    "manager": Kind(
+        lambda: managed(ScriptedModel(ValueError("model")), [worker("Writer")]), "AgentExecutionError", ("ValueError",)
+    ),
+    "rejected phase": Kind(
+        lambda: Ensemble(phases=[phase("A", answering("a"), review=reviewed_by("REJECT: no good"))]),
+        "TaskExecutionError",
+    ),
+    "capped loop": Kind(lambda: Ensemble(loops=[capped()]), "MaxLoopIterationsExceededError"),
+    "capped loop in parallel": Kind(
+        lambda: Ensemble(loops=[capped()], workflow="parallel"), "MaxLoopIterationsExceededError"
+    ),
+    "capped loop of a phase": Kind(
+        lambda: Ensemble(phases=[phase("A", answering("a"), capped())]), "MaxLoopIterationsExceededError"
+    ),
+    "capped graph": Kind(
+        lambda: graph({"a": answering("a")}, edge("a", "a"), max_steps=2, on_max_steps="throw"),
+        "MaxGraphStepsExceededError",
+    ),
+    "no edge": Kind(
+        lambda: graph({"a": answering("a", "so it is")}, edge("a", "a", never, "never")),
+        "GraphNoEdgeMatchedError",
+    ),
+    "predicate": Kind(lambda: Ensemble(loops=[loop(until=until)]), *PLACED),
+    "predicate in parallel": Kind(lambda: Ensemble(loops=[loop(until=until)], workflow="parallel"), *PLACED),
+    "predicate of a phase": Kind(lambda: Ensemble(phases=[phase("A", loop(until=until))]), *PLACED),
+    "condition": Kind(lambda: graph({"a": answering("a")}, edge("a", "a", condition)), *PLACED),
+    "source": Kind(lambda: team(items=source()), *PLACED),
+    "factory": Kind(lambda: team(map_task=make), *PLACED),
+    "reduce factory": Kind(lambda: team(reduce_task=break_down), *PLACED),
+    "estimator": Kind(lambda: team(token_estimator=break_down, llm=ScriptedModel(otherwise="text")), *PLACED),
+    "no items": Kind(lambda: team(items=iter(())), "ValidationError"),
+    "item": Kind(lambda: team(llm=failing("map 1 "), max_parallel_tasks=1), "AgentExecutionError", ("ValueError",)),
+    "all items": Kind(
+        lambda: MapEnsemble(
+            items=range(2),
+            map_task=map_task,
+            llm=failing("map"),
+            parallel_error_strategy="continue_on_error",
+        ),
+        "AgentExecutionError",
+        ("ValueError",),
+    ),
+}
+
+
+@pytest.fixture
+def store(home: str) -> RunStore:
+    return store_at(StoreAddress.of(Path(home)))
+
+
+def recorded(store: RunStore) -> RecordedError:
+    """Why the run failed or stopped, as its record says."""
+    errors = run_blocking(read_head(store, RUN)).errors
+    assert errors, "no reason is on record"
+    return errors[0]
+
+
+def fail(kind: Kind, runtime: Runtime) -> BaseException:
+    """Return what the run raised."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  each kind has its own
+        kind.make().run(runtime=runtime, run_id=RUN)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_record_says_why_a_run_failed(name: str, store: RunStore, inline_runtime: Runtime) -> None:
+    """S-ERR-66, S-ERR-67: class, text, causes, and the line of user code that raised; the error names the run."""
+    kind = KINDS[name]
+    error = fail(kind, inline_runtime)
+    assert vars(error)["run_id"] == RUN
+    reason = recorded(store)
+    assert reason.error_type == kind.error
+    texts = [str(error)]
+    if isinstance(error, ParallelExecutionError):
+        texts += map(str, error.failed_task_causes.values())
+    assert any(reason.message in text for text in texts)
+    assert tuple(each.error_type for each in reason.causes) == kind.causes
+    place = f'File "{__file__}", line {LINE}, in break_down'
+    assert reason.place == (place if kind.is_placed else "")
+
+
+@pytest.mark.parametrize("name", ["task", "constraint", "no edge", "condition"])
+def test_the_record_says_the_same_on_ray(name: str, store: RunStore, ray_runtime: Runtime) -> None:
+    """S-ERR-66, S-ERR-67: where the process that records the end runs no user code."""
+    kind = KINDS[name]
+    error = fail(kind, ray_runtime)
+    reason = recorded(store)
+    assert reason.error_type == kind.error
+    assert reason.message in str(error)
+    assert tuple(each.error_type for each in reason.causes) == kind.causes
+    assert reason.place.endswith(f"line {LINE}, in break_down" if kind.is_placed else "")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_all_readers_say_why_a_run_failed(
+    name: str, store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-ERR-68, S-STU-200, S-SRV-230: `trace`, `runs`, Studio and the endpoint show the recorded text."""
+    kind = KINDS[name]
+    error = fail(kind, inline_runtime)
+    reason = recorded(store)
+    call = calling(capsys)
+    said = f"{reason.error_type}: {reason.message}"
+    tree = call("trace", RUN).printed
+    begin = said[:100]
+    problems: list[str] = []
+    if begin not in tree or reason.place not in tree:
+        problems.append(f"trace: {tree}")
+    listed = call("runs").printed
+    if begin not in listed:
+        problems.append(f"runs: {listed}")
+    (data,) = json.loads(call("runs", "--json").printed)
+    if data.get("error", {}).get("message") != reason.message:
+        problems.append(f"runs --json: {data}")
+    detail = run_blocking(StudioReader(store, can_decide=False).run(RUN, Anybody()))
+    seen = detail.error
+    if seen is None or (seen.class_, seen.message, seen.place) != (reason.error_type, reason.message, reason.place):
+        problems.append(f"studio: {seen}")
+    after, live = run_blocking(recorded_outcome(store, RUN)), outcome_of_error(error, RUN)
+    assert after is not None
+    assert after.error is not None
+    assert live.error is not None
+    if is_shown(reason.error_type) and (after.error.message != reason.message or reason.message not in f"{live.error}"):
+        problems.append(f"endpoint: {live.error}, later {after.error}")
+    if not is_shown(reason.error_type) and "broke down" in after.error.message:
+        problems.append(f"endpoint: {after.error}")
+    assert not problems
+
+
+def test_a_budget_that_is_spent_is_a_reason(
+    store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-ERR-66, S-ERR-68: nothing is raised; the record and its readers say what the limit was."""
+    tasks = [task(each, name=each) for each in "ab"]
+    llm = ScriptedModel(otherwise=answer("text", 90, 10))
+    output = Ensemble(tasks=tasks, llm=llm, max_tokens=420).run(runtime=inline_runtime, run_id=RUN)
+    assert output.exit_reason is ExitReason.BUDGET_EXHAUSTED
+    reason = recorded(store)
+    assert (reason.key, reason.error_type) == ("b", "BudgetExhaustedError")
+    assert reason.message.startswith("Budget exhausted: the limit is max_tokens 420")
+    assert output.trace is not None
+    assert [each.message for each in output.trace.errors] == [reason.message]
+    call = calling(capsys)
+    assert all(reason.message[:100] in call(*command).printed for command in (("trace", RUN), ("runs",)))
+
+
+def test_a_run_that_breaks_says_why(
+    store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """S-ERR-69: what is around the tasks broke; the run is interrupted, and can go on."""
+    full = tmp_path / "full.jsonl"
+    full.symlink_to("/dev/full")
+    error = fail(Kind(lambda: team(results=full), "RecordError"), inline_runtime)
+    reason = recorded(store)
+    assert (reason.key, reason.error_type, reason.message) == ("", "RecordError", str(error))
+    call = calling(capsys)
+    assert all(reason.message[:60] in call(*command).printed for command in (("trace", RUN), ("runs",)))
+    detail = run_blocking(StudioReader(store, can_decide=False).run(RUN, Anybody()))
+    assert detail.error is not None
+    assert detail.error.message == reason.message
+    assert detail.resume_advice == f"ensemble_ray.resume({RUN!r}, ensemble), in the program that began it"
