@@ -191,7 +191,7 @@ class RunView:
         agents: dict[str, list[int | None]] = {}
         costs: dict[str, Decimal] = {}
         for state in self.steps.states.values():
-            if self.steps.is_unit(state) or not (state.agent and state.started_at is not None):
+            if state.is_unit or not (state.agent and state.started_at is not None):
                 continue
             agents.setdefault(state.agent, []).append(state.total_tokens)
             if state.cost is not None:
