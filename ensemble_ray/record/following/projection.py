@@ -85,6 +85,8 @@ class EventProjection:
 
     def _render(self, change: history.Change) -> Iterator[Message]:
         match change:
+            case history.CallStarted() | history.WorkRecorded():
+                pass
             case history.ModelReplied(execution, fact):
                 yield self._answer(execution, fact)
             case history.CallEnded():

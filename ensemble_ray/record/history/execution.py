@@ -43,7 +43,7 @@ UNIT_KINDS: frozenset[ExecutionKind] = frozenset({"loop", "phase", "graph"})
 #: Executions of units.
 ROUND_KINDS: frozenset[ExecutionKind] = frozenset({"iteration", "attempt", "state"})
 _RESULTS: frozenset[ExecutionStatus] = frozenset({"completed", "failed", "exited"})
-_ENDS: frozenset[ExecutionStatus] = _RESULTS | {"skipped", "cancelled", "interrupted"}
+_ENDS: frozenset[ExecutionStatus] = frozenset({*_RESULTS, "skipped", "cancelled", "interrupted"})
 #: Longest text of an error, characters.
 _ERROR = 300
 

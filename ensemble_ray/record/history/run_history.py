@@ -110,6 +110,10 @@ class RunHistory:
         self._found = []
         self._tree.seq = fact.seq
         self.totals.apply(fact)
+        rule = self._RULES.get(type(fact.data))  # first, since most facts are of executions
+        if rule is not None:
+            self._apply_work(fact, rule)
+            return self._found
         match fact.data:
             case StimulusRecorded():
                 self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
@@ -125,9 +129,7 @@ class RunHistory:
             case GroupRecorded(level=level):
                 self._start(self._tree.add_group(fact.instance, level), fact)
             case _:
-                instance = fact.instance
-                if instance != RUN and not is_making_agent(fact) and not _is_reflection(instance):
-                    self._apply_work(self._tree.get(instance), fact)
+                self._apply_work(fact, RunHistory._apply_other)
         return self._found
 
     def interrupt(self, at: float) -> None:
@@ -235,14 +237,14 @@ class RunHistory:
 
     # Executions.
 
-    def _apply_work(self, execution: RecordedExecution, fact: Fact) -> None:
-        self._start(execution.task, fact)
+    def _apply_work(self, fact: Fact, rule: Callable[..., None]) -> None:
+        instance = fact.instance
+        if instance == RUN or is_making_agent(fact) or _is_reflection(instance):
+            return
+        execution = self._tree.get(instance)
+        self._start(execution.task if execution.kind == "delegation" else execution, fact)
         execution.dispatch(fact.epoch)
-        rule = self._RULES.get(type(fact.data))
-        if rule is None:
-            self._apply_other(execution, fact)
-        else:
-            rule(self, execution, fact)
+        rule(self, execution, fact)
         self._tree.mark(execution)
 
     def _apply_answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> None:

@@ -83,8 +83,8 @@ class RunView:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.totals = RunTotals()
         self.steps = StepsView()
+        self.totals = RunTotals(self.steps.totals)
 
     @property
     def cursor(self) -> int:

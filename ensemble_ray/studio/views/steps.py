@@ -16,12 +16,15 @@ from ensemble_ray.values.ids import node_key
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.history import RecordedExecution
+    from ensemble_ray.record.totals import ExecutionTotals
     from ensemble_ray.studio.schemas.steps import StepSchema
 
 __all__ = ["MOST_STEPS", "StepsView"]
 
 #: Steps that are shown of one run.
 MOST_STEPS = 50_000
+#: Changes that add nothing to a row.
+_NOT_SHOWN = (history.ExecutionStarted, history.RunStarted, history.RunContinued, history.RunFinished)
 _ROUNDS: Mapping[str, str] = {"iteration": "Iteration", "attempt": "Attempt", "state": "Step"}
 
 
@@ -36,6 +39,11 @@ class StepsView:
     def states(self) -> Mapping[str, RecordedExecution]:
         """Its executions by instance, in the order in which they became known."""
         return self._history.executions
+
+    @property
+    def totals(self) -> ExecutionTotals:
+        """What all executions of the run used."""
+        return self._history.totals
 
     @property
     def left_out(self) -> int:
@@ -73,7 +81,7 @@ class StepsView:
             RecordError: The fact is damaged.
         """
         for change in self._history.apply(fact):
-            if isinstance(change, history.RunStarted | history.RunContinued | history.RunFinished):
+            if isinstance(change, _NOT_SHOWN):
                 continue
             if not self.left_out or change.execution.id in self.states:
                 self.show(change.execution).apply(change)
