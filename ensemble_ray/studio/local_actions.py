@@ -28,11 +28,12 @@ from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.reviews import ReviewDecision
 
 if TYPE_CHECKING:
+    from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.record.stores import RecordedRun, StoreAddress
     from ensemble_ray.studio.run_views import SeenRun
     from ensemble_ray.studio.schemas.actions import Decision, NewFork
     from ensemble_ray.studio.schemas.runs import ReviewSchema
-    from ensemble_ray.studio.views.step_state import StepState
+    from ensemble_ray.studio.views.steps import StepsView
 
 __all__ = ["LocalActions"]
 
@@ -64,11 +65,12 @@ class LocalActions:
     async def preview_resume(self, run_id: str) -> RunPreview:
         """Return what the run would take from its record, and what it would do again, if it went on."""
         seen = await self._views.see(run_id)
-        steps = [state for state in seen.view.steps.states.values() if not seen.view.steps.is_unit(state)]
+        view = seen.view.steps
+        steps = [state for state in view.states.values() if not state.is_unit]
         blocked = self._obstacle(seen)
         return RunPreview(
-            reused=[_to_preview(each) for each in steps if each.status in _DONE],
-            asked_again=[_to_preview(each) for each in steps if each.status not in _DONE],
+            reused=[_to_preview(view, each) for each in steps if each.status in _DONE],
+            asked_again=[_to_preview(view, each) for each in steps if each.status not in _DONE],
             unknown_effects=[
                 call for each in steps if each.open_calls for call in await self._open_calls(run_id, each)
             ],
@@ -172,19 +174,23 @@ class LocalActions:
             return f"It needs a larger budget: {resume_advice(seen.summary.run_id, head.source.place, field='max_tokens=N')}"
         return None
 
-    async def _open_calls(self, run_id: str, state: StepState) -> list[PreviewedCall]:
+    async def _open_calls(self, run_id: str, state: RecordedExecution) -> list[PreviewedCall]:
         """Return the calls of a step that have no result, and may not simply be made again."""
         found: dict[str, PreviewedCall] = {}
         for fact in await self._store.facts_of(run_id, state.id):
-            if fact.name in state.open_calls and isinstance(fact.data, ToolIntended) and fact.data.effect == "once":
+            if (
+                fact.name in (state.open_calls or ())
+                and isinstance(fact.data, ToolIntended)
+                and fact.data.effect == "once"
+            ):
                 found[fact.name] = PreviewedCall(
                     step=state.id, tool=fact.data.tool_name, arguments=fact.data.arguments[:2000]
                 )
         return list(found.values())
 
 
-def _to_preview(state: StepState) -> PreviewedStep:
-    return PreviewedStep(step=state.id, title=state.title)
+def _to_preview(view: StepsView, state: RecordedExecution) -> PreviewedStep:
+    return PreviewedStep(step=state.id, title=view.show(state).title)
 
 
 def _list_offered(tasks: object) -> list[PreviewedStep]:

@@ -169,7 +169,9 @@ class StudioReader:
         facts = [each for each in await self._store.facts_of(run_id, step_id) if each.instance == step_id]
         call = delegating_call(step_id)
         question = "" if call is None else await self._question(run_id, call)
-        return detail_of(state.row(), facts, seen.view.totals.head.header, reviews=reviews, question=question)
+        return detail_of(
+            seen.view.steps.show(state).row(), facts, seen.view.totals.head.header, reviews=reviews, question=question
+        )
 
     async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> FlowSchema:
         """Return the graph of a run, with places.

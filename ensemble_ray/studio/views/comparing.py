@@ -18,7 +18,7 @@ __all__ = ["compare_steps"]
 def compare_steps(a: tuple[RunRow, StepsView], b: tuple[RunRow, StepsView]) -> ComparedRuns:
     """Return the steps of two runs by name, those of the first one first; units are left out."""
     sides = (_sides(a[1]), _sides(b[1]))
-    titles = {state.id: state.title for view in (b[1], a[1]) for state in view.states.values()}
+    titles = {state.id: view.show(state).title for view in (b[1], a[1]) for state in view.states.values()}
     steps = [
         ComparedStep(
             id=name,
@@ -40,10 +40,10 @@ def _sides(view: StepsView) -> Mapping[str, ComparedSide]:
             duration_ms=None
             if state.started_at is None or state.ended_at is None
             else max(0, round((state.ended_at - state.started_at) * 1000)),
-            output_digest=state.output_digest,
+            output_digest=view.show(state).output_digest,
         )
         for state in view.states.values()
-        if not view.is_unit(state)
+        if not state.is_unit
     }
 
 

@@ -84,8 +84,8 @@ class RunView:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.totals = RunTotals()
         self.steps = StepsView()
+        self.totals = RunTotals(self.steps.totals)
 
     @property
     def cursor(self) -> int:
@@ -199,7 +199,7 @@ class RunView:
         agents: dict[str, list[int | None]] = {}
         costs: dict[str, Decimal] = {}
         for state in self.steps.states.values():
-            if self.steps.is_unit(state) or not (state.agent and state.started_at is not None):
+            if state.is_unit or not (state.agent and state.started_at is not None):
                 continue
             agents.setdefault(state.agent, []).append(state.total_tokens)
             if state.cost is not None:

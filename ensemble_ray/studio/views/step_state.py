@@ -1,30 +1,32 @@
-"""What is known of one step of a run while its facts pass by. Package: studio. Pure.
+"""One row of a run's steps: an execution of the run's history, and what its changes add for a page. Package: studio. Pure.
 
-In: what a step did, and when. Out: its row. Never: a text of a model or a tool longer than a line.
+It never holds a text of a model or a tool longer than a line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from decimal import Decimal
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from ensemble_ray.studio.schemas.steps import StepPlace, StepSchema, StepTokens
+from ensemble_ray.record import history
+from ensemble_ray.studio.schemas.steps import StepSchema, StepTokens
 from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.text.foreign_text import one_line
 
 if TYPE_CHECKING:
-    from ensemble_ray.studio.schemas.steps import Effect, SegmentKind, StepKind, StepStatus
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.ends import RecordedOutput
+    from ensemble_ray.studio.schemas.steps import Effect, SegmentKind
 
-__all__ = ["ENDED", "TITLE", "StepState", "as_millis", "title_of"]
+__all__ = ["TITLE", "ShownStep", "as_millis", "title_of"]
 
-#: Longest title, characters; and longest line that tells of an error.
+#: Longest title, characters.
 TITLE = 120
-_ERROR = 300
 #: Segments and calls that one row has; later segments lengthen the last one, later calls are in the step's details.
 _MOST_PARTS = 200
-#: How a step can have ended; one that was interrupted may go on.
-ENDED: frozenset[StepStatus] = frozenset({"completed", "failed", "exited", "skipped", "cancelled", "interrupted"})
+#: Beginning of the names of the tools that delegate work.
+_DELEGATING = "delegate"
 
 
 def as_millis(at: float) -> int:
@@ -39,87 +41,51 @@ def title_of(text: str) -> str:
     return shown if len(shown) <= TITLE else f"{shown[: TITLE - 1]}…"
 
 
-@dataclass(slots=True, kw_only=True)
-class StepState:
-    """One step."""
+@dataclass(slots=True, eq=False)
+class ShownStep:
+    """One row of a run's steps."""
 
-    id: str
-    kind: StepKind
+    execution: history.RecordedExecution
     title: str
-    agent: str = ""
-    node: str | None = None
-    parent: str | None = None
-    number: int | None = None
-    level: int | None = None
-    status: StepStatus = "pending"
-    attempts: int = 0
-    #: when the run wanted it done; Unix time, s, as all times here
-    wanted_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
-    tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
-    #: -1: not known
-    input_tokens: int = 0
-    output_tokens: int = 0
-    model_calls: int = 0
-    cost: Decimal | None = None
-    currency: str = ""
-    error: str | None = None
     #: of its output's text
     output_digest: str | None = None
-    #: epoch under which it was handed out last
-    epoch: int | None = None
-    #: calls without a result, and names of all that were begun
-    open_calls: set[str] = field(default_factory=set[str])
-    intents: dict[str, str] = field(default_factory=dict[str, str])
-    #: names of tools that hand work on, by their calls
-    asked: dict[str, str] = field(default_factory=dict[str, str])
-    is_repeated: bool = False
-    has_unknown: bool = False
-    #: when somebody was asked at gates that are open, by their names
-    gates: dict[str, float] = field(default_factory=dict[str, float])
-    is_reviewed: bool = False
-    #: position of the last fact that changed it
-    changed: int = 0
-    _row: StepSchema | None = None
+    spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
+    tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+    _row: tuple[int, StepSchema] | None = None
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing more is expected of it."""
-        return self.status in ENDED
+    def apply(self, change: history.ExecutionChange) -> None:
+        """Add what a change tells of its time, calls and output."""
+        match change:
+            case history.ModelReplied(fact=fact):
+                self._begin(fact.data.started_at)
+                self._add_answer(fact.data)
+            case history.CallEnded(fact=fact):
+                self._begin(fact.data.started_at)
+                self._add_call(change)
+            case history.CallStarted(fact=fact) | history.GateOpened(fact=fact) | history.WorkRecorded(fact=fact):
+                self._begin(fact.at)
+            case history.DelegationStarted(fact=fact):
+                self._begin(fact.data.started_at)
+            case history.GateClosed(fact=fact, asked=asked) if asked is not None:
+                self._spend("person", asked.at, fact.at)
+            case history.ExecutionEnded(output=output) if output is not None:
+                self._add_output(output)
+            case _:
+                pass
 
-    def touch(self, seq: int) -> None:
-        """Take notice of a change."""
-        self.changed = max(self.changed, seq)
-        self._row = None
+    def row(self) -> StepSchema:
+        """Return the row."""
+        version = self.execution.version
+        if self._row is None or self._row[0] != version:
+            self._row = (version, self._make_row())
+        return self._row[1]
 
-    def want(self, at: float) -> None:
-        """Take notice that the run wants it done."""
-        if self.wanted_at is None or self.is_ended:
-            self.wanted_at = at
-        self.attempts = max(1, self.attempts)
-        self.started_at = at if self.started_at is None else self.started_at
-        self.ended_at, self.status = None, "running"
+    def _begin(self, at: float) -> None:
+        wanted_at = self.execution.wanted_at
+        if not self.spans and wanted_at is not None and at > wanted_at:
+            self.spans.append(("queue", wanted_at, at))
 
-    def note_epoch(self, epoch: int) -> None:
-        """Take notice of the epoch of a fact of it: a higher one is another attempt."""
-        if self.epoch is not None and epoch > self.epoch:
-            self.attempts += 1
-        self.epoch = epoch if self.epoch is None else max(epoch, self.epoch)
-
-    def begin(self, at: float) -> None:
-        """Take notice of the first thing that it did, or of a later one."""
-        if self.wanted_at is not None and not self.spans and at > self.wanted_at:
-            self.spans.append(("queue", self.wanted_at, at))
-        if self.started_at is None or at < self.started_at:
-            self.started_at = at
-        self.attempts = max(1, self.attempts)
-        if not self.is_ended or self.status in {"interrupted", "skipped"}:
-            self.status, self.ended_at = "waiting" if self.gates else "running", None
-
-    def spend(self, kind: SegmentKind, start: float, end: float) -> None:
-        """Take notice of what time went to."""
+    def _spend(self, kind: SegmentKind, start: float, end: float) -> None:
         end = max(start, end)
         if len(self.spans) < _MOST_PARTS:
             self.spans.append((kind, start, end))
@@ -127,85 +93,76 @@ class StepState:
             kind, start, _ = self.spans[-1]
             self.spans[-1] = (kind, start, end)
 
-    def call(self, name: str, outcome: str, at: float) -> None:
-        """Take notice of the end of a call."""
-        if len(self.tools) < _MOST_PARTS:
-            self.tools.append((str(one_line(name, TITLE)), outcome, at))
+    def _add_answer(self, answer: ModelAnswered) -> None:
+        asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
+        if answer.waited_s:
+            self._spend("rate_limit", answer.started_at, asked_at)
+        self._spend("model", asked_at, answer.started_at + answer.latency_s)
 
-    def count(self, input_tokens: int, output_tokens: int) -> None:
-        """Add the tokens of a model call; -1: the provider did not say."""
-        self.model_calls += 1
-        self.input_tokens = -1 if -1 in {self.input_tokens, input_tokens} else self.input_tokens + input_tokens
-        self.output_tokens = -1 if -1 in {self.output_tokens, output_tokens} else self.output_tokens + output_tokens
+    def _add_call(self, change: history.CallEnded) -> None:
+        result, name = change.fact.data, change.fact.name
+        ended = result.started_at + max(0.0, result.duration_s)
+        if name.endswith("/handler"):
+            self._spend("other", result.started_at, ended)
+        elif not name.endswith("/runner"):  # its answer is shown as that of a model
+            self._spend("tool", result.started_at, ended)
+            if len(self.tools) < _MOST_PARTS:
+                outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
+                self.tools.append((str(one_line(_tool_of(change), TITLE)), outcome, ended))
 
-    def end(self, status: StepStatus, at: float, error: str | None = None) -> None:
-        """Take notice of its end."""
-        self.status, self.ended_at = status, at
-        self.error = None if error is None else str(one_line(error, _ERROR))
-        self.gates.clear()
-
-    def go_on(self) -> None:
-        """Take notice that its run goes on, and that it may be done again."""
-        if self.status in {"cancelled", "skipped", "interrupted", "running"}:
-            self.status, self.ended_at, self.error = "pending", None, None
-
-    @property
-    def effect(self) -> Effect | None:
-        """What is known of its calls; None: it made none."""
-        if self.has_unknown or (self.is_ended and self.open_calls):
-            return "unknown"
-        if self.is_repeated:
-            return "repeated"
-        return "recorded" if self.intents else None
-
-    @property
-    def total_tokens(self) -> int | None:
-        """Tokens of all its model calls; None: one of them was not counted."""
-        known = self.input_tokens >= 0 and self.output_tokens >= 0
-        return self.input_tokens + self.output_tokens if known else None
-
-    def row(self) -> StepSchema:
-        """Return it as the page shows it."""
-        if self._row is None:
-            self._row = self._make_row()
-        return self._row
+    def _add_output(self, output: RecordedOutput) -> None:
+        self.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        if self.execution.node is None or not self.title or self.title == self.execution.node:
+            self.title = title_of(output.task_description) or self.title
 
     def _make_row(self) -> StepSchema:
+        step = self.execution
         spans: list[tuple[SegmentKind, int, int]] = [
             (kind, as_millis(start), as_millis(end)) for kind, start, end in self.spans
         ]
-        for asked in self.gates.values():
-            spans.append(("person", as_millis(asked), as_millis(asked)))  # noqa: PERF401  a list would lose the kind's type
+        for asked in step.gates.values() if step.gates and not step.is_ended else ():
+            spans.append(("person", as_millis(asked.at), as_millis(asked.at)))  # noqa: PERF401  a list would lose the kind's type
         tokens = None
-        if self.model_calls:
-            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
+        if step.model_calls:
+            tokens = StepTokens(input=_drop_unknown(step.input_tokens), output=_drop_unknown(step.output_tokens))
         return StepSchema(
-            id=self.id,
-            node=self.node,
-            parent=self.parent,
-            kind=self.kind,
-            title=self.title,
-            agent=self.agent,
-            status=self.status,
-            number=self.number,
-            attempts=self.attempts,
-            started_at=None if self.started_at is None else as_millis(self.started_at),
-            ended_at=None if self.ended_at is None else as_millis(self.ended_at),
+            id=step.id,
+            node=step.node,
+            parent=None if step.parent is None else step.parent.id,
+            kind=step.kind,
+            title=(step.label if step.kind == "state" else "") or self.title,
+            agent=step.agent,
+            status=step.status,
+            number=step.number,
+            attempts=step.attempts,
+            started_at=None if step.started_at is None else as_millis(step.started_at),
+            ended_at=None if step.ended_at is None else as_millis(step.ended_at),
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
             tokens=tokens,
-            cost=None if self.cost is None else CostSchema(amount=f"{self.cost:f}", currency=self.currency),
-            level=self.level,
-            error=self.error,
-            effect=self.effect,
-            place=self.place,
-            reviewed=self.is_reviewed,
+            cost=None if step.cost is None else CostSchema(amount=f"{step.cost:f}", currency=step.currency),
+            level=step.level,
+            error=step.error,
+            effect=_effect_of(step),
+            place=None,
+            reviewed=step.is_reviewed,
         )
 
-    @property
-    def place(self) -> StepPlace | None:
-        """Where it runs; the record does not say."""
-        return None
+
+def _tool_of(change: history.CallEnded) -> str:
+    if change.intent is not None:
+        return change.intent.tool_name
+    requested = "" if change.requested is None else change.requested.name
+    return requested if requested.startswith(_DELEGATING) else _DELEGATING
+
+
+def _effect_of(step: history.RecordedExecution) -> Effect | None:
+    """Return what is known of its calls; None: it made none."""
+    if step.has_unknown or (step.is_ended and step.open_calls):
+        return "unknown"
+    if step.is_repeated:
+        return "repeated"
+    return "recorded" if step.has_calls else None
 
 
 def _drop_unknown(tokens: int) -> int | None:

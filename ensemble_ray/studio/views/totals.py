@@ -70,7 +70,8 @@ class RunTotals:
         cursor: Position of that fact.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, totals: ExecutionTotals | None = None) -> None:
+        """Start without facts; `totals` are those of a history that receives the same facts, default: own ones."""
         self.head = RunHead()
         self.budget: RecordedBudget | None = None
         self.cost: Decimal | None = None
@@ -84,7 +85,8 @@ class RunTotals:
         #: keys of tasks whose answers are decisions about phases
         self._reviewers: set[str] = set()
         self._result = ""
-        self._totals = ExecutionTotals()
+        self._totals = totals or ExecutionTotals()
+        self._has_own_totals = totals is None
         #: facts of gates, and of what closed them
         self._gate_facts: list[Fact] = []
         self._closing: set[str] = set()
@@ -94,7 +96,8 @@ class RunTotals:
         self.last_at, self.cursor = max(self.last_at, fact.at), fact.seq
         self.head.apply(fact)
         self._spent.apply((fact,))
-        self._totals.apply(fact)
+        if self._has_own_totals:
+            self._totals.apply(fact)
         if fact.kind in END_KINDS:
             if fact.name in self._closing:
                 self._gate_facts.append(fact)

@@ -1,0 +1,178 @@
+"""What a fact changed in the history of a run. Each change carries its fact, so that readers find the texts there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
+    from ensemble_ray.facts.ends import RecordedOutput
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+    from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed
+    from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
+    from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
+    from ensemble_ray.values.delegation import DelegationRequest
+    from ensemble_ray.values.messages import ToolCall
+
+__all__ = [
+    "CallEnded",
+    "CallStarted",
+    "Change",
+    "Delegation",
+    "DelegationStarted",
+    "ExecutionChange",
+    "ExecutionEnded",
+    "ExecutionStarted",
+    "GateClosed",
+    "GateOpened",
+    "ModelReplied",
+    "RoundEnded",
+    "RunContinued",
+    "RunFinished",
+    "RunStarted",
+    "WorkRecorded",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The run began."""
+
+    fact: Fact[PlanRecorded]
+
+
+@dataclass(frozen=True, slots=True)
+class RunContinued:
+    """The run was resumed."""
+
+    fact: Fact[RunResumed]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The run ended, or waits for reviews."""
+
+    fact: Fact[RunEnded]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionStarted:
+    """A task of the plan started: the run wants it, or something is recorded of it. Once per execution."""
+
+    execution: RecordedExecution
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionEnded:
+    """A task or delegated work ended; the end of the run ends others without a change of their own."""
+
+    execution: RecordedExecution
+    status: ExecutionStatus
+    fact: Fact
+    #: of a failure or a skipped task
+    reason: str = ""
+    #: of a completed task, unless it is an item of several tasks
+    output: RecordedOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    """A loop ended an iteration, or a graph a step. Once each."""
+
+    execution: RecordedExecution
+    fact: Fact
+    what: IterationEnded | StepEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplied:
+    """A model answered."""
+
+    execution: RecordedExecution
+    fact: Fact[ModelAnswered]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call of a tool or a handler began."""
+
+    execution: RecordedExecution
+    fact: Fact[ToolIntended]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call of a tool, a handler or a delegation tool ended."""
+
+    execution: RecordedExecution
+    fact: Fact[ToolReturned]
+    #: None: a delegation, or a call of an unknown tool
+    intent: ToolIntended | None
+    #: what the model asked for; None: not known, or the intent has it
+    requested: ToolCall | None
+    delegation: Delegation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """Work that an execution delegates, or wanted to."""
+
+    request: DelegationRequest
+    #: of the worker; of a refused one, of the agent that was meant
+    role: str
+    #: None: it was refused
+    worker: RecordedExecution | None
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationStarted:
+    """An execution delegates work, or was refused to."""
+
+    execution: RecordedExecution
+    fact: Fact[DelegationDecided]
+    delegation: Delegation
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened:
+    """A review was requested."""
+
+    execution: RecordedExecution
+    fact: Fact[ReviewRequested]
+
+
+@dataclass(frozen=True, slots=True)
+class GateClosed:
+    """A review was decided."""
+
+    execution: RecordedExecution
+    fact: Fact[ReviewDecided]
+    #: None: its request is not recorded
+    asked: Fact[ReviewRequested] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRecorded:
+    """An execution did something else, such as recalling memory."""
+
+    execution: RecordedExecution
+    fact: Fact
+
+
+#: A change of one execution.
+ExecutionChange = Union[  # noqa: UP007  a name for the union, also at run time
+    ExecutionStarted,
+    ExecutionEnded,
+    RoundEnded,
+    ModelReplied,
+    CallStarted,
+    CallEnded,
+    DelegationStarted,
+    GateOpened,
+    GateClosed,
+    WorkRecorded,
+]
+Change = Union[RunStarted, RunContinued, RunFinished, ExecutionChange]  # noqa: UP007  as above

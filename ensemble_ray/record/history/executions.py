@@ -1,0 +1,310 @@
+"""The executions of one run as a tree, and the rules for loops, phases and graphs, which follow from their members.
+
+Rules:
+1. A unit begins with the first execution inside it.
+2. An execution of a unit is completed when its round was announced, when the next one begins, or when all its members are completed.
+3. A loop is completed when its predicate holds or its cap is reached, a graph when it is routed to its end, a phase when an
+   attempt is completed and no other follows. The end of the run has the last word on a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, members_of
+from ensemble_ray.record.history.execution import ROUND_KINDS, UNIT_KINDS, RecordedExecution
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
+from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.schedule.results import PhaseResult
+from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
+    from ensemble_ray.schedule.instructions import End, StepEnded
+
+__all__ = ["ExecutionTree"]
+
+_END_STATE = "__END__"
+#: Kinds of units and of their executions, by the beginning of their keys.
+_UNITS: Mapping[str, tuple[ExecutionKind, ExecutionKind]] = {
+    "loop": ("loop", "iteration"),
+    "phase": ("phase", "attempt"),
+    "graph": ("graph", "state"),
+}
+_LEVEL_KINDS = frozenset({"map", "reduce", "final-reduce", "direct"})
+
+
+class ExecutionTree:
+    """The executions of one run, in the order in which they became known.
+
+    Attributes:
+        found: Executions by instance; units by their path without an occurrence.
+        left_out: Hashes of the instances beyond the limit.
+        nodes: The plan's tasks by key.
+        units: Its loops, phases and graphs by key.
+        seq: Position of the last fact.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.found: dict[str, RecordedExecution] = {}
+        self.left_out: set[int] = set()
+        self.nodes: Mapping[str, Node] = {}
+        self.units: Mapping[str, Unit] = {}
+        self.seq = 0
+        self._limit = limit
+        self._is_dynamic = False
+        self._is_hierarchical = False
+        #: levels of groups of a dynamic run, by key
+        self._levels: dict[str, int] = {}
+
+    # Executions.
+
+    def begin(self, plan: Plan | None, *, is_dynamic: bool) -> None:
+        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+        self._is_dynamic = is_dynamic
+        if plan is None:
+            return
+        self._is_hierarchical = plan.hierarchy is not None
+        self.nodes = {node.key: node for node in plan.nodes}
+        self.units = {unit.key: unit for unit in plan.units}
+        inside = {member for unit in plan.units for member in members_of(unit)}
+        for key in self.nodes:
+            if key not in inside:
+                self._store(self._make(instance_of(key)))
+        for key in self.units:
+            if key not in inside:
+                self._store(self._make(key))
+
+    def get(self, instance: str) -> RecordedExecution:
+        """Return an execution, or a unit by its path. A new one is added together with everything that it is part of."""
+        found = self.found.get(instance)
+        if found is not None:
+            return found
+        made = self._make(instance)
+        if self._limit is not None and len(self.found) >= self._limit:
+            self.left_out.add(hash(instance))
+            return made
+        path = self._parent_of(instance)
+        made.parent = None if path is None else self.get(path)
+        self._store(made)
+        if made.parent is not None and made.parent.kind == "state":
+            made.parent.label = self._state_name(made, made.parent) or made.parent.label
+        return made
+
+    def add_group(self, instance: str, level: int) -> RecordedExecution:
+        """Return the execution of a reduce of a dynamic run."""
+        self._levels[node_key(instance)] = level
+        return self.get(instance)
+
+    def mark(self, execution: RecordedExecution) -> None:
+        """Note that an execution changed, and update everything that it is part of."""
+        execution.touch(self.seq)
+        parent = execution.parent
+        if parent is not None:
+            if parent.kind in ROUND_KINDS or parent.kind in UNIT_KINDS:
+                self._member_changed(parent, execution)
+            else:
+                parent.touch(execution.changed)
+
+    def _store(self, execution: RecordedExecution) -> None:
+        if self._limit is not None and len(self.found) >= self._limit:
+            self.left_out.add(hash(execution.id))
+            return
+        self.found[execution.id] = execution
+        execution.touch(max(1, self.seq))
+
+    def _make(self, instance: str) -> RecordedExecution:
+        own = instance.rpartition("/")[2]
+        key, is_execution, occurrence = own.rpartition("#")
+        if not is_execution:
+            kind, _ = self._kinds_of(own) or _UNITS["loop"]
+            return RecordedExecution(id=instance, kind=kind, node=own if own in self.units else None)
+        kinds = self._kinds_of(key)
+        if kinds is not None:
+            number = int(occurrence) + 1 if occurrence.isdecimal() else None
+            return RecordedExecution(id=instance, kind=kinds[1], number=number)
+        if delegating_call(instance) is not None:
+            return RecordedExecution(id=instance, kind="delegation")
+        node = self.nodes.get(key)
+        if node is not None:
+            kind = self._kind_of(node)
+            return RecordedExecution(id=instance, kind=kind, node=key, agent=node.agent_role, level=node.level)
+        return self._make_dynamic(instance, key) if self._is_dynamic else RecordedExecution(id=instance, kind="task")
+
+    def _make_dynamic(self, instance: str, key: str) -> RecordedExecution:
+        if key in {DIRECT, FINAL}:
+            level = self._levels.get(key, 0 if key == DIRECT else None)
+            return RecordedExecution(id=instance, kind=cast("ExecutionKind", key), level=level)
+        position = position_of(key)
+        if position is None:
+            return RecordedExecution(id=instance, kind="task", level=self._levels.get(key))
+        level, number = position
+        return RecordedExecution(id=instance, kind="reduce" if level else "map", level=level, number=number)
+
+    def _kind_of(self, node: Node) -> ExecutionKind:
+        if self._is_hierarchical and node.key == MANAGER_KEY:
+            return "manager"
+        if node.node_type in _LEVEL_KINDS:
+            return cast("ExecutionKind", node.node_type)
+        return "handler" if node.agent_key is None else "task"
+
+    def _kinds_of(self, key: str) -> tuple[ExecutionKind, ExecutionKind] | None:
+        """Return the kinds of a unit of that key and of its executions; None: it is a task."""
+        if not self._is_dynamic and key not in self.units:
+            return None
+        kind, colon, _ = key.partition(":")
+        return _UNITS.get(kind) if colon else None
+
+    def _parent_of(self, instance: str) -> str | None:
+        call = delegating_call(instance)
+        if call is not None:
+            return call.rsplit("/", 2)[0]
+        path, _, own = instance.rpartition("/")
+        if "#" in own and self._kinds_of(own.rpartition("#")[0]) is not None:
+            return key_of(instance)
+        return path or None
+
+    def _state_name(self, member: RecordedExecution, step: RecordedExecution) -> str:
+        unit = self.units.get(node_key(step.id))
+        key = node_key(member.id) or member.id.rpartition("/")[2]
+        states = unit.states if isinstance(unit, GraphUnit) else ()
+        return next((state.name for state in states if state.member == key), "")
+
+    # Units.
+
+    def _member_changed(self, parent: RecordedExecution, child: RecordedExecution) -> None:
+        before = (parent.status, parent.started_at, parent.ended_at, parent.attempts)
+        siblings = parent.children
+        if siblings is None:
+            siblings = parent.children = {}
+        is_new = child.id not in siblings
+        siblings[child.id] = child
+        if child.started_at is not None and (parent.started_at is None or child.started_at < parent.started_at):
+            parent.started_at = child.started_at
+        parent.attempts = parent.attempts or 1
+        if parent.kind in UNIT_KINDS:
+            if is_new:
+                self._close_earlier(parent, child)
+            if child.status != "completed":
+                self._follow(parent, child)
+            elif parent.kind == "phase":
+                parent.close("completed", _last_end(parent) or child.ended_at)
+        elif child.status != "completed":
+            self._follow(parent, child)
+        elif self._is_round_done(parent, siblings):
+            parent.close("completed", _last_end(parent) or child.ended_at)
+        if is_new or before != (parent.status, parent.started_at, parent.ended_at, parent.attempts):
+            self.mark(parent)
+
+    @staticmethod
+    def _follow(parent: RecordedExecution, child: RecordedExecution) -> None:
+        if child.status in {"running", "waiting", "failed", "exited"}:
+            parent.close(child.status, child.ended_at)
+
+    def _is_round_done(self, parent: RecordedExecution, members: Mapping[str, RecordedExecution]) -> bool:
+        unit = self.units.get(node_key(parent.id))
+        wanted = 1 if parent.kind == "state" else 0 if unit is None else len(members_of(unit))
+        if not 0 < wanted <= len(members):
+            return False
+        done = {node_key(name) for name, each in members.items() if each.status == "completed"}
+        return len(done) >= wanted
+
+    def _close_earlier(self, unit: RecordedExecution, child: RecordedExecution) -> None:
+        """Complete the executions of a unit before a new one, and of a phase those that it waited for."""
+        if unit.kind == "graph":  # branches of a graph run side by side
+            return
+        for earlier in reversed(list(unit.children.values())[:-1] if unit.children else []):
+            if earlier.is_ended:
+                break
+            earlier.close("completed", child.started_at)
+            earlier.touch(child.changed)
+        declared = self.units.get(unit.node or "")
+        if isinstance(declared, PhaseUnit):
+            path, slash, _ = unit.id.rpartition("/")
+            for key in declared.after:
+                if (before := self.found.get(f"{path}{slash}{key}")) is not None:
+                    _close_rounds(before, "completed", child.started_at, child.changed)
+
+    def end_round(self, what: IterationEnded | StepEnded, at: float) -> RecordedExecution:
+        """Note the end of an iteration or of a graph's step and return it."""
+        number = what.iteration if isinstance(what, IterationEnded) else what.step
+        found = self.get(instance_of(what.unit, occurrence=number - 1))
+        found.close("completed", at)
+        self.mark(found)
+        unit = self.units.get(what.unit.rpartition("/")[2])
+        if isinstance(what, IterationEnded):
+            if isinstance(unit, LoopUnit) and what.iteration == unit.max_iterations:
+                self.complete(what.unit, at)
+        elif what.next_state == _END_STATE:
+            self.complete(what.unit, at)
+        return found
+
+    def complete(self, path: str, at: float) -> None:
+        """Note that a unit is completed."""
+        found = self.get(path)
+        found.close("completed", at)
+        self.mark(found)
+
+    def end_units(self, end: End, at: float) -> None:
+        """Apply what the source says of its units when it ends."""
+        failed = {each.unit: each for each in end.unit_failures}
+        for result in end.units:
+            unit = self.found.get(result.unit)
+            if unit is None:
+                continue
+            status: ExecutionStatus = "completed"
+            if isinstance(result, PhaseResult):
+                status = result.status
+            elif result.termination_reason is None:
+                status = "failed" if result.unit in failed or unit.status == "failed" else "cancelled"
+            _close_rounds(unit, status, at, unit.changed)
+            unit.close(status, unit.ended_at or at)
+            unit.error = failed[result.unit].message if result.unit in failed else unit.error
+            self.mark(unit)
+
+    def close(self, begun: ExecutionStatus, pending: ExecutionStatus, at: float) -> None:
+        """Note that nothing runs any more: end what had begun, and what had not."""
+        for each in self._open_tasks():
+            if each.status in {"running", "waiting"}:
+                each.end(begun, max(at, each.started_at or at))
+            elif each.status != pending:
+                each.end(pending, at)
+            else:
+                continue
+            each.touch(self.seq)
+        for unit in self.found.values():
+            if not unit.is_unit or unit.is_ended:
+                continue
+            if unit.started_at is None:
+                if begun != "interrupted":
+                    unit.close("skipped", at)
+                    self.mark(unit)
+                continue
+            inside = unit.children.values() if unit.children else ()
+            is_done = bool(inside) and all(each.status == "completed" for each in inside)
+            unit.close("completed" if is_done and begun != "interrupted" else begun, at)
+            self.mark(unit)
+
+    def _open_tasks(self) -> Iterator[RecordedExecution]:
+        return (each for each in self.found.values() if not each.is_ended and not each.is_unit)
+
+
+def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | None, seq: int) -> None:
+    """End a unit and its executions, since something begins that waited for it or its run ends."""
+    for each in unit.children.values() if unit.children else ():
+        if not each.is_ended:
+            each.close(status, _last_end(each) or at)
+            each.touch(seq)
+    if not unit.is_ended:
+        unit.close(status, _last_end(unit) or at)
+        unit.touch(seq)
+
+
+def _last_end(parent: RecordedExecution) -> float | None:
+    """Return when the last member ended; None: none did."""
+    inside = (each.ended_at for each in parent.children.values()) if parent.children else ()
+    return max((at for at in inside if at is not None), default=None)

@@ -1,0 +1,356 @@
+"""RunHistory: the only interpreter of what happened in a run, one fact after the other. Readers render it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    ModelAnswered,
+    ToolIntended,
+    ToolReturned,
+    began_at,
+    is_making_agent,
+    read_request,
+)
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.record.delegation_fold import worker_role
+from ensemble_ray.record.history import changes
+from ensemble_ray.record.history.executions import ExecutionTree
+from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.record.source import ReplayedSource
+from ensemble_ray.record.totals import ExecutionTotals
+from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds
+from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
+from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
+from ensemble_ray.values.metrics import add_tokens
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact, FactData
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.record.history.changes import Change
+    from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
+    from ensemble_ray.schedule.instructions import Instruction
+
+__all__ = ["RunHistory"]
+
+_REFLECTION = "reflect:"
+#: Stimuli that say something of their own; the source interprets the others.
+_READ = frozenset({"TaskFailed", "TaskCancelled", "TaskWaiting", "Evaluated"})
+
+
+class RunHistory:
+    """What happened in one run, as far as facts were applied. It holds no text of a model or a tool.
+
+    Attributes:
+        started_at: When the run began, Unix time, s; None: nothing is recorded.
+        end: Its end; None: it has none, was resumed after it, or waits for reviews.
+        totals: What all executions used (S-MET-38).
+    """
+
+    def __init__(self, *, limit: int | None = None) -> None:
+        """Start without facts.
+
+        Args:
+            limit: How many executions to keep; `left_out` counts the others.
+        """
+        self.started_at: float | None = None
+        self.end: Fact[RunEnded] | None = None
+        self.totals = ExecutionTotals()
+        self._tree = ExecutionTree(limit)
+        self._source: ReplayedSource | None = None
+        self._roles: Mapping[str, str] = {}
+        self._delegations: dict[str, changes.Delegation] = {}
+        #: names of all calls that began
+        self._intended: set[str] = set()
+        #: rounds of units that were announced
+        self._rounds: set[tuple[str, int]] = set()
+        self._found: list[Change] = []
+
+    @property
+    def executions(self) -> Mapping[str, RecordedExecution]:
+        """All executions by instance, units by their path, in the order in which they became known."""
+        return self._tree.found
+
+    @property
+    def left_out(self) -> int:
+        """How many executions are beyond the limit."""
+        return len(self._tree.left_out)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The recorded plan; None: tasks are made while the run goes on."""
+        return None if self._source is None else self._source.plan
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The plan's tasks by key."""
+        return self._tree.nodes
+
+    @property
+    def units(self) -> Mapping[str, Unit]:
+        """The plan's loops, phases and graphs by key."""
+        return self._tree.units
+
+    def apply(self, fact: Fact) -> Sequence[Change]:
+        """Apply the next fact and return what it changed.
+
+        Raises:
+            RecordError: The fact is damaged.
+        """
+        self._found = []
+        self._tree.seq = fact.seq
+        self.totals.apply(fact)
+        rule = self._RULES.get(type(fact.data))  # first, since most facts are of executions
+        if rule is not None:
+            self._apply_work(fact, rule)
+            return self._found
+        match fact.data:
+            case StimulusRecorded():
+                self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
+            case PlanRecorded():
+                self._begin(cast("Fact[PlanRecorded]", fact))
+            case RunResumed():
+                self._resume(cast("Fact[RunResumed]", fact))
+            case RunEnded():
+                self._end(cast("Fact[RunEnded]", fact))
+            case ItemsRecorded() as items:
+                for index in items.places():
+                    self._tree.get(instance_of(map_key(index)))
+            case GroupRecorded(level=level):
+                self._start(self._tree.add_group(fact.instance, level), fact)
+            case _:
+                self._apply_work(fact, RunHistory._apply_other)
+        return self._found
+
+    def interrupt(self, at: float) -> None:
+        """Note that no process works on the run any more, though it has no end."""
+        if self.end is None:
+            self._tree.close("interrupted", "pending", at)
+
+    # The run.
+
+    def _begin(self, fact: Fact[PlanRecorded]) -> None:
+        header = fact.data
+        self.started_at = fact.at if header.started_at is None else header.started_at
+        if not header.is_dynamic and header.plan:
+            self._source = ReplayedSource(header.plan)
+            self._roles = {agent.key: agent.role for agent in self._source.plan.agents}
+        self._tree.begin(self.plan, is_dynamic=header.is_dynamic)
+        self._found.append(changes.RunStarted(fact))
+
+    def _resume(self, fact: Fact[RunResumed]) -> None:
+        self.end = None
+        for each in self.executions.values():
+            before = each.status
+            if not fact.data.is_restart:
+                each.resume()
+            elif before == "interrupted":  # other processes continue its work
+                each.status, each.ended_at = "running", None
+            if each.status != before:
+                each.touch(fact.seq)
+        self._found.append(changes.RunContinued(fact))
+        if self._source is not None:
+            self._follow(self._source.resume(fact), fact, fact.at)
+
+    def _end(self, fact: Fact[RunEnded]) -> None:
+        state = fact.data.state or RunState.INTERRUPTED
+        self.end = None
+        if state is not RunState.WAITING:  # it continues once people have decided
+            self.end = fact
+            begun: ExecutionStatus = "interrupted" if state is RunState.INTERRUPTED else "cancelled"
+            self._tree.close(begun, "skipped", fact.at)
+        self._found.append(changes.RunFinished(fact))
+
+    # The source.
+
+    def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
+        stimulus = decode_stimulus(fact) if fact.data.type in _READ else None
+        at = fact.data.fields.get("at")
+        at = float(at) if isinstance(at, int | float) else fact.at  # it may be recorded later
+        match stimulus:
+            case Failed(instance=instance):
+                execution = self._tree.get(instance)
+                if not execution.has_result:  # its process died before it recorded the failure
+                    reason = stimulus.message or stimulus.error_type
+                    self._start(execution, fact)
+                    execution.end("failed", at, reason)
+                    self._tree.mark(execution)
+                    self._found.append(changes.ExecutionEnded(execution, "failed", fact, reason))
+            case Cancelled(instance=instance):
+                self._drop(instance, "cancelled", fact, at)
+            case Waiting(instance=instance):
+                execution = self._tree.get(instance)
+                execution.status = "waiting"
+                self._tree.mark(execution)
+            case Evaluated(question=UntilHolds() as asked, answer=True):
+                self._tree.complete(asked.unit, stimulus.at)
+            case _:
+                pass
+        if self._source is not None:
+            self._follow(self._source.apply(fact), fact, at)
+
+    def _follow(self, wanted: Sequence[Instruction], fact: Fact, at: float) -> None:
+        """Apply what the run's source wants."""
+        for each in wanted:
+            match each:
+                case Start(instance=instance):
+                    execution = self._tree.get(instance)
+                    self._start(execution, fact)
+                    if not execution.has_result:
+                        execution.want(at)
+                        self._tree.mark(execution)
+                case Skip(instance=instance, reason=reason):
+                    self._drop(instance, "skipped", fact, at, reason)
+                case Announce(what=what):
+                    ended = self._tree.end_round(what, at)
+                    number = ended.number or 0
+                    if (what.unit, number) not in self._rounds:
+                        self._rounds.add((what.unit, number))
+                        self._found.append(changes.RoundEnded(ended, fact, what))
+                case End() if each.state is not RunState.WAITING:
+                    self._tree.end_units(each, at)
+                case _:
+                    pass
+
+    def _start(self, execution: RecordedExecution, fact: Fact) -> None:
+        if not execution.is_begun:
+            execution.is_begun = True
+            self._found.append(changes.ExecutionStarted(execution, fact))
+
+    def _drop(self, instance: str, status: ExecutionStatus, fact: Fact, at: float, reason: str | None = None) -> None:
+        """End a task that has not ended without a result."""
+        execution = self._tree.get(instance)
+        if not execution.is_ended:
+            execution.end(status, at, reason)
+            self._tree.mark(execution)
+            self._found.append(changes.ExecutionEnded(execution, status, fact, reason or ""))
+
+    # Executions.
+
+    def _apply_work(self, fact: Fact, rule: Callable[..., None]) -> None:
+        instance = fact.instance
+        if instance == RUN or is_making_agent(fact) or _is_reflection(instance):
+            return
+        execution = self._tree.get(instance)
+        if rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
+            self._start(execution.task if execution.kind == "delegation" else execution, fact)
+        execution.dispatch(fact.epoch)
+        rule(self, execution, fact)
+        self._tree.mark(execution)
+
+    def _apply_answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> None:
+        answer = fact.data
+        execution.begin(answer.started_at)
+        execution.count(int(answer.input_tokens), int(answer.output_tokens))
+        execution.requested = answer.tool_calls
+        self._found.append(changes.ModelReplied(execution, fact))
+
+    def _apply_sampling(self, execution: RecordedExecution, fact: Fact[SamplingAnswered]) -> None:
+        execution.count(int(fact.data.input_tokens), int(fact.data.output_tokens))
+        self._found.append(changes.WorkRecorded(execution, fact))
+
+    def _apply_memory(self, execution: RecordedExecution, fact: Fact[MemoryRecalled | MemoryStored]) -> None:
+        execution.input_tokens = add_tokens((execution.input_tokens, fact.data.embedding_tokens))
+        self._apply_other(execution, fact)
+
+    def _apply_other(self, execution: RecordedExecution, fact: Fact) -> None:
+        execution.begin(fact.at)
+        self._found.append(changes.WorkRecorded(execution, fact))
+
+    def _apply_intent(self, execution: RecordedExecution, fact: Fact[ToolIntended]) -> None:
+        execution.begin(fact.at)
+        execution.is_repeated = execution.is_repeated or fact.name in self._intended
+        self._intended.add(fact.name)
+        execution.open_call(fact.name, fact.data)
+        self._found.append(changes.CallStarted(execution, fact))
+
+    def _apply_result(self, execution: RecordedExecution, fact: Fact[ToolReturned]) -> None:
+        execution.begin(fact.data.started_at)
+        intent, requested = execution.close_call(fact.name), None
+        if intent is None:
+            number = fact.name.rpartition("/call-")[2]
+            if number.isdecimal() and int(number) < len(execution.requested):
+                requested = execution.requested[int(number)]
+        if fact.data.is_unknown and not fact.name.endswith("/handler"):
+            execution.has_unknown = True
+        delegation = self._delegations.pop(fact.name, None)
+        self._found.append(changes.CallEnded(execution, fact, intent, requested, delegation))
+
+    def _apply_delegation(self, execution: RecordedExecution, fact: Fact[DelegationDecided]) -> None:
+        request, role, worker = read_request(fact), worker_role(fact, self._roles), None
+        if fact.data.worker is not None:
+            worker = self._tree.get(delegated_instance(fact.name))
+            worker.label, worker.agent = request.task_description, role
+            worker.want(fact.data.started_at)
+            self._tree.mark(worker)
+        execution.begin(began_at(fact))
+        if fact.name not in self._delegations:  # a fork has copied the decision
+            found = self._delegations[fact.name] = changes.Delegation(request, role, worker)
+            self._found.append(changes.DelegationStarted(execution, fact, found))
+
+    def _apply_request(self, execution: RecordedExecution, fact: Fact[ReviewRequested]) -> None:
+        execution.begin(fact.at)
+        execution.open_gate(fact)
+        self._found.append(changes.GateOpened(execution, fact))
+
+    def _apply_decision(self, execution: RecordedExecution, fact: Fact[ReviewDecided]) -> None:
+        asked = execution.close_gate(fact.name)
+        self._found.append(changes.GateClosed(execution, fact, asked))
+
+    def _apply_output(self, execution: RecordedExecution, fact: Fact[OutputRecorded]) -> None:
+        output = fact.data.read()
+        execution.agent = execution.agent or output.agent_role
+        if execution.started_at is None:
+            execution.begin(output.completed_at or 0.0)
+        execution.charge(output.metrics)
+        execution.end("completed", output.completed_at or execution.started_at or 0.0)
+        self._found.append(changes.ExecutionEnded(execution, "completed", fact, output=output))
+
+    def _apply_item(self, execution: RecordedExecution, fact: Fact[ItemOutputRecorded]) -> None:
+        execution.end("completed", fact.at)
+        self._found.append(changes.ExecutionEnded(execution, "completed", fact))
+
+    def _apply_failure(self, execution: RecordedExecution, fact: Fact[FailureRecorded]) -> None:
+        failure = fact.data
+        trace = as_mapping(failure.trace)
+        execution.agent = execution.agent or as_text(trace.get("agent_role"))
+        execution.charge(as_mapping(trace.get("metrics")))
+        error = f"{failure.error_type}: {failure.message}" if failure.message else failure.error_type
+        execution.end("failed", fact.at, error)
+        self._found.append(changes.ExecutionEnded(execution, "failed", fact, failure.message or failure.error_type))
+
+    def _apply_exit(self, execution: RecordedExecution, fact: Fact[ExitRecorded]) -> None:
+        if execution.status != "completed":  # the gate behind a completed task may end the run
+            execution.end("exited", fact.at)
+            self._found.append(changes.ExecutionEnded(execution, "exited", fact))
+
+    #: What a fact of an execution changes. A kind that is not here only shows that the execution has begun.
+    _RULES: ClassVar[Mapping[type[FactData], Callable[..., None]]] = {
+        ModelAnswered: _apply_answer,
+        SamplingAnswered: _apply_sampling,
+        MemoryRecalled: _apply_memory,
+        MemoryStored: _apply_memory,
+        ToolIntended: _apply_intent,
+        ToolReturned: _apply_result,
+        DelegationDecided: _apply_delegation,
+        ReviewRequested: _apply_request,
+        ReviewDecided: _apply_decision,
+        OutputRecorded: _apply_output,
+        ItemOutputRecorded: _apply_item,
+        FailureRecorded: _apply_failure,
+        ExitRecorded: _apply_exit,
+    }
+
+
+def _is_reflection(instance: str) -> bool:
+    return _REFLECTION in instance and node_key(instance).startswith(_REFLECTION)
