@@ -22,12 +22,12 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.history import RecordedExecution
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.record.view.spans import recorded_spans
 from ensemble_ray.studio.views.run_view import RunView
-from ensemble_ray.studio.views.step_state import StepState
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, is_inside_unit
 from ensemble_ray.values.outputs import RunState
@@ -156,7 +156,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         state = view.totals.head.state
         summary = RecordedRun(run_id=fact.run, created_at=utc_of(facts[0].at), origin="", state=state, location="")
         row = view.totals.row(summary)
-        steps = {name: each for name, each in view.steps.states.items() if not view.steps.is_unit(each)}
+        steps = {name: each for name, each in view.steps.states.items() if not each.is_unit}
         tasks = {name: each for name, each in steps.items() if each.kind != "delegation"}
         # An item of several tasks is a step, too.
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}
@@ -175,7 +175,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
             "cost": None if row.cost is None else Decimal(row.cost.amount).normalize(),
             "completed": _with(tasks, "completed"),
             "completed at": {name: _ms(tasks[name].ended_at or 0) for name in _with(tasks, "completed")},
-            "outputs": {name: tasks[name].output_digest for name in _with(tasks, "completed")},
+            "outputs": {name: view.steps.show(tasks[name]).output_digest for name in _with(tasks, "completed")},
             "failed": _with(tasks, "failed"),
             "failed at": {name: _ms(tasks[name].ended_at or 0) for name in _with(tasks, "failed")},
             "errors": {name: tasks[name].error for name in _with(tasks, "failed")},
@@ -232,7 +232,7 @@ class _Store:
         yield [fact for fact in self._facts if fact.kind in kinds]
 
 
-def _with(steps: Mapping[str, StepState], status: str) -> set[str]:
+def _with(steps: Mapping[str, RecordedExecution], status: str) -> set[str]:
     return {name for name, each in steps.items() if each.status == status}
 
 

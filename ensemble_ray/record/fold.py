@@ -23,7 +23,7 @@ from ensemble_ray.facts.runs import (
     RunResumed,
     StimulusRecorded,
 )
-from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, Node, Plan
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import place_trace
 from ensemble_ray.record.result import (
@@ -361,19 +361,22 @@ class RunFold:
         """Return what the end tells of and no task: errors of the run itself, and what interrupted it."""
         of_tasks = {_identify(f.data) for t in self._tasks.values() if (f := t.failure)}
         of_tasks.update(map(_identify, of_units))
+        violation = ConstraintViolationError.__name__
         for error in self._reasons:
             if _identify(error) not in of_tasks:
+                node = self._nodes.get(error.key)
+                role = MANAGER_ROLE if error.error_type == violation else "" if node is None else node.agent_role
                 yield ErrorTrace(
-                    agent_role=error.agent_role,
-                    task_description=error.task_description or error.key,
+                    agent_role=error.agent_role or role,
+                    task_description=error.task_description or (error.key if node is None else node.description),
                     error_type=error.error_type or "Exception",
                     message=error.message,
                     stack_trace=error.stack_trace,
                     place=error.place,
                     occurred_at=utc_of(self._last_at),
                 )
-        is_told = any(each.error_type == ConstraintViolationError.__name__ for each in self._reasons)
-        if not is_told and (violations := self._violations()):
+        is_recorded = any(each.error_type == violation for each in self._reasons)
+        if not is_recorded and (violations := self._violations()):
             yield violation_trace(violations, self._last_at)
 
 

@@ -65,10 +65,6 @@ class StepsView:
         """Return how many steps there are of each status, units and their executions not counted."""
         return dict(Counter(state.status for state in self.states.values() if not state.is_unit))
 
-    def is_unit(self, state: RecordedExecution) -> bool:
-        """Whether it is a loop, a phase, a graph or an execution of one, and does nothing itself."""
-        return state.is_unit
-
     def first_failed(self) -> RecordedExecution | None:
         """Return the step that failed first; None: none did."""
         failed = (each for each in self.states.values() if each.status == "failed" and not each.is_unit)
