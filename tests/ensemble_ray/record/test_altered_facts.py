@@ -144,7 +144,12 @@ async def _cut(facts: Sequence[Fact], run_id: str) -> None:
     ]
     await owned.journal.append(copies, until=Persistence.COMMITTED)
     await owned.close(RunState.INTERRUPTED)
-    while (home_directory() / "runs" / run_id / f"{RECORD}-wal").exists():  # noqa: ASYNC110  closing goes on in the background
+    await _until_closed(run_id)
+
+
+async def _until_closed(run_id: str) -> None:
+    """Return when a record can be copied: it is closed in the background."""
+    while (home_directory() / "runs" / run_id / f"{RECORD}-wal").exists():  # noqa: ASYNC110  a file is no event
         await asyncio.sleep(0.01)
 
 
@@ -185,6 +190,7 @@ def test_altered_record_is_read_or_refused_with_an_error_of_the_library(kind: st
     team().run(run_id="whole", runtime=InlineRuntime())
     runs = home_directory() / "runs"
     facts = run_blocking(SqliteStore(home_directory()).facts("whole"))
+    run_blocking(_until_closed("whole"))
     run_blocking(_cut(facts[:-2], "cut"))
     refused = 0
     for base, known in (("whole", facts), ("cut", facts[:-2])):
