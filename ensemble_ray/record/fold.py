@@ -126,8 +126,8 @@ class RunFold:
             case RunEnded() as end:
                 self._end, self._interruption = end, None
                 self._last_at = max(fact.at, self._started_at or 0.0)
-            case RunResumed():
-                self._end = self._interruption = None  # it goes on: a cancelled run ended, and has not ended any more
+            case RunResumed(is_restart=is_restart):
+                self._resume(is_restart=is_restart)
             case RunInterrupted() as interruption:
                 self._interruption = interruption
             case LossAccepted(reason=reason):
@@ -138,6 +138,11 @@ class RunFold:
                 self._fold_of(fact.instance).apply(fact)
             case _:
                 pass
+
+    def _resume(self, *, is_restart: bool) -> None:
+        self._end = self._interruption = None  # it goes on: a cancelled run ended, and has not ended any more
+        for fold in () if is_restart else (*self._tasks.values(), *self._delegated.values()):
+            fold.resume()
 
     def _note_end(self, instance: str, told: StimulusRecorded) -> None:
         """Note the places of a task among those that ended, and among those that completed."""

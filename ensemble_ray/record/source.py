@@ -177,7 +177,7 @@ def readable_plan(header: PlanRecorded) -> Plan:
             for agent in map(as_mapping, as_sequence(data.get("agents")))
         ),
         hierarchy=HierarchyRules(required_workers=tuple(map(str, as_sequence(rules.get("required_workers")))))
-        if rules
+        if data.get("hierarchy")
         else None,
         shown_as=as_text(data.get("shown_as")) or None,
     )
@@ -191,7 +191,7 @@ def _readable_node(data: Mapping[str, object]) -> Node:
         description=as_text(data.get("description"), key),
         expected_output=as_text(data.get("expected_output")),
         agent_role=as_text(data.get("agent_role")),
-        agent_key=as_text(data.get("agent_key")),
+        agent_key=None if data.get("agent_key", "") is None else as_text(data.get("agent_key")),
         node_type=as_text(data.get("node_type")) or None,
         level=level if isinstance(level := data.get("level"), int) else None,
     )

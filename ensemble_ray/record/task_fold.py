@@ -43,6 +43,7 @@ from ensemble_ray.record.delegation_fold import worker_role
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.value import Value
@@ -161,10 +162,14 @@ class TaskFold:
                 # Notes and directives stand in its prompt; what is learned of its output is no part of it (S-REFL-18).
                 pass
             case _ if data.IS_EFFECT:
-                self._has_exited = False  # a run that had spent its budget went on
                 self._apply_effect(fact)
             case _:
                 pass
+
+    def resume(self) -> None:
+        """Note that the run was resumed: a task that a spent budget stopped goes on (S-BUD-6)."""
+        if any(each.data.reason is ExitReason.BUDGET_EXHAUSTED for each in self._exits.values()):
+            self._has_exited = False
 
     def _apply_effect(self, fact: Fact) -> None:
         if isinstance(fact.data, SamplingAnswered):  # within a call

@@ -214,7 +214,7 @@ class RecordedExecution:
 
     def end(self, status: ExecutionStatus, at: float, error: str | None = None) -> None:
         """Note its end."""
-        self.status, self.ended_at = status, at
+        self.status, self.ended_at, self.requested = status, at, ()
         self.error = None if error is None else str(one_line(error, _ERROR))
 
     def close(self, status: ExecutionStatus, at: float | None) -> None:

@@ -31,7 +31,7 @@ from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, Until
 from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
 from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
 from ensemble_ray.values.metrics import add_tokens
-from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact, FactData
@@ -49,7 +49,7 @@ _READ = frozenset({"TaskFailed", "TaskCancelled", "TaskWaiting", "Evaluated"})
 
 
 class RunHistory:
-    """What happened in one run, as far as facts were applied. It holds no text of a model or a tool.
+    """What happened in one run, as far as facts were applied. Of texts it keeps what is open: calls, reviews, delegated work.
 
     Attributes:
         started_at: When the run began, Unix time, s; None: nothing is recorded.
@@ -74,6 +74,8 @@ class RunHistory:
         self._intended: set[str] = set()
         #: rounds of units that were announced
         self._rounds: set[tuple[str, int]] = set()
+        #: executions that a spent budget stopped; they go on when the run is resumed
+        self._exhausted: list[RecordedExecution] = []
         self._found: list[Change] = []
 
     @property
@@ -150,6 +152,10 @@ class RunHistory:
 
     def _resume(self, fact: Fact[RunResumed]) -> None:
         self.end = None
+        for each in () if fact.data.is_restart else self._exhausted:
+            if each.status == "exited":
+                each.status, each.ended_at = "pending", None
+                each.touch(fact.seq)
         for each in self.executions.values():
             before = each.status
             if not fact.data.is_restart:
@@ -331,6 +337,8 @@ class RunHistory:
 
     def _apply_exit(self, execution: RecordedExecution, fact: Fact[ExitRecorded]) -> None:
         if execution.status != "completed":  # the gate behind a completed task may end the run
+            if fact.data.reason is ExitReason.BUDGET_EXHAUSTED:
+                self._exhausted.append(execution)
             execution.end("exited", fact.at)
             self._found.append(changes.ExecutionEnded(execution, "exited", fact))
 

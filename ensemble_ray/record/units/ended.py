@@ -93,8 +93,9 @@ class EndedUnits:
     def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
-        Tasks as they completed or in the order of levels, with loops in their places (S-LOOP-75); phases as they completed (S-PHASE-41); the steps
-        of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
+        Tasks as they completed or in the order of levels, with loops in their places (S-LOOP-75); phases as they completed
+        (S-PHASE-41); the steps of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56,
+        S-GRAPH-53).
         """
         if not self.plan.units:
             ordered = in_level_order(self.plan, [*self.outputs.items()])
@@ -125,7 +126,8 @@ class EndedUnits:
         loops = [unit for unit in self.plan.units if unit.key in by_key and isinstance(unit, LoopUnit)]
         places: dict[str, int] = {}
         for place, key in reversed([*enumerate(tasks)]):
-            places.update(dict.fromkeys(self.nodes[key].context, place))
+            context = self.nodes[key].context if key in self.nodes else ()  # the plan on record may be damaged
+            places.update(dict.fromkeys(context, place))
         last = {loop.key: place for place, loop in enumerate(loops, start=len(tasks))}
         waits_for = {loop.key: loop.context for loop in loops}
         ordered = in_waiting_order([*waits_for], waits_for)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record import history
+from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.studio.views.steps import StepsView
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
@@ -79,3 +80,18 @@ def test_a_gate_stays_open_when_its_run_is_cancelled() -> None:
         shown.append((row.status, row.segments[-1:] == [("person", 103_000, 103_000)]))
     assert shown[3:7] == [("waiting", True), ("cancelled", False), ("running", True), ("waiting", True)]
     assert view.rows()[0].segments[-1] == ("person", 103_000, 125_000)
+
+
+def test_a_task_that_a_spent_budget_stopped_goes_on_when_its_run_is_resumed() -> None:
+    """S-MET-39: in steps and in the trace; a task that ended the run itself does not."""
+    for reason, expected in (("budget_exhausted", ("running", "interrupted")), ("user_exit_early", ("exited", None))):
+        facts = _numbered(
+            *begun(node("facts", "Find facts")),
+            model("facts#0", 0, 102.0),
+            fact("task_exited", "facts#0", 103.0, reason=reason),
+            fact("end", "run", 104.0, state="cancelled", exit_reason=reason),
+            fact("resume", "run", 120.0, is_restart=False),
+        )
+        found, _ = _applied(facts)
+        (task,) = fold_trace(facts).task_traces
+        assert (found.executions["facts#0"].status, task.metadata.get("state")) == expected
