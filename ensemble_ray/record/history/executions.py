@@ -217,7 +217,9 @@ class ExecutionTree:
         """Complete the executions of a unit before a new one, and of a phase those that it waited for."""
         if unit.kind == "graph":  # branches of a graph run side by side
             return
-        for earlier in reversed(list(unit.children.values())[:-1] if unit.children else []):
+        for earlier in reversed((unit.children or {}).values()):
+            if earlier is child:
+                continue
             if earlier.is_ended:
                 break
             earlier.close("completed", child.started_at)
