@@ -7,7 +7,7 @@ whether the run was resumed afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,9 @@ class EventProjection:
         Raises:
             RecordError: The fact is damaged.
         """
-        found = [message for change in self._history.apply(fact) for message in self._render(change)]
+        found: list[Message] = []
+        for change in self._history.apply(fact):
+            found.extend(self._render(change))
         return [
             WireEvent(type=kind, data=data, cursor=Cursor(fact.seq, number))
             for number, (kind, data) in enumerate(found, start=1)
@@ -83,27 +85,24 @@ class EventProjection:
             total_tool_calls=totals.tool_calls,
         ).data
 
-    def _render(self, change: history.Change) -> Iterator[Message]:
+    def _render(self, change: history.Change) -> Iterable[Message]:
         match change:
-            case history.CallStarted() | history.WorkRecorded():
-                pass
-            case history.ModelReplied(execution, fact):
-                yield self._answer(execution, fact)
+            case history.ModelReplied():
+                return (self._answer(change.execution, change.fact),)
             case history.CallEnded():
-                yield from self._call(change)
-            case history.ExecutionStarted(execution, fact):
-                yield messages.task_started(self._task(execution), at=fact.at)
-            case history.ExecutionEnded(execution, status, fact):
-                if isinstance(fact.data, OutputRecorded) and execution.kind != "delegation":
-                    yield self._complete(execution, fact.data)
-                elif status == "failed" and execution.kind != "delegation":
-                    yield messages.task_failed(self._task(execution), at=fact.at, reason=change.reason)
-            case history.RoundEnded(execution, what=what):
-                yield self._round(execution, what)
-            case history.RunStarted(fact):
-                yield self._begin(fact.data)
+                return self._call(change)
+            case history.CallStarted() | history.WorkRecorded():
+                return ()
+            case history.ExecutionStarted():
+                return (messages.task_started(self._task(change.execution), at=change.fact.at),)
+            case history.ExecutionEnded():
+                return self._end_task(change)
+            case history.RoundEnded():
+                return (self._round(change.execution, change.what),)
+            case history.RunStarted():
+                return (self._begin(change.fact.data),)
             case _:
-                yield from self._render_request(change)
+                return self._render_request(change)
 
     @staticmethod
     def _render_request(change: history.Change) -> Iterator[Message]:
@@ -146,6 +145,16 @@ class EventProjection:
             instance=execution.id,
         )
 
+    def _end_task(self, change: history.ExecutionEnded) -> Iterable[Message]:
+        execution, fact = change.execution, change.fact
+        if execution.kind == "delegation":
+            return ()
+        if isinstance(fact.data, OutputRecorded):
+            return (self._complete(execution, fact.data),)
+        if change.status == "failed":
+            return (messages.task_failed(self._task(execution), at=fact.at, reason=change.reason),)
+        return ()
+
     def _complete(self, execution: RecordedExecution, recorded: OutputRecorded) -> Message:
         output = typed_output({**recorded.output_data(), "trace": None})  # the trace is large
         if self._history.units:
@@ -160,10 +169,10 @@ class EventProjection:
         )
 
     def _answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> Message:
-        answer = fact.data
+        answer, node = fact.data, self._history.nodes.get(node_key(execution.id))
         return messages.llm_iteration_completed(
             agent_role=execution.agent,
-            task_description=execution.label or self._task(execution).description,
+            task_description=execution.label or (node.description if node else "") or node_key(execution.id),
             iteration_index=int(fact.name.rsplit("/", 2)[1]),
             text=answer.text,
             tool_calls=answer.tool_calls,
@@ -187,10 +196,10 @@ class EventProjection:
         is_call = change.fact.name.rpartition("/call-")[2].isdecimal()
         if not is_call or (intent is None and delegation is None):
             return  # of a handler, or of an unknown tool
-        requested = change.requested
+        requested, node = change.requested, self._history.nodes.get(node_key(execution.task.id))
         yield messages.tool_called(
             agent_role=execution.agent,
-            task_index=self._task(execution.task).index,
+            task_index=0 if node is None else node.index,
             tool_name=intent.tool_name if intent else requested.name if requested else "",
             duration_s=result.duration_s,
             is_success=result.is_success,

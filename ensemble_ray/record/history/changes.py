@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
@@ -36,37 +35,32 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+class RunStarted(NamedTuple):
     """The run began."""
 
     fact: Fact[PlanRecorded]
 
 
-@dataclass(frozen=True, slots=True)
-class RunContinued:
+class RunContinued(NamedTuple):
     """The run was resumed."""
 
     fact: Fact[RunResumed]
 
 
-@dataclass(frozen=True, slots=True)
-class RunFinished:
+class RunFinished(NamedTuple):
     """The run ended, or waits for reviews."""
 
     fact: Fact[RunEnded]
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionStarted:
+class ExecutionStarted(NamedTuple):
     """A task of the plan started: the run wants it, or something is recorded of it. Once per execution."""
 
     execution: RecordedExecution
     fact: Fact
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionEnded:
+class ExecutionEnded(NamedTuple):
     """A task or delegated work ended; the end of the run ends others without a change of their own."""
 
     execution: RecordedExecution
@@ -78,8 +72,7 @@ class ExecutionEnded:
     output: RecordedOutput | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEnded:
+class RoundEnded(NamedTuple):
     """A loop ended an iteration, or a graph a step. Once each."""
 
     execution: RecordedExecution
@@ -87,24 +80,21 @@ class RoundEnded:
     what: IterationEnded | StepEnded
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReplied:
+class ModelReplied(NamedTuple):
     """A model answered."""
 
     execution: RecordedExecution
     fact: Fact[ModelAnswered]
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(NamedTuple):
     """A call of a tool or a handler began."""
 
     execution: RecordedExecution
     fact: Fact[ToolIntended]
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(NamedTuple):
     """A call of a tool, a handler or a delegation tool ended."""
 
     execution: RecordedExecution
@@ -116,8 +106,7 @@ class CallEnded:
     delegation: Delegation | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delegation:
+class Delegation(NamedTuple):
     """Work that an execution delegates, or wanted to."""
 
     request: DelegationRequest
@@ -127,8 +116,7 @@ class Delegation:
     worker: RecordedExecution | None
 
 
-@dataclass(frozen=True, slots=True)
-class DelegationStarted:
+class DelegationStarted(NamedTuple):
     """An execution delegates work, or was refused to."""
 
     execution: RecordedExecution
@@ -136,16 +124,14 @@ class DelegationStarted:
     delegation: Delegation
 
 
-@dataclass(frozen=True, slots=True)
-class GateOpened:
+class GateOpened(NamedTuple):
     """A review was requested."""
 
     execution: RecordedExecution
     fact: Fact[ReviewRequested]
 
 
-@dataclass(frozen=True, slots=True)
-class GateClosed:
+class GateClosed(NamedTuple):
     """A review was decided."""
 
     execution: RecordedExecution
@@ -154,8 +140,7 @@ class GateClosed:
     asked: Fact[ReviewRequested] | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkRecorded:
+class WorkRecorded(NamedTuple):
     """An execution did something else, such as recalling memory."""
 
     execution: RecordedExecution

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from sys import intern
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.facts.lenient import as_mapping, as_text
@@ -177,7 +178,7 @@ class RecordedExecution:
             self.cost = Decimal(str(estimate.get("total_cost")))
         except InvalidOperation:  # another program wrote the record
             return
-        self.currency = as_text(estimate.get("currency"))
+        self.currency = intern(as_text(estimate.get("currency")))
 
     def open_call(self, name: str, intent: ToolIntended) -> None:
         """Note a call that begins."""

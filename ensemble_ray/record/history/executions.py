@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.plan.plan import MANAGER_KEY
@@ -218,8 +217,9 @@ class ExecutionTree:
         """Complete the executions of a unit before a new one, and of a phase those that it waited for."""
         if unit.kind == "graph":  # branches of a graph run side by side
             return
-        # The last one is the new one.
-        for earlier in islice(reversed(unit.children.values()), 1, None) if unit.children else ():
+        for earlier in reversed((unit.children or {}).values()):
+            if earlier is child:
+                continue
             if earlier.is_ended:
                 break
             earlier.close("completed", child.started_at)

@@ -70,8 +70,8 @@ class RunHistory:
         self._source: ReplayedSource | None = None
         self._roles: Mapping[str, str] = {}
         self._delegations: dict[str, changes.Delegation] = {}
-        #: names of all calls that began
-        self._intended: set[str] = set()
+        #: names of the calls that began, by execution that is not completed
+        self._intended: dict[str, set[str]] = {}
         #: rounds of units that were announced
         self._rounds: set[tuple[str, int]] = set()
         #: executions that a spent budget stopped; they go on when the run is resumed
@@ -245,12 +245,14 @@ class RunHistory:
 
     def _apply_work(self, fact: Fact, rule: Callable[..., None]) -> None:
         instance = fact.instance
-        if instance == RUN or is_making_agent(fact) or _is_reflection(instance):
+        if instance == RUN or is_making_agent(fact) or (_REFLECTION in instance and _is_reflection(instance)):
             return
         execution = self._tree.get(instance)
-        if rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
-            self._start(execution.task if execution.kind == "delegation" else execution, fact)
-        execution.dispatch(fact.epoch)
+        task = execution.task if execution.kind == "delegation" else execution
+        if not task.is_begun and rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
+            self._start(task, fact)
+        if fact.epoch != execution.epoch:
+            execution.dispatch(fact.epoch)
         rule(self, execution, fact)
         self._tree.mark(execution)
 
@@ -275,8 +277,9 @@ class RunHistory:
 
     def _apply_intent(self, execution: RecordedExecution, fact: Fact[ToolIntended]) -> None:
         execution.begin(fact.at)
-        execution.is_repeated = execution.is_repeated or fact.name in self._intended
-        self._intended.add(fact.name)
+        begun = self._intended.setdefault(execution.id, set())
+        execution.is_repeated = execution.is_repeated or fact.name in begun
+        begun.add(fact.name)
         execution.open_call(fact.name, fact.data)
         self._found.append(changes.CallStarted(execution, fact))
 
@@ -319,6 +322,7 @@ class RunHistory:
         if execution.started_at is None:
             execution.begin(output.completed_at or 0.0)
         execution.charge(output.metrics)
+        self._intended.pop(execution.id, None)
         execution.end("completed", output.completed_at or execution.started_at or 0.0)
         self._found.append(changes.ExecutionEnded(execution, "completed", fact, output=output))
 
@@ -361,4 +365,4 @@ class RunHistory:
 
 
 def _is_reflection(instance: str) -> bool:
-    return _REFLECTION in instance and node_key(instance).startswith(_REFLECTION)
+    return node_key(instance).startswith(_REFLECTION)
