@@ -249,7 +249,7 @@ async def test_the_first_error_is_one_click_away(page: Page, runs: Runs) -> None
 
 
 async def test_a_killed_run_says_what_nobody_knows(page: Page, runs: Runs) -> None:
-    """S-STU-123: the call that its process died in has an unknown effect, and resuming says so before."""
+    """S-STU-123, S-STU-201: the call that its process died in has an unknown effect, and resuming says so before."""
     await page.goto(runs.at("/runs/killed/steps"))
     await expect(page.locator(".banner")).to_contain_text("ensemble_ray.resume('killed', ensemble)")
     await page.locator(".step-row", has_text="Pay the invoice").click()
