@@ -70,8 +70,12 @@ _LIBRARY_FILE = re.compile(
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error, or its class name where the text is empty (S-ENG-61)."""
-    return whole_text(str(error)) or type(error).__name__
+    """Return the text of an error, or its class name where the text is empty or cannot be made (S-ENG-61)."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  the class may be of a user or of a library
+        text = ""
+    return whole_text(text) or type(error).__name__
 
 
 def brief(text: str, length: int = LONGEST) -> str:

@@ -33,6 +33,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.errors import BudgetExhaustedError, message_of, portable
 from ensemble_ray.errors.travel import Chain
+from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.errors.every_error import DONE, EVERY, LIMIT
 
@@ -347,3 +348,16 @@ def test_message_is_the_class_name_when_the_text_is_empty() -> None:
     """S-ENG-61: an error without text still says something."""
     assert message_of(KeyError()) == "KeyError"
     assert message_of(ValueError("x")) == "x"
+
+
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_is_recorded_as_a_cause() -> None:
+    """S-ENG-61, S-ERR-67."""
+    error = ValueError("outer")
+    error.__cause__ = _MuteError()
+    recorded = RecordedError.of(error)
+    assert (recorded.message, recorded.causes[0]) == ("outer", ("_MuteError", "_MuteError"))
