@@ -79,10 +79,10 @@ def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
         show_json(end.to_dict())
     elif end.text is not None:
         show_answer(end.text)
-    for error in end.errors:
+    for position, error in enumerate(end.errors):
         say(f"Error: {error}")
-    for line in end.details:
-        say(f"  {line}")
+        for line in () if position else end.details:
+            say(f"  {line}")
     if not is_quiet:
         if end.state != "completed":
             say(f"The run is {end.state}")
