@@ -1,4 +1,4 @@
-"""Declare: frozen values that say what shall be done. They hold specifications, never clients, locks or handles."""
+"""Definitions: frozen values that a user declares. They hold specifications, never clients, locks or handles."""
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition

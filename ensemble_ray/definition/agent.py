@@ -1,8 +1,4 @@
-"""An agent: who works, with which model and tools.
-
-In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model: a
-question to it is a run like any other.
-"""
+"""Agents: the role, goal, model and tools of a worker, here or in another system."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unpack, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, model_validator
+from pydantic import Field, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import (
     TEAM_MODEL,
+    CopiedMapping,
     Identified,
     ModelField,
     StrictAmount,
@@ -50,38 +46,408 @@ from ensemble_ray.tools.a2a.connecting import (
 from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.messages import ChatMessage, Effect, OnIncomplete
-from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed, RunState
+from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed
 from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.value import Accepts, RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from ensemble_ray.definition.run_options import RunFields, RunOptions
-    from ensemble_ray.ensemble import Ensemble  # a seam, as `to_ensemble` says
+    from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Runtime
 
+    #: Accepted by `history=`: an earlier output, or alternating questions and answers.
+    History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
 
 _EFFECTS = get_args(Effect)
-#: Tool requests that an agent is allowed where nobody says how many.
-_MAX_ITERATIONS = 25
+_DEFAULT_MAX_ITERATIONS = 25
+#: Time to wait for a run to end after the reader of its stream has left, s.
+_RELEASE_S = 10.0
+
+if TYPE_CHECKING:
+    AmountsField = Accepts[Mapping[str, float], Mapping[str, float] | None]
+    LabelsField = Accepts[Mapping[str, str], Mapping[str, str] | None]
+else:
+    AmountsField = CopiedMapping[StrictText, StrictAmount]
+    LabelsField = CopiedMapping[StrictText, StrictText]
+
+
+class Agent(Identified):
+    """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles and answers questions.
+
+    One agent may serve many tasks and many runs at the same time. It is equal only to itself.
+
+    Attributes:
+        role: Its function, such as `"Researcher"`; shown in prompts, events and traces.
+        goal: The purpose of its work.
+        background: Experience and manner. Prompts show it after the role.
+        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
+            task is one model call.
+        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`. Default: the model of the ensemble.
+        runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
+            framework; see `RunsTask`.
+        runner_effect: Whether the runner may run again after a crash, as `Task.effect` of a handler. None: the attribute
+            `effect` of the runner, else `once`.
+        stream: Whether answers stream. None: as the task, then the ensemble declares.
+        verbose: Whether prompts and answers are logged at INFO.
+        max_iterations: Tool requests allowed per task; > 0.
+        response_format: Instructions on the form of the answer, added to the end of the system prompt.
+        allow_delegation: Whether it may delegate work to the ensemble's other agents with the tool `delegate`.
+        rate_limit: Limit of this agent's model calls, shared by all its runs; `llm` is then the limited model.
+        max_concurrency: Tasks that one process of it does at the same time; None: no limit.
+        replicas: Processes that host it on Ray. Each has a copy of the state of its tools.
+        on_incomplete: How an answer that is empty or was cut off is handled. `"warn"`: it is used, with a warning;
+            `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails; None: as the
+            ensemble declares.
+        keep_reasoning: Whether answers keep reasoning in tags such as `<think>`. By default reasoning is stored apart
+            from the answer.
+        isolation: `"process"`: it always has a process on Ray that no other agent and no other run uses; `"shared"`: it
+            never has one; None: the runtime decides.
+        num_cpus: Processors that each of its processes on Ray reserves on its node. 0, the default, fits an agent that
+            waits for models.
+        num_gpus: GPUs that each of its processes reserves; fractions below 1 are possible.
+        resources: Amounts of custom cluster resources that each of its processes reserves, by name.
+        labels: Labels that its node must have, by name: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
+    """
+
+    role: StrictText = Field(kw_only=False)
+    goal: StrictText = Field(kw_only=False)
+    background: StrictText | None = None
+    tools: ToolsField = initially(())
+    llm: ModelField = initially(TEAM_MODEL)
+    runner: Annotated[RunsTask | None, SkipValidation] = None
+    runner_effect: Effect | None = None
+    #: Written as `stream=`. The attribute has another name, since the method `stream` streams a run's events.
+    is_streaming: bool | None = Field(default=None, alias="stream")
+    verbose: bool = False
+    max_iterations: StrictInt = _DEFAULT_MAX_ITERATIONS
+    response_format: StrictText = ""
+    on_incomplete: OnIncomplete | None = None
+    keep_reasoning: bool = False
+    allow_delegation: bool = False
+    rate_limit: RateLimit | None = None
+    max_concurrency: StrictInt | None = None
+    replicas: StrictInt = 1
+    isolation: Literal["process", "shared"] | None = None
+    num_cpus: StrictAmount = 0.0
+    num_gpus: StrictAmount = 0.0
+    resources: AmountsField = initially({})
+    labels: LabelsField = initially({})
+
+    __hash__ = Identified.__hash__  # without this line, type checkers treat a class with `__eq__` as unhashable
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """Check the fields in the order of S-DOM-1 to S-DOM-8; a missing role or goal counts as None (S-CONV-13)."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        check_text(arguments.get("role"), "Agent role must not be blank")
+        check_text(arguments.get("goal"), "Agent goal must not be blank")
+        if arguments.setdefault("llm", TEAM_MODEL) is None:
+            raise ValidationError("Agent llm must not be None")
+        check_positive(arguments.get("max_iterations"), "Agent max_iterations must be > 0")
+        arguments["tools"] = check_tools(arguments.get("tools"), subject="Tool")
+        check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
+        check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
+        _check_process_fields(arguments)
+        if arguments.get("response_format", "") is None:
+            arguments["response_format"] = ""
+        arguments["llm"] = limit_own_model(arguments)
+        _check_runner(arguments)
+        return arguments
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with these fields changed and checked. The copy is another agent, with another id.
+
+        A new `rate_limit` replaces the old one.
+
+        Raises:
+            ValidationError: a field is unknown or its value is refused.
+        """
+        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
+
+    # Questions (S-DOM-78). Each is a run with its own record, and the four ways to ask have the same arguments.
+
+    def run(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | UnionType | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
+    ) -> AgentOutput[Parsed]:
+        """Ask, and wait for the answer. It works in scripts and inside a running event loop. Ctrl-C ends the run.
+
+        Args:
+            question: Used word for word; braces are text.
+            output_type: Type that the answer is parsed into, as `Task.output_type`; read the value from `output.parsed`.
+            history: Conversation to continue: the output of an earlier question, or alternating questions and answers.
+            runtime: As for `Ensemble.run`.
+            run_id: As for `Ensemble.run`.
+            options: As for `Ensemble.run`.
+            fields: As for `Ensemble.run`: `tags`, `max_tokens` and the others.
+
+        Raises:
+            ValidationError: the question or the history is not valid, or the agent has no model.
+            EnsembleError: the run failed, as for `Ensemble.run`.
+        """
+        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        return _answer_of(asked, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
+
+    async def arun(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | UnionType | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
+    ) -> AgentOutput[Parsed]:
+        """`run` for async code, with the same contract. Cancelling it ends the run first."""
+        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        return _answer_of(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
+
+    def stream(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | UnionType | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
+    ) -> Iterator[Event | AgentOutput[Parsed]]:
+        """Yield events as they happen, with pieces of text (`TokenEvent`), and the output as the last item.
+
+        Leaving the loop early, or Ctrl-C in it, ends the run.
+
+        Raises:
+            ValidationError, EnsembleError: as `run`.
+        """
+        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+
+        def events() -> Iterator[Event | AgentOutput[Parsed]]:
+            begun = asked.start(runtime=runtime, run_id=run_id, options=options, **fields)
+            try:
+                yield from begun.events()
+                yield _answer_of(asked, begun.result())
+            finally:
+                if begun.state.is_going_on:
+                    begun.cancel()
+                    begun.join(_RELEASE_S)
+
+        return events()
+
+    async def astream(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | UnionType | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
+    ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
+        """`stream` for async code, with the same contract."""
+        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+        events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
+        async with aclosing(events):
+            async for each in events:
+                yield _answer_of(asked, each) if isinstance(each, EnsembleOutput) else each
+
+    def to_ensemble(
+        self, question: str, *, output_type: OutputType | None = None, history: History | None = None
+    ) -> Ensemble:
+        """Return the ensemble of one task that runs for this question.
+
+        Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. For a run
+        that `stream` or `astream` began, use `to_ensemble(...).replace(stream=True)`.
+        """
+        # Imported late: `ensemble_ray.ensemble` is a layer above the definitions.
+        from ensemble_ray.ensemble import build_question
+
+        if not isinstance(question, str):
+            raise ValidationError(f"Agent question must be a text, got: {type(question).__name__}")
+        check_text(question, "Agent question must not be blank")
+        return build_question(self, escape_template(question), output_type=output_type, history=_messages_of(history))
+
+
+_CONNECT_S, _RUN_S, _CALL_S = 10.0, 1800.0, 30.0
+_GOAL = "Do the task that it is handed"
+
+
+class RemoteAgent(Agent):
+    """An agent of another system that does tasks of ensembles over the A2A protocol.
+
+    It has the arguments of an `Agent` with a runner, and these. The default `role` is the last part of the URL.
+
+    Attributes:
+        url: Base URL of its card: the part before `/.well-known/agent-card.json`.
+        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`. No output shows their values.
+        hosts: Hosts that its card may name besides the host of the URL. Requests go to no other host.
+        timeout: For one task, in seconds or as a `timedelta`; a task that takes longer is cancelled there.
+        connect_timeout: For opening a connection, in seconds or as a `timedelta`.
+    """
+
+    url: StrictText
+    headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    hosts: tuple[str, ...] = initially(())
+    timeout: float | timedelta = _RUN_S
+    connect_timeout: float | timedelta = _CONNECT_S
+
+    def __init__(self, url: str, *, role: str | None = None, goal: str = _GOAL, **fields: Any) -> None:
+        """Check and store the fields.
+
+        Raises:
+            ValidationError: a field is refused.
+        """
+        values: dict[str, Any] = {"url": url, "goal": goal, **fields}
+        if role is not None:
+            values["role"] = role
+        super().__init__(**values)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _connect(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        if not isinstance(arguments.get("runner"), _Asker | None):
+            raise ValidationError("RemoteAgent already has a runner: leave out runner, or use an Agent")
+        connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
+        address = AgentAddress.of(
+            arguments.get("url", ""),
+            headers=arguments.get("headers"),
+            hosts=() if arguments.get("hosts") is None else arguments["hosts"],
+            connect_timeout_s=seconds_of(connect_timeout, "connect_timeout"),
+        )
+        arguments["hosts"] = tuple(sorted(address.hosts))
+        arguments["headers"] = dict(address.headers)
+        timeout_s = seconds_of(arguments.get("timeout", _RUN_S), "timeout")
+        effect: Effect = arguments.get("runner_effect") or "once"
+        arguments["runner"] = _Asker(address, timeout_s, effect)
+        arguments.setdefault("role", address.name)
+        return arguments
+
+    @classmethod
+    def discover(cls, url: str, **fields: Any) -> RemoteAgent:
+        """Return the agent with the name in its card as role, and the description as goal.
+
+        If the card allows a message to be sent again, the message is sent again after a crash (`runner_effect="idempotent"`).
+
+        Raises:
+            ToolConfigurationError: the card cannot be read.
+            ValidationError: a field is refused.
+        """
+        return run_blocking(cls.adiscover(url, **fields))
+
+    @classmethod
+    async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
+        """`discover` for async code, with the same contract."""
+        known = cls(url, **fields)
+        try:
+            card = await fetch_card(cast("_Asker", known.runner).address)
+        except RemoteAgentError as error:
+            raise ToolConfigurationError(str(error)) from error
+        said: dict[str, Any] = {"role": card.name or known.role, "goal": card.description or known.goal}
+        if any(each.uri == IDEMPOTENT_MESSAGES for each in card.capabilities.extensions):
+            said["runner_effect"] = "idempotent"
+        return cls(url, **{**said, **fields})
+
+    def as_tool(
+        self, *, name: str | None = None, description: str | None = None, timeout: float | timedelta = _CALL_S
+    ) -> AgentTool:
+        """Return a tool that asks it. The calling model sees failures as the result of the tool.
+
+        Args:
+            name: Name of the tool; None: `ask_` and the last part of its URL.
+            description: When the model should use the tool; None: says that it asks the agent.
+            timeout: For one question, in seconds or as a `timedelta`.
+        """
+        return A2ATool(
+            self.url,
+            name=name,
+            description=description,
+            headers=self.headers,
+            hosts=self.hosts,
+            effect=self.runner_effect or "once",
+            timeout=timeout,
+            connect_timeout=self.connect_timeout,
+        )
 
 
 def effect_of_runner(runner: object, declared: Effect | None) -> Effect:
-    """Return what a runner does to the world: what is declared, else what it says itself; anything else may only be done once."""
+    """Return the declared effect, else the runner's attribute `effect`, else `once`."""
     if declared is not None:
         return declared
-    said: object = getattr(runner, "effect", None)
-    return cast("Effect", said) if isinstance(said, str) and said in _EFFECTS else "once"
+    own: object = getattr(runner, "effect", None)
+    return cast("Effect", own) if isinstance(own, str) and own in _EFFECTS else "once"
 
 
-def check_runner(arguments: Mapping[str, Any]) -> None:
-    """Refuse what is no runner, and fields that only a model could use beside one.
+def _messages_of(history: History | None) -> Sequence[ChatMessage]:
+    """Return the conversation that a question continues; it must end with an answer (S-DOM-81)."""
+    if not isinstance(history, AgentOutput):
+        return history or ()
+    if not history.is_complete:
+        raise ValidationError(
+            f"Agent history must end with an answer, and run '{history.run_id}' ended early "
+            f"({history.output.exit_reason.value}): give the output before it"
+        )
+    return history.messages
 
-    Raises:
-        ValidationError: one of them is given.
-    """
+
+def _answer_of(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
+    """Return the output of a question, with the conversation so far."""
+    (task,) = asked.tasks
+    turns = [ChatMessage(role="user", content=unescape_template(task.description))]
+    if output.is_complete:
+        turns.append(ChatMessage(role="assistant", content=whole_text(output.raw)))
+    return AgentOutput(output=output, messages=(*task.history, *turns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Runner of a remote agent."""
+
+    address: AgentAddress
+    timeout_s: float
+    effect: Effect
+
+    async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
+        said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
+        asking = ask_agent(
+            self.address,
+            "\n\n".join((*said, request.prompt)),
+            message_id=request.idempotency_key,
+            may_repeat=self.effect != "once",
+            timeout_s=self.timeout_s,
+        )
+        try:
+            async with aclosing(asking) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, RemoteAnswer):
+                        yield TaskAnswer(text=piece.shown, structured_output=piece.data)
+                    elif request.is_streaming:
+                        yield piece
+        except RemoteAgentError as error:
+            if not error.may_be_done or self.effect != "once":
+                raise
+            raise RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error
+
+
+def _check_runner(arguments: Mapping[str, Any]) -> None:
+    """Refuse an invalid runner, and fields of the agent that only a model would use."""
     runner, effect = arguments.get("runner"), arguments.get("runner_effect")
     if effect is not None and effect not in _EFFECTS:
         raise ValidationError(f"Agent runner_effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
@@ -107,7 +473,10 @@ def check_runner(arguments: Mapping[str, Any]) -> None:
     exclusive = (
         (arguments.get("llm") is not TEAM_MODEL and arguments.get("rate_limit") is None, "a llm", "llm"),
         (bool(arguments.get("tools")), "tools", "tools"),
-        (arguments.get("max_iterations", _MAX_ITERATIONS) != _MAX_ITERATIONS, "max_iterations", "max_iterations"),
+        (
+            arguments.get("max_iterations", _DEFAULT_MAX_ITERATIONS) != _DEFAULT_MAX_ITERATIONS,
+            *("max_iterations", "max_iterations"),
+        ),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (arguments.get("on_incomplete") == "retry", "on_incomplete='retry'", "on_incomplete"),
         (bool(arguments.get("allow_delegation")), "allow_delegation", "allow_delegation"),
@@ -120,40 +489,19 @@ def check_runner(arguments: Mapping[str, Any]) -> None:
             )
 
 
-_Value = TypeVar("_Value")
-#: Ray counts in steps of this.
+#: Smallest amount of a resource that Ray counts.
 _STEP = 0.0001
-#: Resources of Ray's own, which have fields or are not for agents.
+#: Names of Ray's resources that have their own fields, or that agents cannot reserve.
 _FIELD_OF = {"CPU": "num_cpus", "GPU": "num_gpus"}
 _RESERVED = frozenset({"memory", "object_store_memory"})
-#: As Ray takes them: names and values of Kubernetes' form, operators in front.
+#: Ray uses the Kubernetes syntax for names and values of labels, with operators in front of a value.
 _WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
-_NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
-_SELECTOR = re.compile(rf"!?{_WORD}|!?in\({_WORD}(?:, ?{_WORD})*\)")
+_LABEL_NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
+_LABEL_SELECTOR = re.compile(rf"!?{_WORD}|!?in\({_WORD}(?:, ?{_WORD})*\)")
 
 
-def _or_empty(value: object) -> object:
-    return {} if value is None else value
-
-
-def _copy(value: Mapping[str, _Value]) -> Mapping[str, _Value]:
-    return dict(value)
-
-
-if TYPE_CHECKING:
-    AmountsField = Accepts[Mapping[str, float], Mapping[str, float] | None]
-    LabelsField = Accepts[Mapping[str, str], Mapping[str, str] | None]
-else:
-    AmountsField = Annotated[Mapping[StrictText, StrictAmount], BeforeValidator(_or_empty), AfterValidator(_copy)]
-    LabelsField = Annotated[Mapping[StrictText, StrictText], BeforeValidator(_or_empty), AfterValidator(_copy)]
-
-
-def check_process_fields(arguments: Mapping[str, object]) -> None:
-    """Refuse what no cluster can give; what has the wrong type is left to pydantic.
-
-    Raises:
-        ValidationError: S-CLU-41; the first bad entry is reported.
-    """
+def _check_process_fields(arguments: Mapping[str, object]) -> None:
+    """Check the amounts and labels of its processes (S-CLU-41); pydantic checks their types."""
     for name in ("num_cpus", "num_gpus"):
         _check_amount(arguments.get(name), f"Agent {name}", is_zero_fine=True)
     gpus = arguments.get("num_gpus")
@@ -166,9 +514,9 @@ def check_process_fields(arguments: Mapping[str, object]) -> None:
             raise ValidationError(f"Agent resources must name resources that nodes were started with, got: '{name}'")
         _check_amount(amount, f"Agent resources['{name}']", is_zero_fine=False)
     for name, selector in _entries(arguments.get("labels")):
-        if not _NAME.fullmatch(name):
+        if not _LABEL_NAME.fullmatch(name):
             raise ValidationError(f"Agent labels must name labels of nodes, got: '{name}'")
-        if isinstance(selector, str) and not _SELECTOR.fullmatch(selector):
+        if isinstance(selector, str) and not _LABEL_SELECTOR.fullmatch(selector):
             raise ValidationError(
                 f"Agent labels['{name}'] must be a value, '!value', 'in(a, b)' or '!in(a, b)', got: '{selector}'"
             )
@@ -183,445 +531,7 @@ def _check_amount(value: object, subject: str, *, is_zero_fine: bool) -> None:
 
 
 def _entries(value: object) -> list[tuple[str, object]]:
-    """Return the entries of a mapping whose names are texts."""
+    """Return the entries of a mapping with text as names."""
     if not isinstance(value, Mapping):
         return []
     return [(name, each) for name, each in cast("Mapping[object, object]", value).items() if isinstance(name, str)]
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ensemble_ray.events import Event
-
-    #: What `history=` takes: an earlier output, or questions and answers in turns.
-    History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
-
-
-#: How long a run that was left early may take to let go of what it holds, s.
-_RELEASE_S = 10.0
-
-
-class AskedTask(Protocol):
-    """The task that asks a question."""
-
-    @property
-    def description(self) -> str:
-        """The question, as a template."""
-        ...
-
-    @property
-    def history(self) -> Sequence[ChatMessage]:
-        """The conversation before it."""
-        ...
-
-
-class BegunRun(Protocol):
-    """A run that asks a question."""
-
-    @property
-    def state(self) -> RunState:
-        """Where it stands."""
-        ...
-
-    def events(self) -> Iterable[Event]:
-        """Give its events as they happen."""
-        ...
-
-    def result(self) -> EnsembleOutput:
-        """Wait for its output."""
-        ...
-
-    def cancel(self) -> None:
-        """Ask for its end."""
-        ...
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until it has released everything."""
-        ...
-
-
-def build_description(question: object) -> str:
-    """Return the description of the task that asks a question: the question, word for word.
-
-    Raises:
-        ValidationError: the question is no text (S-DOM-78).
-    """
-    if not isinstance(question, str):
-        raise ValidationError(f"Agent question must be a text, got: {type(question).__name__}")
-    check_text(question, "Agent question must not be blank")
-    return escape_template(question)
-
-
-def get_messages(history: History | None) -> Sequence[ChatMessage]:
-    """Return the conversation that a question continues.
-
-    Raises:
-        ValidationError: it does not end with an answer (S-DOM-81).
-    """
-    if not isinstance(history, AgentOutput):
-        return history or ()
-    if not history.is_complete:
-        raise ValidationError(
-            f"Agent history must end with an answer, and run '{history.run_id}' ended early "
-            f"({history.output.exit_reason.value}): give the output before it"
-        )
-    return history.messages
-
-
-def build_answer(tasks: Sequence[AskedTask], output: EnsembleOutput) -> AgentOutput[Any]:
-    """Return the output of a question, with the conversation so far."""
-    (task,) = tasks
-    turns = [ChatMessage(role="user", content=unescape_template(task.description))]
-    if output.is_complete:
-        turns.append(ChatMessage(role="assistant", content=whole_text(output.raw)))
-    return AgentOutput(output=output, messages=(*task.history, *turns))
-
-
-def stream_answer(tasks: Sequence[AskedTask], start: Callable[[], BegunRun]) -> Iterator[Event | AgentOutput[Any]]:
-    """Begin a run, give its events and then its output; left early, end it."""
-    begun = start()
-    try:
-        yield from begun.events()
-        yield build_answer(tasks, begun.result())
-    finally:
-        if begun.state.is_going_on:
-            begun.cancel()
-            begun.join(_RELEASE_S)
-
-
-class Agent(Identified):
-    """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles, and answers questions.
-
-    One agent may serve many tasks and many runs at once; it is equal only to itself.
-
-    Attributes:
-        role: Who it is; shown in prompts, events and traces.
-        goal: What it works towards.
-        background: Experience and manner, told to the model after the role.
-        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
-            task is one model call.
-        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`; left out: that of the ensemble it runs in.
-        runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
-            framework; see `RunsTask`.
-        runner_effect: What the runner does to the world, as `Task.effect` of a handler. None: as its attribute `effect`
-            says, else `once`.
-        stream: Whether answers stream; None: as the task, then the ensemble say.
-        verbose: Whether prompts and answers are logged at INFO.
-        max_iterations: Tool requests allowed per task; > 0.
-        response_format: Instructions on the form of the answer, put at the end of the system prompt.
-        allow_delegation: Whether it may hand work to the ensemble's other agents, by a tool named `delegate`.
-        rate_limit: Limit of this agent's model calls, kept across runs; `llm` is then the limited model.
-        max_concurrency: Tasks it works on at the same time in one process; None: no cap.
-        replicas: Processes that host it on Ray; its tools' state is then one copy per process.
-        on_incomplete: What becomes of an answer that was cut off or is empty: `"warn"`: it is used, with a warning;
-            `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
-            the ensemble says.
-        keep_reasoning: Whether the text of answers stays as it came, with reasoning in tags such as `<think>`. By default
-            reasoning is stored apart from the answer.
-        isolation: `"process"`: always a process of its own on Ray, which no other agent and no other run has; `"shared"`: never
-            one; None: the runtime decides.
-        num_cpus: Processors of its node that each of its processes on Ray reserves; 0: none, since it waits for models.
-        num_gpus: The same for GPUs; parts of one are possible.
-        resources: The same for resources of the cluster's own, by their names.
-        labels: Labels that its node has, by their names: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
-    """
-
-    role: StrictText = Field(kw_only=False)
-    goal: StrictText = Field(kw_only=False)
-    background: StrictText | None = None
-    tools: ToolsField = initially(())
-    llm: ModelField = initially(TEAM_MODEL)
-    runner: Annotated[RunsTask | None, SkipValidation] = None
-    runner_effect: Effect | None = None
-    #: written as `stream=`; read under another name, since `Agent.stream` is what streams a run's events
-    is_streaming: bool | None = Field(default=None, alias="stream")
-    verbose: bool = False
-    max_iterations: StrictInt = 25
-    response_format: StrictText = ""
-    on_incomplete: OnIncomplete | None = None
-    keep_reasoning: bool = False
-    allow_delegation: bool = False
-    rate_limit: RateLimit | None = None
-    max_concurrency: StrictInt | None = None
-    replicas: StrictInt = 1
-    isolation: Literal["process", "shared"] | None = None
-    num_cpus: StrictAmount = 0.0
-    num_gpus: StrictAmount = 0.0
-    resources: AmountsField = initially({})
-    labels: LabelsField = initially({})
-
-    __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, data: Any) -> Any:
-        """Check the fields in the table's order (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
-        check_text(arguments.get("role"), "Agent role must not be blank")
-        check_text(arguments.get("goal"), "Agent goal must not be blank")
-        if arguments.setdefault("llm", TEAM_MODEL) is None:
-            raise ValidationError("Agent llm must not be None")
-        check_positive(arguments.get("max_iterations"), "Agent max_iterations must be > 0")
-        arguments["tools"] = check_tools(arguments.get("tools"), subject="Tool")
-        check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
-        check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
-        check_process_fields(arguments)
-        if arguments.get("response_format", "") is None:
-            arguments["response_format"] = ""
-        arguments["llm"] = limit_own_model(arguments)
-        check_runner(arguments)
-        return arguments
-
-    def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed, checked like a new one; it is another agent with an id of its own.
-
-        A new `rate_limit` takes the place of the old one.
-
-        Raises:
-            ValidationError: a field is unknown or its value is refused.
-        """
-        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
-
-    # Questions (S-DOM-78). Each is a run with a record of its own, and the four ways to ask take the same arguments.
-
-    def run(
-        self,
-        question: str,
-        *,
-        output_type: type[Parsed] | UnionType | None = None,
-        history: History | None = None,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        **fields: Unpack[RunFields],
-    ) -> AgentOutput[Parsed]:
-        """Ask, and wait for the answer; works in scripts and inside a running event loop. Ctrl-C ends the run.
-
-        Args:
-            question: What is asked, word for word: braces are text.
-            output_type: Type that the answer is parsed into, as `Task.output_type`; read it from `output.parsed`.
-            history: Conversation to continue: the output of an earlier question, or questions and answers in turns.
-            runtime: As of `Ensemble.run`.
-            run_id: As of `Ensemble.run`.
-            options: As of `Ensemble.run`.
-            fields: As of `Ensemble.run`: `tags`, `max_tokens` and the others.
-
-        Raises:
-            ValidationError: the question or the history cannot be asked, or the agent has no model.
-            EnsembleError: the run failed; as `Ensemble.run`.
-        """
-        asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked.tasks, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
-
-    async def arun(
-        self,
-        question: str,
-        *,
-        output_type: type[Parsed] | UnionType | None = None,
-        history: History | None = None,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        **fields: Unpack[RunFields],
-    ) -> AgentOutput[Parsed]:
-        """`run` for async code, with the same contract; cancelling it ends the run first."""
-        asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked.tasks, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
-
-    def stream(
-        self,
-        question: str,
-        *,
-        output_type: type[Parsed] | UnionType | None = None,
-        history: History | None = None,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        **fields: Unpack[RunFields],
-    ) -> Iterator[Event | AgentOutput[Parsed]]:
-        """Give events as they happen, pieces of text (`TokenEvent`) among them, then the output as the last item.
-
-        Leaving the loop early, or Ctrl-C in it, ends the run.
-
-        Raises:
-            ValidationError, EnsembleError: as `run`.
-        """
-        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_answer(
-            asked.tasks, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields)
-        )
-
-    async def astream(
-        self,
-        question: str,
-        *,
-        output_type: type[Parsed] | UnionType | None = None,
-        history: History | None = None,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        **fields: Unpack[RunFields],
-    ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
-        """`stream` for async code, with the same contract."""
-        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
-        async with aclosing(events):
-            async for each in events:
-                yield build_answer(asked.tasks, each) if isinstance(each, EnsembleOutput) else each
-
-    def to_ensemble(
-        self, question: str, *, output_type: OutputType | None = None, history: History | None = None
-    ) -> Ensemble:
-        """Return what is run when the agent is asked: an ensemble of one task.
-
-        Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. A run
-        that `stream` or `astream` began is that of `to_ensemble(...).replace(stream=True)`.
-        """
-        # A seam: what runs an agent stands far above it, and is imported when a user asks, never before.
-        from ensemble_ray.ensemble import build_question
-
-        messages = get_messages(history)
-        return build_question(self, build_description(question), output_type=output_type, history=messages)
-
-
-_CONNECT_S, _RUN_S, _CALL_S = 10.0, 1800.0, 30.0
-_GOAL = "Do the task that it is handed"
-
-
-class RemoteAgent(Agent):
-    """An agent of another system, which does tasks of ensembles over the A2A protocol.
-
-    It takes the arguments of an `Agent` that has a runner, and these. Without a `role` it is called by the last part of its URL.
-
-    Attributes:
-        url: Where its card is found: the part before `/.well-known/agent-card.json`.
-        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`; values do not show anywhere.
-        hosts: Hosts that its card may name besides the one of the URL; requests go to no other.
-        timeout: For one task, in seconds or as a `timedelta`; then it is cancelled there.
-        connect_timeout: Until a connection stands, in seconds or as a `timedelta`.
-    """
-
-    url: StrictText
-    headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    hosts: tuple[str, ...] = initially(())
-    timeout: float | timedelta = _RUN_S
-    connect_timeout: float | timedelta = _CONNECT_S
-
-    def __init__(self, url: str, *, role: str | None = None, goal: str = _GOAL, **fields: Any) -> None:
-        """Check and keep the fields.
-
-        Raises:
-            ValidationError: one of them is refused.
-        """
-        values: dict[str, Any] = {"url": url, "goal": goal, **fields}
-        if role is not None:
-            values["role"] = role
-        super().__init__(**values)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _connect(cls, data: Any) -> Any:
-        """Make the runner, and name what has no name."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
-        if not isinstance(arguments.get("runner"), _Asker | None):
-            raise ValidationError("RemoteAgent has a runner of its own: leave out runner, or use an Agent")
-        connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
-        address = AgentAddress.of(
-            arguments.get("url", ""),
-            headers=arguments.get("headers"),
-            hosts=() if arguments.get("hosts") is None else arguments["hosts"],
-            connect_timeout_s=seconds_of(connect_timeout, "connect_timeout"),
-        )
-        arguments["hosts"] = tuple(sorted(address.hosts))
-        arguments["headers"] = dict(address.headers)
-        timeout_s = seconds_of(arguments.get("timeout", _RUN_S), "timeout")
-        effect: Effect = arguments.get("runner_effect") or "once"
-        arguments["runner"] = _Asker(address, timeout_s, effect)
-        arguments.setdefault("role", address.name)
-        return arguments
-
-    @classmethod
-    def discover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """Return the agent with what its card says: the name as role, the description as goal.
-
-        One whose card says that a message may be sent again is asked again after a crash (`runner_effect="idempotent"`).
-
-        Raises:
-            ToolConfigurationError: its card cannot be read.
-            ValidationError: as for the class.
-        """
-        return run_blocking(cls.adiscover(url, **fields))
-
-    @classmethod
-    async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """`discover` for async code, with the same contract."""
-        known = cls(url, **fields)
-        try:
-            card = await fetch_card(cast("_Asker", known.runner).address)
-        except RemoteAgentError as error:
-            raise ToolConfigurationError(str(error)) from error
-        said: dict[str, Any] = {"role": card.name or known.role, "goal": card.description or known.goal}
-        if any(each.uri == IDEMPOTENT_MESSAGES for each in card.capabilities.extensions):
-            said["runner_effect"] = "idempotent"
-        return cls(url, **{**said, **fields})
-
-    def as_tool(
-        self, *, name: str | None = None, description: str | None = None, timeout: float | timedelta = _CALL_S
-    ) -> AgentTool:
-        """Return a tool that asks it; what fails is told to the model that called it.
-
-        Args:
-            name: What the model calls it; None: `ask_` and the last part of its URL.
-            description: Tells the model when to use it; None: that it asks the agent.
-            timeout: For one question, in seconds or as a `timedelta`.
-        """
-        return A2ATool(
-            self.url,
-            name=name,
-            description=description,
-            headers=self.headers,
-            hosts=self.hosts,
-            effect=self.runner_effect or "once",
-            timeout=timeout,
-            connect_timeout=self.connect_timeout,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asker:
-    """The runner: asks the remote agent for one task after the other."""
-
-    address: AgentAddress
-    timeout_s: float
-    effect: Effect
-
-    async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
-        """Ask, and yield pieces of the answer, then the answer.
-
-        Raises:
-            RemoteAgentError: there is none.
-        """
-        said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
-        asking = ask_agent(
-            self.address,
-            "\n\n".join((*said, request.prompt)),
-            message_id=request.idempotency_key,
-            may_repeat=self.effect != "once",
-            timeout_s=self.timeout_s,
-        )
-        try:
-            async with aclosing(asking) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece, RemoteAnswer):
-                        yield TaskAnswer(text=piece.shown, structured_output=piece.data)
-                    elif request.is_streaming:
-                        yield piece
-        except RemoteAgentError as error:
-            if not error.may_be_done or self.effect != "once":
-                raise
-            raise RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error

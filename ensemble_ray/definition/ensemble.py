@@ -1,7 +1,6 @@
-"""What an ensemble declares: tasks, and the rules they run under.
+"""The definition of an ensemble: tasks, and the rules that they run under.
 
-Running it is added above (`ensemble.Ensemble`). Here only types are checked; what the parts have to do with each other
-is checked at the start of every run (`validation`, S-DOM-60).
+Construction checks types. The start of every run checks the parts against each other (`validation`, S-DOM-60).
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias, cast, runtime_checkable
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
+    CopiedMapping,
     OptionalDurationField,
     OptionalModelField,
     StrictInt,
@@ -27,31 +27,21 @@ from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.run_rules import RunRules, Watched
-from ensemble_ray.definition.task import Reflects, Remembers, Task
+from ensemble_ray.definition.task import Reflects, Task, WithMemory
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.delegation import DelegationPolicy, PolicyFunction, spoken_role
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import Accepts, FrozenSequence, OneOrMany, Value, to_tuple
 
-_PREFIX = "HierarchicalConstraints."
-#: The manager's role as a model may spell it; no worker may have it (S-HIER-4).
-_RESERVED = "manager"
+_RESERVED_ROLE = "manager"
 
 
-def _roles_of(value: object) -> object:
-    """Roles in the order given, each once; a set has no order, so it is sorted (S-SET-24)."""
+def _distinct_roles(value: object) -> object:
+    """Keep the order of the first mentions. A set has no order, so it is sorted (S-SET-24)."""
     if isinstance(value, set | frozenset):
         return tuple(sorted(cast("Collection[str]", value), key=str))
     entries = to_tuple(value)
     return tuple(entry for index, entry in enumerate(entries) if entry not in entries[:index])
-
-
-def _caps_of(value: object) -> object:
-    return {} if value is None else value
-
-
-def _copy(value: Mapping[str, int]) -> Mapping[str, int]:
-    return dict(value)
 
 
 if TYPE_CHECKING:
@@ -59,22 +49,22 @@ if TYPE_CHECKING:
     _Caps: TypeAlias = Accepts[Mapping[str, int], Mapping[str, int] | None]
     _Stages: TypeAlias = Accepts[tuple[tuple[str, ...], ...], str | Sequence[str | Collection[str]] | None]
 else:
-    _Roles = Annotated[tuple[StrictText, ...], BeforeValidator(_roles_of)]
-    _Caps = Annotated[Mapping[StrictText, StrictInt], BeforeValidator(_caps_of), AfterValidator(_copy)]
+    _Roles = Annotated[tuple[StrictText, ...], BeforeValidator(_distinct_roles)]
+    _Caps = CopiedMapping[StrictText, StrictInt]
     _Stages = Annotated[tuple[_Roles, ...], BeforeValidator(to_tuple)]
 
 
 class HierarchicalConstraints(Value):
-    """What the manager of a hierarchical run is held to, whatever its model says.
+    """Limits of a hierarchical run's manager that do not depend on its model. Other workflows ignore them.
 
-    Roles are those of the workers, letter by letter. Other workflows ignore all of it.
+    Roles are matched exactly.
 
     Attributes:
         required_workers: Roles that must succeed at least once; a set is sorted.
         allowed_workers: Roles that may be delegated to; empty: all.
-        max_calls_per_worker: Delegations to a role, at most; > 0 each.
-        global_max_delegations: Delegations in all, at most; 0: no cap.
-        required_stages: Groups of roles in order: every role of a group succeeds before one of a later group starts.
+        max_calls_per_worker: Most delegations to a role; > 0 each.
+        global_max_delegations: Most delegations in total; 0: no limit.
+        required_stages: Groups of roles in order: every role of a group succeeds before a role of a later group starts.
 
     Examples:
         >>> rules = HierarchicalConstraints(required_stages=[["Researcher"], ["Writer"]], required_workers={"Writer"})
@@ -90,13 +80,13 @@ class HierarchicalConstraints(Value):
 
 
 class ManagerPromptContext(Value):
-    """What a prompt strategy may use.
+    """Input of a manager prompt strategy.
 
     Attributes:
-        agents: The workers, in order; agents that were made for tasks are among them.
-        tasks: The whole task list, texts resolved.
-        previous_outputs: What was done before this run and belongs to it; usually nothing.
-        workflow_description: What the whole is for, if anybody said.
+        agents: The workers, in order, with the agents that were made for tasks.
+        tasks: All tasks, with resolved texts.
+        previous_outputs: Outputs from before this run; usually empty.
+        workflow_description: Purpose of the run, or None.
     """
 
     agents: FrozenSequence[InstanceOf[Agent]] = ()
@@ -107,104 +97,30 @@ class ManagerPromptContext(Value):
 
 @runtime_checkable
 class ManagerPromptStrategy(Protocol):
-    """Writes what the manager is told; any object of this shape will do. Both methods are plain functions."""
+    """Writes the manager's prompts. Any object with these two methods, both plain functions, is accepted."""
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Who the manager is and whom it has: its background. None is ""."""
+        """Return the manager's background: its function and its workers. None means ""."""
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Return what it has to do: its task. Blank: a fixed sentence takes its place."""
+        """Return the manager's task. A fixed sentence replaces a blank text."""
         ...
-
-
-def check_roles(roles: Sequence[str]) -> None:
-    """Refuse workers that a delegation could not tell apart, or not from the manager (S-HIER-4).
-
-    Args:
-        roles: One per worker, in order; an agent that does several tasks counts once.
-
-    Raises:
-        ValidationError: the reserved role before any duplicate.
-    """
-    for role in roles:
-        if spoken_role(role) == _RESERVED:
-            raise ValidationError(
-                "Agent role 'Manager' is reserved for the virtual manager in HIERARCHICAL workflow. "
-                f"Choose a different role for agent '{role}'."
-            )
-    seen: set[str] = set()
-    for role in roles:
-        if spoken_role(role) in seen:
-            raise ValidationError(
-                f"Duplicate agent role '{role}' detected in HIERARCHICAL workflow. "
-                "All agent roles must be unique (case-insensitive) to avoid ambiguous delegation."
-            )
-        seen.add(spoken_role(role))
-
-
-def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:
-    """Return the rules of constraints, in order (S-HIER-30 to S-HIER-37).
-
-    Args:
-        constraints: None: nothing to check.
-        roles: Those of all workers; None: not all are known yet, so that whether a role exists is not asked.
-
-    Raises:
-        ValidationError: the first rule that is broken.
-    """
-    if constraints is None:
-        return
-    allowed = constraints.allowed_workers
-    _refuse_unknown("allowed_workers", allowed, roles)
-    _refuse_unknown("required_workers", constraints.required_workers, roles)
-    for role in constraints.required_workers:
-        if allowed and role not in allowed:
-            raise _broken(f"required_workers contains '{role}' which is not in allowed_workers")
-    _refuse_unknown("max_calls_per_worker", constraints.max_calls_per_worker, roles)
-    for role, cap in constraints.max_calls_per_worker.items():
-        if cap <= 0:
-            raise _broken(f"max_calls_per_worker value for '{role}' must be > 0, got: {cap}")
-    if constraints.global_max_delegations < 0:
-        raise _broken(f"global_max_delegations must be >= 0, got: {constraints.global_max_delegations}")
-    staged = [role for stage in constraints.required_stages for role in stage]
-    _refuse_unknown("required_stages", staged, roles)
-    # A role is kept once per stage, so that a second one is in another stage (S-HIER-38).
-    seen: set[str] = set()
-    for role in staged:
-        if role in seen:
-            raise _broken(f"required_stages contains duplicate agent role '{role}' in multiple stages")
-        seen.add(role)
-
-
-def _refuse_unknown(field: str, named: Collection[str], roles: Sequence[str] | None) -> None:
-    """S-HIER-30, S-HIER-31, S-HIER-33 and S-HIER-36; roles match letter by letter (S-HIER-38)."""
-    if roles is None:
-        return
-    known = frozenset(roles)
-    for role in named:
-        if role not in known:
-            raise _broken(f"{field} references unknown agent: '{role}'")
-
-
-def _broken(text: str) -> ValidationError:
-    return ValidationError(_PREFIX + text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Where each task stands in the tree; the task list is in the order of levels."""
+    """Map-reduce level of each task; the task list is in the order of levels."""
 
-    #: what a trace calls a run of it
+    #: `workflow` of the run's trace
     workflow: str
     #: node type and level, by object id of the task
     places: Mapping[str, tuple[str, int]]
-    #: texts of its items that have names in braces, by object id of the task; tasks without such items are left out
+    #: texts of the task's items that have names in braces, by object id of the task; tasks without such items are missing
     texts: Mapping[str, Sequence[str]]
 
 
-def _policies_of(value: object) -> tuple[object, ...]:
-    """Policies as a tuple; an entry that could never be asked is refused."""
+def _to_policies(value: object) -> tuple[object, ...]:
     entries = to_tuple(value)
     for index, entry in enumerate(entries):
         if not callable(entry) and not callable(getattr(entry, "evaluate", None)):
@@ -221,17 +137,17 @@ if TYPE_CHECKING:
     _Agents: TypeAlias = Accepts[Sequence[Agent] | None, Agent | Sequence[Agent] | None]
 else:
     _Agents = FrozenSequence[InstanceOf[Agent]] | None
-    _Policies = Annotated[tuple[Any, ...], SkipValidation, BeforeValidator(_policies_of)]
+    _Policies = Annotated[tuple[Any, ...], SkipValidation, BeforeValidator(_to_policies)]
 
 
 class Work(Value):
-    """What an ensemble does, and who does it.
+    """The tasks of an ensemble and its agents.
 
     Attributes:
-        tasks: What to do, in order.
-        agents: Who takes part; None: the agents of the tasks, in the order of their first use.
+        tasks: In order.
+        agents: The agents that take part; None: the agents of the tasks, in the order of their first use.
         workflow: `"sequential"`, `"parallel"`, or None: parallel if a task has another one as context.
-        loops: Tasks that are repeated; run beside or after the tasks, as the workflow says.
+        loops: Repeated tasks. They run beside or after the tasks, as the workflow says.
         phases: Named groups of tasks, in place of `tasks` and `loops`.
         graph: A state machine of tasks, in place of all others.
     """
@@ -246,7 +162,7 @@ class Work(Value):
     @model_validator(mode="before")
     @classmethod
     def _check_tasks(cls, data: Any) -> Any:
-        """Refuse a loop, a phase or a graph among the tasks, and say where it belongs."""
+        """Refuse a loop, a phase or a graph among the tasks, and name the argument for it."""
         tasks = cast("Mapping[str, Any]", data).get("tasks") if isinstance(data, Mapping) else None
         for index, entry in enumerate(to_tuple(tasks)):
             for unit_type, argument in ((Loop, "loops=[...]"), (Phase, "phases=[...]"), (Graph, "graph=...")):
@@ -258,12 +174,12 @@ class Work(Value):
 
     @property
     def has_units(self) -> bool:
-        """Whether there is anything but plain tasks."""
+        """Whether it has loops, phases or a graph."""
         return bool(self.loops or self.phases or self.graph)
 
     @property
     def all_tasks(self) -> Sequence[Task]:
-        """Every task: the plain ones, then those of loops, phases and graph in declared order, as a plan has them."""
+        """All tasks in the order of a plan: plain tasks, then tasks of loops, phases and graph, as declared."""
         if not self.has_units:
             return self.tasks
         bodies = (task for loop in self.loops for task in loop.body)
@@ -272,28 +188,28 @@ class Work(Value):
 
     @property
     def all_loops(self) -> Sequence[Loop]:
-        """Every loop: the ensemble's own, those of phases, and states that are loops."""
+        """Every loop: of the ensemble, of its phases, and states of its graph."""
         inside = (loop for phase in self.phases for loop in phase.loops)
         return (*self.loops, *inside, *(() if self.graph is None else self.graph.loops))
 
 
 class Leadership(Value):
-    """Who decides what is done, and what those are held to who hand work on.
+    """The manager, and the rules for delegated work.
 
     Attributes:
         manager_llm: Model of a hierarchical run's manager; None: the first agent's, else `llm`.
-        manager_max_iterations: Delegations that the manager may ask for; > 0.
+        manager_max_iterations: Most delegations that the manager may request; > 0.
         manager_prompt_strategy: Writes the manager's prompts; None: `DefaultManagerPromptStrategy`.
-        hierarchical_constraints: What the manager is held to, whatever its model says.
-        enforce_required: What happens when the manager wants to finish and a required worker is missing: `"remind"`: it
-            is told once and gets another turn; `"fail"`: the run fails at once.
-        manager_stall_turns: Turns of the manager without progress that end the run; 0: none do.
-        max_delegation_depth: How deep delegations of agents with `allow_delegation` may be nested; > 0.
-        delegation_policies: Asked in order about each delegation; functions of a `DelegationRequest` and a
+        hierarchical_constraints: Limits of the manager that do not depend on its model.
+        enforce_required: Reaction if the manager wants to finish before every required worker has succeeded: `"remind"`: the
+            manager receives one reminder and another turn; `"fail"`: the run fails immediately.
+        manager_stall_turns: Turns of the manager without progress that end the run; 0: no limit.
+        max_delegation_depth: Deepest nesting of delegations by agents with `allow_delegation`; > 0.
+        delegation_policies: Called in order for each delegation: functions of a `DelegationRequest` and a
             `DelegationPolicyContext`, sync or async, or objects with `evaluate`.
-        delegation_timeout: How long one delegation may take, a `timedelta` or seconds; then the worker is stopped and
-            the delegating model is told. None: as long as it likes.
-        delegation_retries: How often a delegation whose worker's process died is sent to another process; 0 to 9.
+        delegation_timeout: Limit of one delegation, a `timedelta` or seconds. Then the worker is stopped, and the
+            delegating model sees a timeout. None: no limit.
+        delegation_retries: How often a delegation is sent to another process after the worker's process died; 0 to 9.
     """
 
     manager_llm: OptionalModelField = initially(None)
@@ -309,34 +225,34 @@ class Leadership(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_leadership(cls, data: Any) -> Any:
+    def _resolve_manager_model(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
         arguments = cast("Mapping[str, Any]", data)
         return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
 
 
-class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Work):
-    """Tasks and the rules they run under; its fields are those of its bases, the last one's first."""
+class EnsembleDefinition(Watched, Reflects, WithMemory, Leadership, RunRules, Work):
+    """Tasks and the rules that they run under. It has the fields of all bases, the last base first."""
 
     _levels: Levels | None = PrivateAttr(default=None)
 
     @property
     def levels(self) -> Levels | None:
-        """Where its tasks stand in the tree of a map-reduce; None: they are no such tree."""
+        """Map-reduce level of each task; None: it is not the plan of a map-reduce."""
         return self._levels
 
     def with_levels(self, levels: Levels) -> Self:
-        """Return this ensemble, its tasks being the tree of a map-reduce; one with other tasks is none again."""
+        """Return this ensemble with its tasks as the tree of a map-reduce. A copy with other tasks loses the levels."""
         placed = self.model_copy()
-        placed._levels = levels  # noqa: SLF001  a copy of its own
+        placed._levels = levels  # noqa: SLF001  a copy of this class
         return placed
 
     def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
         """Return this ensemble with another task list.
 
         Raises:
-            ValueError: there is none, or one of them is None.
+            ValueError: the list is empty, or a task is None.
         """
         entries = to_tuple(tasks)
         if not entries:
@@ -345,3 +261,73 @@ class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Wor
             if task is None:
                 raise ValidationError(f"tasks[{index}] must not be None")
         return self.replace(tasks=entries)
+
+
+def check_roles(roles: Sequence[str]) -> None:
+    """Refuse roles of workers that a delegation could not distinguish, and the role of the manager (S-HIER-4).
+
+    Args:
+        roles: One per worker, in order; an agent with several tasks counts once.
+
+    Raises:
+        ValidationError: a role is reserved (checked first), or appears twice.
+    """
+    for role in roles:
+        if spoken_role(role) == _RESERVED_ROLE:
+            raise ValidationError(
+                "Agent role 'Manager' is reserved for the virtual manager in HIERARCHICAL workflow. "
+                f"Choose a different role for agent '{role}'."
+            )
+    seen: set[str] = set()
+    for role in roles:
+        if spoken_role(role) in seen:
+            raise ValidationError(
+                f"Duplicate agent role '{role}' detected in HIERARCHICAL workflow. "
+                "All agent roles must be unique (case-insensitive) to avoid ambiguous delegation."
+            )
+        seen.add(spoken_role(role))
+
+
+def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:
+    """Check constraints in the order of S-HIER-30 to S-HIER-37.
+
+    Args:
+        constraints: None: no check.
+        roles: Roles of all workers, matched exactly (S-HIER-38); None: not all are known, so unknown roles are accepted.
+
+    Raises:
+        ValidationError: the first rule that is broken.
+    """
+    if constraints is None:
+        return
+
+    allowed = constraints.allowed_workers
+    _check_known("allowed_workers", allowed, roles)
+    _check_known("required_workers", constraints.required_workers, roles)
+    for role in constraints.required_workers:
+        if allowed and role not in allowed:
+            raise _broken(f"required_workers contains '{role}' which is not in allowed_workers")
+    _check_known("max_calls_per_worker", constraints.max_calls_per_worker, roles)
+    for role, cap in constraints.max_calls_per_worker.items():
+        if cap <= 0:
+            raise _broken(f"max_calls_per_worker value for '{role}' must be > 0, got: {cap}")
+    if constraints.global_max_delegations < 0:
+        raise _broken(f"global_max_delegations must be >= 0, got: {constraints.global_max_delegations}")
+    staged = [role for stage in constraints.required_stages for role in stage]
+    _check_known("required_stages", staged, roles)
+    # A stage contains a role once, so a second mention is in another stage (S-HIER-38).
+    seen: set[str] = set()
+    for role in staged:
+        if role in seen:
+            raise _broken(f"required_stages contains duplicate agent role '{role}' in multiple stages")
+        seen.add(role)
+
+
+def _check_known(field: str, named: Collection[str], roles: Sequence[str] | None) -> None:
+    for role in named:
+        if roles is not None and role not in roles:
+            raise _broken(f"{field} references unknown agent: '{role}'")
+
+
+def _broken(text: str) -> ValidationError:
+    return ValidationError(f"HierarchicalConstraints.{text}")

@@ -1,7 +1,7 @@
-"""Kinds of fields that definitions share: what a user may write, and what is read back.
+"""Types and checks of fields that definitions share.
 
-A field such as `Agent.llm` accepts more than it gives: a model or a string, always read as a model. Type checkers are
-told so with a descriptor type (`Accepts`); pydantic is told with a validator. Both stand side by side here.
+A field such as `Agent.llm` accepts a model or a string, and always reads as a model. Type checkers see a descriptor
+(`Accepts`); pydantic sees a validator. This module defines both.
 """
 
 from __future__ import annotations
@@ -29,164 +29,66 @@ from ensemble_ray.values.value import Accepts, Duration, RateLimit, Value, to_tu
 
 
 class Workflow(StrEnum):
-    """How the tasks of an ensemble follow each other."""
+    """Order of the tasks of an ensemble."""
 
     #: one at a time, in list order
     SEQUENTIAL = "sequential"
-    #: a manager hands tasks to workers
+    #: a manager delegates tasks to workers
     HIERARCHICAL = "hierarchical"
     #: each as soon as its context tasks are done
     PARALLEL = "parallel"
 
 
 class ParallelErrorStrategy(StrEnum):
-    """What a failed task does to the others of a parallel run."""
+    """Effect of a failed task on the others of a parallel run."""
 
-    #: nothing new starts
+    #: no new task starts
     FAIL_FAST = "fail_fast"
-    #: only what depends on it is skipped
+    #: only the tasks that depend on it are skipped
     CONTINUE_ON_ERROR = "continue_on_error"
 
 
 class Durability(StrEnum):
-    """How safe a run's facts are before it goes on."""
+    """When a run's facts are committed."""
 
-    #: committed before the next step depends on them; nothing recorded is ever repeated
+    #: before the next step depends on them; a recorded step never runs again
     EFFECTS = "effects"
-    #: committed within 200 ms, and at the run's end; a crash may repeat what was not committed yet
+    #: within 200 ms, and at the run's end; after a crash, steps that were not committed may run again
     RUN = "run"
-    #: nothing is written; the run cannot be looked at later, nor resumed
+    #: never; the run has no record, and cannot be inspected later or resumed
     OFF = "off"
 
 
 class OnUnknown(StrEnum):
-    """What becomes of a tool call that was begun before a crash and has no recorded result."""
+    """Handling of a tool call that began before a crash and has no recorded result."""
 
-    #: the model is told that the outcome is unknown, and decides
+    #: the model sees that the outcome is unknown, and decides
     TELL_MODEL = "tell_model"
     #: the task fails
     FAIL = "fail"
-    #: a person is asked at the terminal
+    #: a person decides at the terminal
     ASK = "ask"
 
 
 E = TypeVar("E")
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
-#: Numbers as numbers: "3" and True are refused, so that a check of the range cannot be passed by.
+#: Strict, so that "3" and True cannot bypass a check of the range.
 StrictInt = Annotated[int, Strict()]
-#: Without halves of surrogate pairs, which a team file can hold and nothing can be sent or written with (S-SEC-56).
+#: Without lone surrogates: a team file can contain them, but they cannot be sent or written (S-SEC-56).
 StrictText = Annotated[str, Strict(), AfterValidator(whole_text)]
-#: An amount of money; whole numbers are taken too.
+#: A number with a fraction; integers are accepted too.
 StrictAmount = Annotated[float, Strict()]
 
 
-# Checks. Each runs before pydantic's own, in the order that the specification lists (S-CONV-14).
-
-
-def check_text(value: object, message: str) -> None:
-    """Refuse a text that is missing, empty or blank; other types are left to pydantic."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise ValidationError(message)
-
-
-def check_positive(value: object, message: str) -> None:
-    """Refuse a number that is 0 or less; what is no number is left to pydantic."""
-    if isinstance(value, int | float) and value <= 0:
-        raise ValidationError(f"{message}, got: {value}")
-
-
-def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
-    """Return the tools of an agent or a task as a tuple.
-
-    Args:
-        value: What the user gave.
-        subject: How a message begins: `Tool` or `Task tool`.
-
-    Raises:
-        ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the first bad entry is reported.
-    """
-    entries = to_tuple(value)
-    if not entries:
-        return ()
-    from ensemble_ray.tools.registry import check_tool_entry  # only agents with tools pay for it
-
-    for index, entry in enumerate(entries):
-        problem = check_tool_entry(entry, index, prefix=subject)
-        if problem is not None:
-            raise ValidationError(problem)
-    return entries
-
-
-# Models and their limits.
-
-
-def resolve_model(value: object) -> ChatModel | None:
-    """Return the model that was meant: itself, or the one that a string names (S-CONV-19); None stays None.
-
-    Raises:
-        ValidationError: it is no model, or the string names no known kind of model.
-    """
-    # Not isinstance: checking a protocol at run time costs more than all other checks of a definition together.
-    if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
-        return cast("ChatModel | None", value)
-    from ensemble_ray.llm.factory import resolve_llm  # models given as objects do not need it
-
-    return resolve_llm(value)
-
-
-def check_models(value: object, subject: str) -> dict[str, ChatModel]:
-    """Return the models that the runs of an ensemble can be told to ask, by name (S-CTL-10).
-
-    Raises:
-        ValidationError: a name is none, or one of them is no model.
-    """
-    if not isinstance(value, Mapping | None):
-        raise ValidationError(f"{subject} models must be given by their names, got: {type(value).__name__}")
-    found: dict[str, ChatModel] = {}
-    for name, given in cast("Mapping[object, object]", value or {}).items():
-        model = resolve_model(given) if isinstance(name, str) and name.strip() else None
-        if model is None:
-            raise ValidationError(f"{subject} models: each has a name that is not blank, and is a model; got: {name!r}")
-        found[str(name)] = model
-    return found
-
-
-def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
-    """Return the model held to that limit; one already held to an equal limit stays as it is, with its bucket."""
-    if limit is None:
-        return model
-    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
-
-    if isinstance(model, RateLimitedChatModel) and model.rate_limit == limit:
-        return model
-    return RateLimitedChatModel.of(model, limit)
-
-
-def limit_own_model(arguments: Mapping[str, object]) -> ChatModel | None:
-    """Return a definition's model as it is kept: resolved, and under its own limit (S-RATE-30, S-RATE-31)."""
-    model, limit = resolve_model(arguments.get("llm")), arguments.get("rate_limit")
-    # A limit of another type is refused by pydantic a moment later.
-    if model is None or not isinstance(limit, RateLimit):
-        return model
-    return limit_model(model, limit)
-
-
-def replace_limit(
-    model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
-) -> Mapping[str, object]:
-    """Return changes for `replace` in which a new limit takes the place of the old one instead of standing above it."""
-    if limit is None or model is None or "rate_limit" not in changes or "llm" in changes:
-        return changes
-    return {**changes, "llm": getattr(model, "delegate", model)}
-
-
-# Fields that accept more than they give.
+def initially(value: object) -> Any:
+    """Return a default, for fields that type checkers see as a descriptor and pydantic as a plain type."""
+    return value
 
 
 def nearest(value: str, known: Sequence[str]) -> str:
-    """Return ` Did you mean 'x'?` for the known word nearest to a value; "" where none is near."""
-    import difflib  # only mistakes pay for it
+    """Return ` Did you mean 'x'?` for the known word nearest to a value; "" if no word is near."""
+    import difflib  # needed only for mistakes
 
     close = difflib.get_close_matches(value.lower(), known, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
@@ -206,23 +108,16 @@ def to_member(enum_type: type[_Enum], field: str) -> Callable[[object], object]:
     return convert
 
 
-_to_on_unknown = to_member(OnUnknown, "on_unknown")
-
-
-def _on_unknown_of(value: object) -> object:
+def _to_on_unknown(value: object) -> object:
     if isinstance(value, str) or callable(value):
-        return _to_on_unknown(value)
+        return to_member(OnUnknown, "on_unknown")(value)
     raise ValidationError(
         f"Ensemble on_unknown must be a callable or one of [{', '.join(OnUnknown)}], got: {type(value).__name__}"
     )
 
 
-def initially(value: object) -> Any:
-    """Return a default, for fields whose type is a descriptor to type checkers and a plain type at run time."""
-    return value
-
-
 if TYPE_CHECKING:
+    CopiedMapping = Mapping
     ModelField = Accepts[ChatModel, ChatModel | str]
     ModelCatalogField = Accepts[Mapping[str, ChatModel], Mapping[str, ChatModel | str] | None]
     OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
@@ -236,21 +131,31 @@ if TYPE_CHECKING:
     OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
     #: a `timedelta`, or seconds
     OptionalDurationField = Accepts[timedelta | None, timedelta | float | None]
-    #: a word, or a callable that is asked with an `UnknownEffect`
+    #: a word, or a function of an `UnknownEffect`
     OnUnknownField = Accepts[OnUnknown | Callable[[Any], object], OnUnknown | str | Callable[[Any], object]]
-    #: listeners to one kind of event: a callable or several
+    #: listeners to one kind of event: one callable or several
     Callbacks = Accepts[
         tuple[Callable[[E], object], ...], Callable[[E], object] | Sequence[Callable[[E], object]] | None
     ]
 else:
 
+    class CopiedMapping:
+        """A copy of a mapping; None is an empty one."""
+
+        def __class_getitem__(cls, types: tuple[object, object]) -> object:
+            return Annotated[
+                Mapping[types],
+                BeforeValidator(lambda value: {} if value is None else value),
+                AfterValidator(dict),
+            ]
+
     class Callbacks:
-        """A tuple of callables, whichever event they take."""
+        """A tuple of callables, whatever event they accept."""
 
         def __class_getitem__(cls, event: object) -> object:
             return Annotated[tuple[Callable[..., object], ...], BeforeValidator(to_tuple)]
 
-    # Checked by the definition itself, in its place among the other checks.
+    # Definitions check these fields themselves, in the order of the specification.
     ModelField = Annotated[ChatModel, SkipValidation]
     ModelCatalogField = Annotated[Mapping[str, ChatModel], SkipValidation]
     OptionalModelField = Annotated[ChatModel | None, SkipValidation]
@@ -265,31 +170,31 @@ else:
     ReviewWaitField = Annotated[ReviewWait, BeforeValidator(to_member(ReviewWait, "review_wait"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
-    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_on_unknown_of)]
+    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_to_on_unknown)]
 
 
 class Identified(Value):
-    """A frozen value that is equal to nothing but itself, its copies by pickling and its internal rewrites."""
+    """A frozen value with an id. It is equal only to itself, to its unpickled copies and to its rewritten forms."""
 
     _object_id: str = PrivateAttr(default_factory=new_object_id)
 
     @property
     def object_id(self) -> str:
         """The hidden id."""
-        # Read past pydantic's attribute hook: planning asks for it several times per task, and the hook costs 1 us.
-        # Nor through `cast`, whose call costs as much as all the rest.
+        # Bypasses pydantic's attribute hook, which costs 1 us: planning reads the id several times per task.
+        # A call of `cast` would cost as much as the rest of this method.
         private: Any = self.__pydantic_private__
         object_id: str = private["_object_id"]
         return object_id
 
     def rewritten(self, **changes: object) -> Self:
-        """Return the same one with fields changed: it keeps its id, unvalidated; for the library's own use."""
+        """Return this value with fields changed, not validated; it keeps its id. For the library only."""
         return self.model_copy(update=changes)
 
     def duplicated(self, **changes: object) -> Self:
-        """Return another one with fields changed: it has an id of its own, unvalidated; for the library's own use."""
+        """Return another value with fields changed, not validated; it has a new id. For the library only."""
         copy = self.model_copy(update=changes)
-        copy._object_id = new_object_id()  # noqa: SLF001  of the same class
+        copy._object_id = new_object_id()  # noqa: SLF001  a copy of this class
         return copy
 
     def __eq__(self, other: object) -> bool:
@@ -303,18 +208,18 @@ class Identified(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """A place that a loader understands, and what was chosen in place of what stands there."""
+    """Source of a definition: a place that a loader understands, and the options that were chosen."""
 
-    #: a YAML path or `module:attribute`; empty: it was made by a program, and only that has it
+    #: a YAML path or `module:attribute`; empty: a program made the definition, and no loader can make it again
     place: str = ""
     #: options of the loader: `llm`, `workflow`, `directory`; all others are arguments of the callable that made it
     overrides: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: what a team without a name is called whose place says nothing to people; empty: as its place says
+    #: default name of the team, if the place has no readable name; empty: the name follows from the place
     called: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
-        """What a team without a name is called: the stem of its file, or its attribute; empty: a program made it (S-DOM-84)."""
+        """Default name of the team: the stem of its file, or its attribute; empty if a program made it (S-DOM-84)."""
         if self.called:
             return self.called
         is_file = self.place.lower().endswith((".yaml", ".yml"))
@@ -322,14 +227,10 @@ class Origin:
 
 
 class TeamModel:
-    """Stands for the model of the ensemble that an agent runs in (S-DOM-72)."""
+    """Placeholder for the model of the ensemble that an agent runs in (S-DOM-72)."""
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Refuse to answer.
-
-        Raises:
-            IllegalStateError: always.
-        """
+        """Raise IllegalStateError: a run replaces this object by a model."""
         del messages, tools
         raise IllegalStateError("This agent uses its team's llm, which it has only in a run")
 
@@ -337,25 +238,127 @@ class TeamModel:
         return "team's llm"
 
     def __reduce__(self) -> str:
-        return "TEAM_MODEL"  # there is one in each process
+        return "TEAM_MODEL"  # one object per process
 
 
-#: The only one.
 TEAM_MODEL = TeamModel()
 
+
+# Checks. Each runs before the checks of pydantic, in the order of the specification (S-CONV-14). Pydantic refuses values
+# of a wrong type, so these checks ignore them.
+
+
+def check_text(value: object, message: str) -> None:
+    """Refuse a text that is missing, empty or blank."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise ValidationError(message)
+
+
+def check_positive(value: object, message: str) -> None:
+    """Refuse a number that is 0 or less."""
+    if isinstance(value, int | float) and value <= 0:
+        raise ValidationError(f"{message}, got: {value}")
+
+
+def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
+    """Return the tools of an agent or a task as a tuple.
+
+    Args:
+        value: The argument of the user.
+        subject: First words of a message: `Tool` or `Task tool`.
+
+    Raises:
+        ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the message names the first bad entry.
+    """
+    entries = to_tuple(value)
+    if not entries:
+        return ()
+    from ensemble_ray.tools.registry import check_tool_entry  # needed only with tools
+
+    for index, entry in enumerate(entries):
+        problem = check_tool_entry(entry, index, prefix=subject)
+        if problem is not None:
+            raise ValidationError(problem)
+    return entries
+
+
+# Models and their limits.
+
+
+def resolve_model(value: object) -> ChatModel | None:
+    """Return a model as it is, or the model that a string names (S-CONV-19); None stays None.
+
+    Raises:
+        ValidationError: the value is no model, or the string names no known kind of model.
+    """
+    # Not isinstance: checking a protocol at run time costs more than all other checks of a definition together.
+    if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
+        return cast("ChatModel | None", value)
+    from ensemble_ray.llm.factory import resolve_llm  # needed only for strings
+
+    return resolve_llm(value)
+
+
+def check_models(value: object, subject: str) -> dict[str, ChatModel]:
+    """Return the models that the runs of an ensemble can be switched to, by name (S-CTL-10).
+
+    Raises:
+        ValidationError: a name is blank or no text, or a value is no model.
+    """
+    if not isinstance(value, Mapping | None):
+        raise ValidationError(f"{subject} models must be given by their names, got: {type(value).__name__}")
+    found: dict[str, ChatModel] = {}
+    for name, given in cast("Mapping[object, object]", value or {}).items():
+        model = resolve_model(given) if isinstance(name, str) and name.strip() else None
+        if model is None:
+            raise ValidationError(f"{subject} models: each has a name that is not blank, and is a model; got: {name!r}")
+        found[str(name)] = model
+    return found
+
+
+def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
+    """Return the model under that limit. A model under an equal limit is returned as it is, with its bucket."""
+    if limit is None:
+        return model
+    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only with limits
+
+    if isinstance(model, RateLimitedChatModel) and model.rate_limit == limit:
+        return model
+    return RateLimitedChatModel.of(model, limit)
+
+
+def limit_own_model(arguments: Mapping[str, object]) -> ChatModel | None:
+    """Return the model of a definition: resolved, and under the definition's limit (S-RATE-30, S-RATE-31)."""
+    model, limit = resolve_model(arguments.get("llm")), arguments.get("rate_limit")
+    # pydantic refuses a limit of another type later
+    if model is None or not isinstance(limit, RateLimit):
+        return model
+    return limit_model(model, limit)
+
+
+def replace_limit(
+    model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return changes for `replace` in which a new limit replaces the old one instead of being added to it."""
+    if limit is None or model is None or "rate_limit" not in changes or "llm" in changes:
+        return changes
+    return {**changes, "llm": getattr(model, "delegate", model)}
+
+
+# Templates. Names in braces are variables; in two pairs of braces they are text.
 
 _IN_BRACES = re.compile(r"\{(\w+)\}")
 _ESCAPED = re.compile(r"\{\{(\w+)\}\}")
 _VARIABLE = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")
 
-#: How many characters before and behind a name in braces tell where it comes from.
+#: Number of characters before and after a name in braces that identify its source.
 _AROUND = 16
-#: With so many on one side, those of the other side do not matter: user code may have cut the text there.
+#: This many equal characters on one side suffice: user code may have cut the text on the other side.
 _ENOUGH = 4
 
 
 def escape_template(text: str) -> str:
-    """Return the template that resolves to that very text, whatever stands in its braces.
+    """Return the template that resolves to exactly this text.
 
     Examples:
         >>> escape_template("{a} of {1, 2}")
@@ -365,7 +368,7 @@ def escape_template(text: str) -> str:
 
 
 def unescape_template(template: str) -> str:
-    """Return the text that `escape_template` was given.
+    """Return the argument of `escape_template` that produced this template.
 
     Examples:
         >>> unescape_template("{{a}} of {1, 2}")
@@ -375,7 +378,7 @@ def unescape_template(template: str) -> str:
 
 
 def braced_texts(data: object) -> tuple[str, ...]:
-    """Return the texts inside of data, such as an item with all that it contains, that have a name in braces.
+    """Return the texts in a value, at any depth, that contain a name in braces.
 
     Examples:
         >>> braced_texts({"text": "say {a}!", "notes": ["none"]})
@@ -385,7 +388,7 @@ def braced_texts(data: object) -> tuple[str, ...]:
 
 
 def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> str:
-    """Put the values of inputs into a text that user code made; what its data has in braces stays (S-MR-203).
+    """Fill in inputs in a text that user code made of a template and data; braces of the data stay (S-MR-203).
 
     Args:
         text: Made of a template and of data.
@@ -404,7 +407,7 @@ def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> 
 
 
 def escape_data(text: str, data: Collection[str]) -> str:
-    """Return the template that user code made of a template and of data, with what its data has in braces as text (S-MR-203).
+    """Return the template that user code made of a template and data, with the braces of the data escaped (S-MR-203).
 
     Examples:
         >>> escape_data("Put into {language}: a {language} course", ["a {language} course"])
@@ -417,7 +420,7 @@ def escape_data(text: str, data: Collection[str]) -> str:
 
 
 def _data_finder(text: str, names: Collection[str], data: Collection[str]) -> Callable[[re.Match[str]], bool]:
-    """Return what tells whether a name in braces, found in the text, comes from data."""
+    """Return a predicate: does this match of a name in braces originate in data?"""
     places = _places_in(data, names) if names else frozenset()
     shapes = {(None if left is None else len(left), None if right is None else len(right)) for _, left, right in places}
 
@@ -437,10 +440,10 @@ def _data_finder(text: str, names: Collection[str], data: Collection[str]) -> Ca
 
 
 def _places_in(data: Iterable[str], names: Collection[str]) -> frozenset[tuple[str, str | None, str | None]]:
-    """Return where these names are in braces: each with the characters before and behind it; None: any."""
+    """Return each occurrence of these names in braces, with the characters before and after it; None: any."""
     places: set[tuple[str, str | None, str | None]] = set()
     for text in data:
-        # As user code may show it: as it is, or inside of Python's or JSON's text of a value.
+        # User code may show the text as it is, or in Python's or JSON's form of a value.
         for form in {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}:
             for found in _IN_BRACES.finditer(form):
                 if found[1] in names:
@@ -458,8 +461,8 @@ def _around(text: str, found: re.Match[str]) -> tuple[str, str]:
 
 
 def _texts_of(data: object) -> Iterator[str]:
-    """Yield all texts that a value contains, those inside of its attributes included."""
-    #: with whether a value is an attribute: of those, only objects that are data themselves are looked into
+    """Yield all texts that a value contains, also in attributes."""
+    # Each entry says whether the value is an attribute. Attributes of attributes count only in dataclasses and models.
     waiting, seen = [(data, False)], set[int]()
     while waiting:
         value, is_attribute = waiting.pop()

@@ -1,7 +1,6 @@
-"""A graph: a state machine of tasks and loops, and the edges between its states.
+"""Graphs: state machines with tasks and loops as states, and edges between them.
 
-In: what the user declares. Out: frozen values that are complete in themselves; what a graph has to do with its ensemble is checked
-at the start of a run (`unit_checks`).
+The start of a run checks a graph against its ensemble (`validation`).
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.task_output import GraphRoutingContext
 from ensemble_ray.values.value import Accepts, OneOrMany, Value, to_tuple
 
-#: Where a run of a graph ends; no state may have this name.
+#: End of a graph; no state may have this name.
 END = "__END__"
-#: Whether an edge is taken, sync or async.
+#: Decides whether to follow an edge; sync or async.
 Condition: TypeAlias = Callable[[GraphRoutingContext], bool | Awaitable[bool]]
-#: Fewer branches than that are no fork and no join.
+#: Fewest branches of a fork or a join.
 _LEAST_BRANCHES = 2
+#: Lengths of tuples in place of an edge: without and with a condition.
+_EDGE_LENGTHS = (2, 3)
 
 
 class _Entry(Value):
     @model_validator(mode="before")
     @classmethod
     def _keep_blanks(cls, data: Any) -> Any:
-        """Keep a state that is missing as a blank one: the graph refuses it, and names itself and the edge (S-GRAPH-14)."""
+        """Replace a missing state by a blank text. The graph refuses it with a message that names the edge (S-GRAPH-14)."""
         if not isinstance(data, Mapping):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
@@ -53,8 +54,8 @@ class GraphEdge(_Entry):
     Attributes:
         from_state: Name of a state.
         to_state: Name of a state, or `Graph.END`.
-        condition: Asked with a `GraphRoutingContext`, sync or async: whether to go there; None: always.
-        label: What plans, traces and messages call it.
+        condition: Decides about the edge: a function of a `GraphRoutingContext`, sync or async; None: always.
+        label: Its name in plans, traces and messages.
     """
 
     from_state: StrictText = Field(kw_only=False)
@@ -76,12 +77,12 @@ class GraphFork(_Entry):
 
 
 class GraphJoin(_Entry):
-    """From several branches to one state, when enough of them have arrived.
+    """From several branches to one state, after enough of them have arrived.
 
     Attributes:
         from_states: Names of the last states of the branches, at least two.
         to_state: Name of a state, or `Graph.END`.
-        count: How many branches have to arrive; the others are cancelled then. None: all.
+        count: Branches that must arrive; then the others are cancelled. None: all.
     """
 
     from_states: OneOrMany[StrictText] = Field(kw_only=False)
@@ -89,17 +90,171 @@ class GraphJoin(_Entry):
     count: StrictInt | None = None
 
 
-def check_edges(graph: str, edges: Sequence[GraphEdge | GraphFork | GraphJoin], states: Sequence[str]) -> None:
-    """Check the edges of a graph against its states (S-GRAPH-14, S-GRAPH-15, S-GRAPH-112 to S-GRAPH-114).
+class MaxStepsAction(StrEnum):
+    """Result of a graph that reaches its limit."""
 
-    Args:
-        graph: How messages begin: `Graph 'triage'`.
-        edges: In declared order.
-        states: Names, in declared order.
+    #: the output of the last step
+    RETURN_LAST = "return_last"
+    #: the run fails with `MaxGraphStepsExceededError`
+    THROW = "throw"
+    #: the output of the last step, and `was_graph_terminated_by_max_steps` is true
+    RETURN_WITH_FLAG = "return_with_flag"
 
-    Raises:
-        ValidationError: the first edge that leads from or to nowhere; states that nothing leads out of.
+
+Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
+#: A short `GraphEdge`: from, to, and the condition.
+EdgeTuple: TypeAlias = tuple[str, str] | tuple[str, str, Condition | None]
+
+if TYPE_CHECKING:
+    _Action = Accepts[MaxStepsAction, MaxStepsAction | str]
+    _Names = Accepts[frozenset[str], str | frozenset[str] | set[str] | Sequence[str] | None]
+    _Edges = Accepts[Sequence[Edge], Edge | EdgeTuple | Sequence[Edge | EdgeTuple] | None]
+else:
+    _Edges = Annotated[Sequence[Edge], SkipValidation]
+    _Action = Annotated[MaxStepsAction, BeforeValidator(to_member(MaxStepsAction, "on_max_steps"))]
+    _Names = Annotated[frozenset[str], BeforeValidator(lambda value: frozenset(to_tuple(value)))]
+
+
+class Graph(Identified):
+    """A state machine: after each state, the first of its edges that matches names the next state.
+
+    Like a task it is equal only to itself.
+
+    Attributes:
+        name: Its name in histories, traces and messages.
+        states: A task or a loop for each state, by the state's name.
+        edges: From state to state, tried in this order: `GraphEdge`s, or tuples of two states and a condition. Forks and
+            joins are in the same list.
+        start: Name of the first state.
+        max_steps: Most steps.
+        on_max_steps: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        inject_feedback_on_revisit: Whether a state that is visited again sees its previous output.
+        no_feedback_states: Names of states that never see it.
     """
+
+    #: target of an edge that ends the graph
+    END: ClassVar[str] = END
+
+    name: StrictText = Field(kw_only=False)
+    states: Annotated[Mapping[str, Task | Loop], SkipValidation] = Field(kw_only=False)
+    edges: _Edges
+    start: StrictText
+    max_steps: StrictInt = 50
+    on_max_steps: _Action = initially(MaxStepsAction.RETURN_LAST)
+    inject_feedback_on_revisit: bool = True
+    no_feedback_states: _Names = initially(frozenset())
+
+    __hash__ = Identified.__hash__
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The states that are loops, in declared order."""
+        return tuple(state for state in self.states.values() if isinstance(state, Loop))
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks of its states, in declared order; a loop is replaced by its body."""
+        return tuple(
+            task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
+        )
+
+    def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
+        """Return this graph with rewritten tasks, by their ids. For the library only."""
+        return self.rewritten(
+            states={
+                name: state.with_tasks_of(tasks) if isinstance(state, Loop) else tasks[state.object_id]
+                for name, state in self.states.items()
+            }
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """Check the fields in the order of S-GRAPH-10 to S-GRAPH-16."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        name = arguments.get("name")
+        check_text(name, "Graph name must be non-blank")
+        states = arguments["states"] = _check_states(f"Graph '{name}'", arguments.get("states"))
+        steps = arguments.get("max_steps")
+        if isinstance(steps, int | float) and steps < 1:
+            raise ValidationError(f"Graph '{name}' max_steps must be >= 1, got: {steps}")
+        _check_start(f"Graph '{name}'", arguments.get("start"), states)
+        edges = arguments["edges"] = _to_edges(f"Graph '{name}'", arguments.get("edges"))
+        _check_edges(f"Graph '{name}'", edges, list(states))
+        silent = arguments.get("no_feedback_states")
+        for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else to_tuple(silent):
+            if state not in states:
+                raise ValidationError(f"Graph '{name}' no_feedback state '{state}' is not a declared state")
+        return arguments
+
+
+def _check_states(subject: str, value: object) -> dict[str, Task | Loop]:
+    """S-GRAPH-11."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ValidationError(f"{subject} states must be a dict of names and tasks, got: {type(value).__name__}")
+    states = dict(cast("Mapping[object, object]", value or {}))
+    if not states:
+        raise ValidationError(f"{subject} must declare at least one state")
+    for state, member in states.items():
+        if state is None or (isinstance(state, str) and not state.strip()):
+            raise ValidationError(f"{subject} has a blank state name")
+        if not isinstance(state, str):
+            raise ValidationError(f"{subject} state names must be texts, got: {type(state).__name__}")
+        if state == END:
+            raise ValidationError(
+                f"{subject} cannot use the reserved state name '{END}'. END is implicit; declare an edge targeting "
+                "Graph.END instead."
+            )
+        if member is None:
+            raise ValidationError(f"{subject} state '{state}' has a null Task")
+        if not isinstance(member, Task | Loop):
+            raise ValidationError(f"{subject} state '{state}' must be a Task or a Loop, got: {type(member).__name__}")
+    return cast("dict[str, Task | Loop]", states)
+
+
+def _check_start(subject: str, start: object, states: Mapping[str, object]) -> None:
+    """S-GRAPH-13."""
+    check_text(start, f"{subject} must declare a start state")
+    if start == END:
+        raise ValidationError(f"{subject} start state cannot be Graph.END (the graph would never run)")
+    if start not in states:
+        raise ValidationError(
+            f"{subject} start state '{start}' is not a declared state. Known states: [{', '.join(states)}]"
+        )
+
+
+def _to_edges(subject: str, value: object) -> tuple[Edge, ...]:
+    entries = to_tuple(value)
+    if isinstance(value, tuple) and isinstance(entries[0] if entries else None, str):
+        entries = (entries,)  # one edge
+    edges: list[Edge] = []
+    for index, entry in enumerate(entries):
+        edge = (
+            _to_edge(cast("tuple[object, ...]", entry), f"{subject} edge[{index}]")
+            if isinstance(entry, tuple)
+            else entry
+        )
+        if not isinstance(edge, GraphEdge | GraphFork | GraphJoin):
+            found = "None" if entry is None else type(entry).__name__
+            raise ValidationError(f"{subject} edge[{index}] must be a GraphEdge, GraphFork or GraphJoin, got: {found}")
+        edges.append(edge)
+    return tuple(edges)
+
+
+def _to_edge(parts: tuple[object, ...], subject: str) -> GraphEdge:
+    """Return the edge in the form of a tuple (S-GRAPH-128)."""
+    if len(parts) not in _EDGE_LENGTHS:
+        raise ValidationError(f"{subject} must be a tuple (from, to) or (from, to, condition), got {len(parts)} values")
+    try:
+        return GraphEdge(*cast("tuple[Any, ...]", parts))
+    except ValidationError as error:
+        raise ValidationError(f"{subject}: {error}") from None
+
+
+def _check_edges(graph: str, edges: Sequence[GraphEdge | GraphFork | GraphJoin], states: Sequence[str]) -> None:
+    """Check the edges of a graph against its states (S-GRAPH-14, S-GRAPH-15, S-GRAPH-112 to S-GRAPH-114)."""
     leaving: set[str] = set()
     for index, edge in enumerate(edges):
         subject = f"{graph} edge[{index}]"
@@ -146,176 +301,3 @@ def _check_branches(subject: str, verb: str, branches: Sequence[str]) -> None:
         raise ValidationError(f"{subject} must {verb} at least two states, got: [{', '.join(branches)}]")
     if len(set(branches)) < len(branches):
         raise ValidationError(f"{subject} names a state more than once: [{', '.join(branches)}]")
-
-
-#: Of the tuples that stand for an edge: without a condition, and with one.
-_EDGE_LENGTHS = (2, 3)
-
-
-class MaxStepsAction(StrEnum):
-    """What happens when the cap ends a graph."""
-
-    #: the last step counts
-    RETURN_LAST = "return_last"
-    #: the run fails with `MaxGraphStepsExceededError`
-    THROW = "throw"
-    #: the last step counts, and `was_graph_terminated_by_max_steps` says so
-    RETURN_WITH_FLAG = "return_with_flag"
-
-
-#: What may stand among the edges of a graph.
-Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
-#: A `GraphEdge` in short: from, to, and the condition.
-EdgeTuple: TypeAlias = tuple[str, str] | tuple[str, str, Condition | None]
-
-
-def _names_of(value: object) -> object:
-    return frozenset(to_tuple(value))
-
-
-if TYPE_CHECKING:
-    _Action = Accepts[MaxStepsAction, MaxStepsAction | str]
-    _Names = Accepts[frozenset[str], str | frozenset[str] | set[str] | Sequence[str] | None]
-    _Edges = Accepts[Sequence[Edge], Edge | EdgeTuple | Sequence[Edge | EdgeTuple] | None]
-else:
-    _Edges = Annotated[Sequence[Edge], SkipValidation]
-    _Action = Annotated[MaxStepsAction, BeforeValidator(to_member(MaxStepsAction, "on_max_steps"))]
-    _Names = Annotated[frozenset[str], BeforeValidator(_names_of)]
-
-
-class Graph(Identified):
-    """A state machine: after each state, the first of its edges that matches names the next one.
-
-    Like a task it is equal only to itself.
-
-    Attributes:
-        name: What histories, traces and messages call it.
-        states: What is run in each state, a task or a loop, by the state's name.
-        edges: From state to state, tried in this order: `GraphEdge`s, or tuples of two states and a condition. Forks and
-            joins stand among them.
-        start: Name of the first state.
-        max_steps: How many steps there are at most.
-        on_max_steps: What happens when that ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
-        inject_feedback_on_revisit: Whether a state that is visited again is shown its previous output.
-        no_feedback_states: Names of states that never are.
-    """
-
-    #: where a run of a graph ends; an edge may lead there
-    END: ClassVar[str] = END
-
-    name: StrictText = Field(kw_only=False)
-    states: Annotated[Mapping[str, Task | Loop], SkipValidation] = Field(kw_only=False)
-    edges: _Edges
-    start: StrictText
-    max_steps: StrictInt = 50
-    on_max_steps: _Action = initially(MaxStepsAction.RETURN_LAST)
-    inject_feedback_on_revisit: bool = True
-    no_feedback_states: _Names = initially(frozenset())
-
-    __hash__ = Identified.__hash__
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        """The states that are loops, in declared order."""
-        return tuple(state for state in self.states.values() if isinstance(state, Loop))
-
-    @property
-    def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks of its states, in declared order, a loop's body in its place."""
-        return tuple(
-            task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
-        )
-
-    def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
-        """Return the same graph with rewritten tasks, by their ids; for the library's own use."""
-        return self.rewritten(
-            states={
-                name: state.with_tasks_of(tasks) if isinstance(state, Loop) else tasks[state.object_id]
-                for name, state in self.states.items()
-            }
-        )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, data: Any) -> Any:
-        """Check the fields in the order of the specification (S-GRAPH-10 to S-GRAPH-16)."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
-        name = arguments.get("name")
-        check_text(name, "Graph name must be non-blank")
-        states = arguments["states"] = _check_states(f"Graph '{name}'", arguments.get("states"))
-        steps = arguments.get("max_steps")
-        if isinstance(steps, int | float) and steps < 1:
-            raise ValidationError(f"Graph '{name}' max_steps must be >= 1, got: {steps}")
-        _check_start(f"Graph '{name}'", arguments.get("start"), states)
-        edges = arguments["edges"] = _check_kinds(f"Graph '{name}'", arguments.get("edges"))
-        check_edges(f"Graph '{name}'", edges, list(states))
-        silent = arguments.get("no_feedback_states")
-        for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else to_tuple(silent):
-            if state not in states:
-                raise ValidationError(f"Graph '{name}' no_feedback state '{state}' is not a declared state")
-        return arguments
-
-
-def _check_states(subject: str, value: object) -> dict[str, Task | Loop]:
-    """S-GRAPH-11."""
-    if value is not None and not isinstance(value, Mapping):
-        raise ValidationError(f"{subject} states must be a dict of names and tasks, got: {type(value).__name__}")
-    states = dict(cast("Mapping[object, object]", value or {}))
-    if not states:
-        raise ValidationError(f"{subject} must declare at least one state")
-    for state, member in states.items():
-        if state is None or (isinstance(state, str) and not state.strip()):
-            raise ValidationError(f"{subject} has a blank state name")
-        if not isinstance(state, str):
-            raise ValidationError(f"{subject} state names must be texts, got: {type(state).__name__}")
-        if state == END:
-            raise ValidationError(
-                f"{subject} cannot use the reserved state name '{END}'. END is implicit; declare an edge targeting "
-                "Graph.END instead."
-            )
-        if member is None:
-            raise ValidationError(f"{subject} state '{state}' has a null Task")
-        if not isinstance(member, Task | Loop):
-            raise ValidationError(f"{subject} state '{state}' must be a Task or a Loop, got: {type(member).__name__}")
-    return cast("dict[str, Task | Loop]", states)
-
-
-def _check_start(subject: str, start: object, states: Mapping[str, object]) -> None:
-    """S-GRAPH-13."""
-    check_text(start, f"{subject} must declare a start state")
-    if start == END:
-        raise ValidationError(f"{subject} start state cannot be Graph.END (the graph would never run)")
-    if start not in states:
-        raise ValidationError(
-            f"{subject} start state '{start}' is not a declared state. Known states: [{', '.join(states)}]"
-        )
-
-
-def _check_kinds(subject: str, value: object) -> tuple[Edge, ...]:
-    entries = to_tuple(value)
-    if isinstance(value, tuple) and isinstance(entries[0] if entries else None, str):
-        entries = (entries,)  # one edge
-    edges: list[Edge] = []
-    for index, entry in enumerate(entries):
-        edge = (
-            _edge_of(cast("tuple[object, ...]", entry), f"{subject} edge[{index}]")
-            if isinstance(entry, tuple)
-            else entry
-        )
-        if not isinstance(edge, GraphEdge | GraphFork | GraphJoin):
-            found = "None" if entry is None else type(entry).__name__
-            raise ValidationError(f"{subject} edge[{index}] must be a GraphEdge, GraphFork or GraphJoin, got: {found}")
-        edges.append(edge)
-    return tuple(edges)
-
-
-def _edge_of(parts: tuple[object, ...], subject: str) -> GraphEdge:
-    """Return the edge that a tuple stands for (S-GRAPH-128)."""
-    if len(parts) not in _EDGE_LENGTHS:
-        raise ValidationError(f"{subject} must be a tuple (from, to) or (from, to, condition), got {len(parts)} values")
-    try:
-        return GraphEdge(*cast("tuple[Any, ...]", parts))
-    except ValidationError as error:
-        raise ValidationError(f"{subject}: {error}") from None

@@ -1,7 +1,6 @@
-"""A loop: tasks that are repeated until a predicate holds or a cap is reached.
+"""Loops: tasks that are repeated until a predicate holds or a limit is reached.
 
-In: what the user declares. Out: a frozen value whose body is complete in itself; what it has to do with the rest of an
-ensemble is checked at the start of a run (`unit_checks`).
+The start of a run checks a loop against the rest of its ensemble (`validation`).
 """
 
 from __future__ import annotations
@@ -14,22 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import Identified, StrictInt, StrictText, check_text, initially, to_member
-from ensemble_ray.definition.task import Task, UnitOutput, name_output
+from ensemble_ray.definition.task import Task, UnitOutput, check_context
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext
 from ensemble_ray.values.value import Accepts, OneOrMany, to_tuple
 
-if TYPE_CHECKING:
-    from ensemble_ray.values.task_output import TaskOutput
-
-
-#: Whether a loop is done, sync or async.
+#: Decides whether a loop ends; sync or async.
 Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`; made by `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
+    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`.
+
+    Create it with `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
 
     Examples:
         >>> Until.text_contains("APPROVED", ignore_case=True)
@@ -37,18 +34,18 @@ class Until:
     """
 
     kind: Literal["parsed", "text_contains", "unchanged"]
-    #: that has to be in the answer
+    #: text that the answer must contain
     text: str = ""
     ignore_case: bool = False
-    #: asked with the parsed answer
+    #: called with the parsed answer
     condition: Callable[[Any], bool | Awaitable[bool]] | None = None
 
     @classmethod
     def parsed(cls, condition: Callable[[Any], bool | Awaitable[bool]]) -> Until:
-        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type`.
+        """Stop when a condition holds for the parsed output of the last body task. The task needs an `output_type`.
 
         Raises:
-            ValidationError: the condition cannot be called.
+            ValidationError: the condition is not callable.
         """
         if not callable(condition):
             raise ValidationError(f"Until.parsed needs a callable, got: {type(condition).__name__}")
@@ -56,7 +53,7 @@ class Until:
 
     @classmethod
     def text_contains(cls, text: str, *, ignore_case: bool = False) -> Until:
-        """Stop when the text of the last body task's output contains this one.
+        """Stop when the output of the last body task contains this text.
 
         Raises:
             ValidationError: the text is blank.
@@ -67,12 +64,17 @@ class Until:
 
     @classmethod
     def unchanged(cls) -> Until:
-        """Stop when the last body task says the same as in the iteration before, but for space at the ends."""
+        """Stop when the last body task repeats its output of the iteration before; spaces at the ends do not count."""
         return cls(kind="unchanged")
 
     def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:
-        """Return whether the loop is done after this iteration, or the edge is taken after this step."""
-        output, before = _outputs_of(context)
+        """Return whether to end the loop after this iteration, or to follow the edge after this step."""
+        if isinstance(context, GraphRoutingContext):
+            visits = context.state_history[context.current_state]
+            output, before = context.last_output, visits[-2] if len(visits) > 1 else None
+        else:
+            output, iterations = context.last_body_output, context.history
+            before = list(iterations[-2].values())[-1] if len(iterations) > 1 else None
         if self.condition is not None:
             return self.condition(output.parsed)
         if self.kind == "unchanged":
@@ -82,56 +84,43 @@ class Until:
         return self.text in output.raw
 
 
-def _outputs_of(context: LoopIterationContext | GraphRoutingContext) -> tuple[TaskOutput, TaskOutput | None]:
-    """Return the output that is judged, and the one before it: of the iteration before, or of the state's visit before."""
-    if isinstance(context, GraphRoutingContext):
-        visits = context.state_history[context.current_state]
-        return context.last_output, visits[-2] if len(visits) > 1 else None
-    if len(context.history) < 2:  # noqa: PLR2004  there is no iteration before the first
-        return context.last_body_output, None
-    *_, before = context.history[-2].values()
-    return context.last_body_output, before
-
-
-#: Cap of a loop with a predicate and none of its own: no loop is unbounded (S-LOOP-20).
+#: Cap of a loop that declares a predicate but no cap: no loop is unbounded (S-LOOP-20).
 DEFAULT_MAX_ITERATIONS = 5
 
 
 class LoopMemoryMode(StrEnum):
-    """What becomes of the memory scopes of a loop's body between iterations."""
+    """Handling of the memory scopes of a loop's body between iterations."""
 
-    #: nothing: entries add up
+    #: all entries stay
     ACCUMULATE = "accumulate"
-    #: they are cleared before each further iteration
+    #: the scopes are cleared before each further iteration
     FRESH_PER_ITERATION = "fresh_per_iteration"
-    #: only the newest entries are kept
+    #: only the newest entries stay
     WINDOW = "window"
 
 
 class LoopOutputMode(StrEnum):
-    """What the rest of an ensemble sees of a loop."""
+    """Output of a loop, as the rest of the ensemble sees it."""
 
     #: the outputs of the last iteration
     LAST_ITERATION = "last_iteration"
     #: the output of the last body task in the last iteration
     FINAL_TASK_ONLY = "final_task_only"
-    #: per body task the texts of all iterations, one below the other
+    #: per body task the texts of all iterations, joined
     ALL_ITERATIONS = "all_iterations"
 
 
 class MaxIterationsAction(StrEnum):
-    """What happens when the cap ends a loop."""
+    """Result of a loop that reaches its limit."""
 
-    #: the last iteration counts
+    #: the outputs of the last iteration
     RETURN_LAST = "return_last"
     #: the run fails with `MaxLoopIterationsExceededError`
     THROW = "throw"
-    #: the last iteration counts, and `was_loop_terminated_by_max_iterations` says so
+    #: the outputs of the last iteration, and `was_loop_terminated_by_max_iterations` is true
     RETURN_WITH_FLAG = "return_with_flag"
 
 
-_to_action = to_member(MaxIterationsAction, "on_max_iterations")
-_to_output_mode = to_member(LoopOutputMode, "output_mode")
 _to_memory_mode = to_member(LoopMemoryMode, "memory_mode")
 
 if TYPE_CHECKING:
@@ -139,31 +128,31 @@ if TYPE_CHECKING:
     _OutputMode = Accepts[LoopOutputMode, LoopOutputMode | str]
     _MemoryMode = Accepts[LoopMemoryMode, LoopMemoryMode | str]
 else:
-    _Action = Annotated[MaxIterationsAction, BeforeValidator(_to_action)]
-    _OutputMode = Annotated[LoopOutputMode, BeforeValidator(_to_output_mode)]
+    _Action = Annotated[MaxIterationsAction, BeforeValidator(to_member(MaxIterationsAction, "on_max_iterations"))]
+    _OutputMode = Annotated[LoopOutputMode, BeforeValidator(to_member(LoopOutputMode, "output_mode"))]
     _MemoryMode = Annotated[LoopMemoryMode, BeforeValidator(_to_memory_mode)]
 
 
 class Loop(Identified):
-    """Tasks that are done in order, over and over, until a predicate holds or a cap is reached.
+    """Tasks that run in order, repeatedly, until a predicate holds or a limit is reached.
 
     Like a task it is equal only to itself.
 
     Attributes:
-        name: What histories, traces and messages call it.
-        body: What one iteration does, in this order; context of its tasks is among them.
-        until: Asked with a `LoopIterationContext` after each iteration, sync or async: whether to stop. An `Until` too.
-        max_iterations: How many iterations there are at most; None: 5.
-        on_max_iterations: What happens when the cap ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
-        output_mode: What the rest of the ensemble sees: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
-        memory_mode: What becomes of the body's memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"`
-            or `"window"`.
-        memory_window_size: Entries that are kept per scope in mode `"window"`.
-        inject_feedback: Whether the first task of the body is shown the last output of the iteration before.
-        context: Tasks outside that it waits for, and whose outputs its first task is shown; `other.output` for those of
-            another loop.
-        max_tokens: Tokens of input and output that its iterations may spend together. It ends as by its cap after the
-            iteration that reaches them. None: no limit.
+        name: Its name in histories, traces and messages.
+        body: Tasks of one iteration, in this order. Their context must be in the body.
+        until: Returns whether to stop: called with a `LoopIterationContext` after each iteration, sync or async, or an
+            `Until`.
+        max_iterations: Most iterations; None: 5.
+        on_max_iterations: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        output_mode: Its output for the rest of the ensemble: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
+        memory_mode: Handling of the body's memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"` or
+            `"window"`.
+        memory_window_size: Entries per scope that stay in mode `"window"`.
+        inject_feedback: Whether the first task of the body sees the last output of the iteration before.
+        context: Tasks outside that it waits for; its first task sees their outputs. For another loop, use `other.output`.
+        max_tokens: Tokens of input and output that its iterations may use together. It ends as by `max_iterations` after
+            the iteration that reaches them. None: no limit.
     """
 
     name: StrictText = Field(kw_only=False)
@@ -182,11 +171,11 @@ class Loop(Identified):
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task: its outputs as `output_mode` says."""
+        """Its outputs, as `output_mode` declares, for the context of a task."""
         return UnitOutput(object_id=self.object_id, unit="loop", name=self.name, loop=self)
 
     def output_of(self, task: Task) -> UnitOutput:
-        """Return what one task of the body gives: its output of the last iteration, for the context of a task.
+        """Return the output of one body task in the last iteration, for the context of a task.
 
         Raises:
             ValidationError: the task is not in the body.
@@ -206,30 +195,32 @@ class Loop(Identified):
 
     @property
     def cap(self) -> int:
-        """How many iterations there are at most."""
+        """Most iterations."""
         return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
 
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Check the fields in the order of the specification (S-LOOP-10 to S-LOOP-24)."""
+        """Check the fields in the order of S-LOOP-10 to S-LOOP-24."""
         if not isinstance(data, Mapping):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
         name = arguments.get("name")
         check_text(name, "Loop name must be non-blank")
-        arguments["body"] = body = to_tuple(arguments.get("body"))
+        arguments["body"] = body = cast("tuple[Task, ...]", to_tuple(arguments.get("body")))
         if not body:
             raise ValidationError(f"Loop '{name}' body must contain at least one task")
         _check_cap(arguments)
         _check_window(arguments)
-        _check_body(body, name)
+        _check_members(body, name)
+        _check_keys(body, name)
+        _check_inner_context(body, name)
         _check_until(arguments)
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
         return arguments
 
     def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
-        """Return the same loop with rewritten tasks, by their ids; for the library's own use."""
+        """Return this loop with rewritten tasks, by their ids. For the library only."""
         return self.rewritten(
             body=tuple(tasks[task.object_id] for task in self.body),
             context=tuple(tasks.get(entry.object_id, entry) for entry in self.context),
@@ -237,35 +228,14 @@ class Loop(Identified):
 
 
 def body_key(task: Task) -> str:
-    """Return what histories call a task of a body (S-LOOP-4)."""
+    """Return the name of a body task in histories (S-LOOP-4)."""
     return task.name or task.description
 
 
-def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
-    """Return what a loop waits for as a tuple.
-
-    Raises:
-        ValidationError: an entry is neither a task nor the output of a loop or phase.
-    """
-    entries = to_tuple(value)
-    for index, entry in enumerate(entries):
-        if entry is None:
-            raise ValidationError(f"{subject} element at index {index} must not be None")
-        if not isinstance(entry, Task | UnitOutput):
-            hint = name_output(entry)
-            raise ValidationError(
-                f"{subject} element at index {index} must be a Task, got: {type(entry).__name__}{hint}"
-            )
-    return cast("tuple[Task | UnitOutput, ...]", entries)
-
-
 def _check_cap(arguments: Mapping[str, Any]) -> None:
-    """S-LOOP-12, S-LOOP-13, S-LOOP-163; a missing cap is the default one and not None."""
-    name, cap, most = (
-        arguments["name"],
-        arguments.get("max_iterations", DEFAULT_MAX_ITERATIONS),
-        arguments.get("max_tokens"),
-    )
+    """S-LOOP-12, S-LOOP-13, S-LOOP-163. A missing `max_iterations` is the default, not None."""
+    name, most = arguments["name"], arguments.get("max_tokens")
+    cap = arguments.get("max_iterations", DEFAULT_MAX_ITERATIONS)
     if isinstance(cap, int | float) and cap < 1:
         raise ValidationError(f"Loop '{name}' max_iterations must be >= 1, got: {cap}")
     if cap is None and arguments.get("until") is None:
@@ -281,7 +251,7 @@ def _check_window(arguments: Mapping[str, Any]) -> None:
     name, size = arguments["name"], arguments.get("memory_window_size", 0)
     mode = _to_memory_mode(arguments.get("memory_mode", LoopMemoryMode.ACCUMULATE))
     if not isinstance(size, int) or not isinstance(mode, LoopMemoryMode):
-        return  # left to pydantic
+        return  # pydantic refuses it
     if mode is LoopMemoryMode.WINDOW and size < 1:
         raise ValidationError(f"Loop '{name}' has memory_mode=window but memory_window_size ({size}) must be >= 1")
     if mode is not LoopMemoryMode.WINDOW and size > 0:
@@ -291,15 +261,8 @@ def _check_window(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_body(entries: tuple[object, ...], name: object) -> None:
-    """S-LOOP-16 to S-LOOP-18, S-LOOP-21 to S-LOOP-24."""
-    _check_members(entries, name)
-    body = cast("tuple[Task, ...]", entries)
-    _check_keys(body, name)
-    _check_inner_context(body, name)
-
-
 def _check_members(entries: tuple[object, ...], name: object) -> None:
+    """S-LOOP-16 to S-LOOP-18."""
     if any(entry is None for entry in entries):
         raise ValidationError(f"Loop '{name}' body must not contain None")
     for entry in entries:
@@ -313,6 +276,7 @@ def _check_members(entries: tuple[object, ...], name: object) -> None:
 
 
 def _check_keys(body: tuple[Task, ...], name: object) -> None:
+    """S-LOOP-21 to S-LOOP-24."""
     keys: set[str] = set()
     for task in body:
         key = body_key(task)

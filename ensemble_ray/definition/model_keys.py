@@ -1,4 +1,4 @@
-"""Whether the models of a definition have their keys in this process, before any of them is asked."""
+"""Checks, before a run asks any model, that this process has the keys of the models."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.ports import ChatModel
 
-
-#: How many places of one model's are named.
+#: Most places that a message names for one problem.
 _MOST_PLACES = 3
 
 
 def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
-    """Check that every model that a run will ask has its key.
-
-    Args:
-        definition: What will run. Tasks that are made while it runs are not known yet.
+    """Check the keys of all models that a run will use, except for tasks that the run itself makes.
 
     Raises:
-        ValidationError: models have no key; it names all of them.
+        ValidationError: models have no key; the message names all of them.
     """
     check_keys_of(_models_of(definition))
 
 
 def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
-    """Check the same of teams that are served, and of their `models`, which a run asks only when it is told to.
+    """Check the same for served teams, and also their `models`, which a run uses only after a switch.
 
     Raises:
-        ValidationError: models have no key; it names all of them, with their teams.
+        ValidationError: models have no key; the message names all of them, with their teams.
     """
     problems: list[str] = []
     for name, team in teams.items():
@@ -53,15 +49,14 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
     """Check that models have their keys.
 
     Args:
-        models: Where each is given, and the model; whatever has no method `check_key` needs none.
+        models: Where each is declared, and the model. A model without the method `check_key` needs no key.
 
     Raises:
-        ValidationError: some have no key; it names all of them.
+        ValidationError: models have no key; the message names all of them.
     """
     problems: dict[str, dict[str, None]] = {}
     for place, model in models:
-        model = getattr(model, "delegate", model)  # noqa: PLW2901  behind its rate limit
-        check = getattr(model, "check_key", None)
+        check = getattr(getattr(model, "delegate", model), "check_key", None)  # `delegate`: behind its rate limit
         try:
             if callable(check):
                 check()
@@ -72,9 +67,11 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
 
 
 def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple[str, object]]:
-    """Yield the models that a run asks, with where they are given."""
+    """Yield each model that a run asks, and where it is declared."""
     if not isinstance(definition, EnsembleDefinition):
-        tasks = _known_tasks(definition)
+        # Factories of team files and of the command line contain a task that they fill in.
+        factories = (getattr(definition, name, None) for name in ("map_task", "reduce_task", "direct_task"))
+        tasks: Sequence[Task] = [task for each in factories if isinstance(task := getattr(each, "task", None), Task)]
         yield from _models_of_tasks(tasks, (), definition.llm)
         if definition.reflection_store is not None:
             yield from _models_of_reflection(tasks)
@@ -94,7 +91,7 @@ def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple
 def _models_of_tasks(
     tasks: Sequence[Task], agents: Sequence[Agent], shared: ChatModel | None, *, has_manager: bool = False
 ) -> Iterator[tuple[str, object]]:
-    """Yield the model of each task, and those of all agents where work may be delegated to them."""
+    """Yield the model of each task, and of all agents if work may be delegated to them."""
     if not has_manager:
         named = {task.agent: None for task in tasks if task.agent is not None}
         can_delegate = any(agent.allow_delegation for agent in named)
@@ -121,12 +118,6 @@ def _models_of_reflection(tasks: Sequence[Task]) -> Iterator[tuple[str, object]]
         if config is not None and config.strategy is None:
             model = task.llm if config.model is None else config.model
             yield f"Task '{task.name or number}' reflection_config", model
-
-
-def _known_tasks(definition: MapDefinition) -> Sequence[Task]:
-    """Return the tasks that factories fill in, as those of team files and of the command line do."""
-    factories = (getattr(definition, name, None) for name in ("map_task", "reduce_task", "direct_task"))
-    return [task for each in factories if isinstance(task := getattr(each, "task", None), Task)]
 
 
 def _shown(places: list[str]) -> str:

@@ -1,7 +1,6 @@
-"""A phase: a named group of tasks and loops, and the review of its outputs.
+"""Phases: named groups of tasks and loops, and the review of their outputs.
 
-In: what the user declares. Out: frozen values; what phases have to do with each other is checked at the start of a run
-(`unit_checks`).
+The start of a run checks phases against each other (`validation`).
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.reviews import read_decision_text
 from ensemble_ray.values.value import OneOrMany, Value, to_tuple
 
+_log = bounded_logger(__name__)
+
 
 class PhaseReview(Value):
-    """A task that decides about each attempt of a phase; its answer is read as a `PhaseReviewDecision`.
+    """A task that decides about each attempt of a phase. Its answer is read as a `PhaseReviewDecision`.
 
     Attributes:
-        task: Runs after all tasks of the phase; by a model, by a handler, or by a person.
-        max_retries: How often the phase may be sent back; >= 0.
-        max_predecessor_retries: How often each phase before it may be sent back; >= 0.
+        task: Runs after all tasks of the phase, with a model, a handler or a person.
+        max_retries: Most retries of the phase; >= 0.
+        max_predecessor_retries: Most retries of a phase before it; >= 0.
     """
 
     task: InstanceOf[Task] = Field(kw_only=False)
@@ -65,15 +66,15 @@ class PhaseReview(Value):
 
 
 class Phase(Identified):
-    """A named group of tasks and loops that runs when the phases before it have completed.
+    """A named group of tasks and loops that runs after the phases before it have completed.
 
     Like a task it is equal only to itself.
 
     Attributes:
-        name: What results, events and messages call it.
-        tasks: What it does.
-        workflow: `"sequential"`, `"parallel"`, or None: as the ensemble.
-        after: Phases that have to be completed first.
+        name: Its name in results, events and messages.
+        tasks: Its tasks.
+        workflow: `"sequential"`, `"parallel"`, or None: the workflow of the ensemble.
+        after: Phases that must complete first.
         review: Decides whether its outputs are accepted; None: they are.
         loops: Loops among its tasks, as in an ensemble.
     """
@@ -89,7 +90,7 @@ class Phase(Identified):
 
     @classmethod
     def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
-        """Return a phase of these tasks, given one by one or as a list."""
+        """Return a phase of these tasks; each argument is a task or a list of tasks."""
         listed: list[Task] = []
         for entry in tasks:
             listed.extend((entry,) if isinstance(entry, Task) else entry)
@@ -97,17 +98,17 @@ class Phase(Identified):
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task in a later phase: its accepted outputs."""
+        """Its accepted outputs, for the context of a task in a later phase."""
         return UnitOutput(object_id=self.object_id, unit="phase", name=self.name)
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """Its tasks, those of its loops, and its reviewer, in this order."""
+        """Its tasks, tasks of its loops, and its reviewer, in this order."""
         bodies = (task for loop in self.loops for task in loop.body)
         return (*self.tasks, *bodies, *(() if self.review is None else (self.review.task,)))
 
     def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
-        """Return the same phase with rewritten tasks, by their ids; for the library's own use."""
+        """Return this phase with rewritten tasks, by their ids. For the library only."""
         review = None if self.review is None else self.review.replace(task=tasks[self.review.task.object_id])
         return self.rewritten(
             tasks=tuple(tasks[task.object_id] for task in self.tasks),
@@ -138,26 +139,13 @@ class Phase(Identified):
         return arguments
 
 
-def _members_of(value: object, member_type: type[object], subject: str) -> tuple[object, ...]:
-    """Return a list of the user's as a tuple; an entry of another kind is refused."""
-    entries = to_tuple(value)
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, member_type):
-            found = "None" if entry is None else type(entry).__name__
-            raise ValidationError(f"{subject} element at index {index} must be a {member_type.__name__}, got: {found}")
-    return entries
-
-
-_log = bounded_logger(__name__)
-
-
 class PhaseReviewDecision(ABC):
-    """A decision about an attempt of a phase: one of the four classes that are its attributes.
+    """A decision about an attempt of a phase. Its attributes are the four classes of decisions.
 
     Attributes:
         Approve: Accept the attempt.
         Retry: Run the phase again, with this feedback.
-        RetryPredecessor: Run a direct predecessor again, with this feedback, and then the phase.
+        RetryPredecessor: Run a direct predecessor again with this feedback, and then the phase.
         Reject: Fail the phase, for this reason.
 
     Examples:
@@ -180,7 +168,7 @@ class PhaseReviewDecision(ABC):
 
     @staticmethod
     def parse(text: str | None) -> PhaseReviewDecision:
-        """Return the decision that a review's answer means; what is no decision approves, with a WARN."""
+        """Return the decision in the answer of a review. Any other text approves, and logs a WARN."""
         read = read_decision_text(text)
         if read.is_unknown:
             _log.warning("Phase review gave no decision, which approves: %s", text or "")
@@ -264,3 +252,13 @@ PhaseReviewDecision.Approve = Approve
 PhaseReviewDecision.Retry = Retry
 PhaseReviewDecision.RetryPredecessor = RetryPredecessor
 PhaseReviewDecision.Reject = Reject
+
+
+def _members_of(value: object, member_type: type[object], subject: str) -> tuple[object, ...]:
+    """Return a list as a tuple, and refuse entries of another type."""
+    entries = to_tuple(value)
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, member_type):
+            found = "None" if entry is None else type(entry).__name__
+            raise ValidationError(f"{subject} element at index {index} must be a {member_type.__name__}, got: {found}")
+    return entries

@@ -1,4 +1,4 @@
-"""What one run does differently from its ensemble. Values only: `run_rules` says what they override."""
+"""Options of one run, which override the rules of its ensemble."""
 
 from __future__ import annotations
 
@@ -19,108 +19,30 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Durability
     from ensemble_ray.values.metrics import CostConfiguration
 
-
-def check_budget(arguments: Mapping[str, object], owner: str) -> None:
-    """Check the fields `max_tokens` and `max_cost` of what is being made (S-BUD-1).
-
-    Args:
-        arguments: The fields as they were given, by name; those of other names are left alone.
-        owner: How a message begins: `Ensemble`, `RunOptions`, ...
-
-    Raises:
-        ValidationError: one is 0 or less, or no amount at all.
-    """
-    check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
-    cost = arguments.get("max_cost")
-    check_positive(cost, f"{owner} max_cost must be > 0 when set")
-    if isinstance(cost, float) and not math.isfinite(cost):
-        raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")
-
-
-def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
-    """Check that money can be counted where it is limited (S-BUD-1); for the start of a run.
-
-    Raises:
-        ValidationError: nobody said what tokens cost.
-    """
-    if max_cost is not None and costs is None:
-        raise ValidationError(
-            f"max_cost needs cost_configuration: without the money per token nobody can tell when {max_cost:g} is spent. "
-            "Set cost_configuration, or limit tokens with max_tokens"
-        )
-
-
-#: Tags of one run.
+#: Most tags of one run.
 MOST_TAGS = 64
-#: Characters of a tag's name and of its value.
+#: Most characters of a tag's name and of its value.
 LONGEST_WORD = 256
-
-
-def check_tags(tags: object, owner: str) -> None:
-    """Refuse tags that are too many or too long (S-DUR-140); what are no texts is left to pydantic.
-
-    Args:
-        tags: What was given; None: none.
-        owner: How a message begins: `RunOptions`, ...
-
-    Raises:
-        ValidationError: says which tag, and what its limit is.
-    """
-    if not isinstance(tags, Mapping):
-        return
-    given = cast("Mapping[object, object]", tags)
-    if len(given) > MOST_TAGS:
-        raise ValidationError(f"{owner} tags must be at most {MOST_TAGS}, got: {len(given)}")
-    for name, value in given.items():
-        if isinstance(name, str) and not 0 < len(name) <= LONGEST_WORD:
-            raise ValidationError(
-                f"{owner} tags: a name must have 1 to {LONGEST_WORD} characters, got {len(name)}: '{brief(name)}'"
-            )
-        if isinstance(value, str) and len(value) > LONGEST_WORD:
-            raise ValidationError(
-                f"{owner} tags: the value of '{brief(str(name))}' must have at most {LONGEST_WORD} characters, got: {len(value)}"
-            )
-
-
-def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the tags among a run's recorded options; what could not be given today is left out."""
-    recorded = (options or {}).get("tags")
-    if not isinstance(recorded, Mapping):
-        return {}
-    found = {
-        whole_text(name): whole_text(value)
-        for name, value in cast("Mapping[object, object]", recorded).items()
-        if isinstance(name, str) and isinstance(value, str) and 0 < len(name) <= LONGEST_WORD >= len(value)
-    }
-    return dict(list(found.items())[:MOST_TAGS])
-
-
-def has_tag(tags: Mapping[str, str], wanted: str, *, separator: str) -> bool:
-    """Whether a run has a tag.
-
-    Args:
-        tags: The run's.
-        wanted: Its name, or name and value with the separator between them.
-        separator: What stands between them.
-    """
-    return any(wanted in {name, f"{name}{separator}{value}"} for name, value in tags.items())
+#: Other arguments of `run` and its variants, for the error about an unknown name.
+_ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")
+_LONGEST_S = timedelta(days=365).total_seconds()
 
 
 class RunOptions(Value):
-    """What one run does differently from its ensemble: `run(max_tokens=100_000)`, or `run(options=RunOptions(...))`.
+    """Settings of one run in place of its ensemble's: `run(max_tokens=100_000)`, or `run(options=RunOptions(...))`.
 
-    None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
+    None means the ensemble's value. A resumed run keeps its options, except for options that are set again.
 
     Attributes:
-        context_budget: Most tokens that a request of a task may have, where the task does not say.
+        context_budget: Most tokens that a request of a task may have, for tasks without their own budget.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
-        durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
-        max_tokens: Tokens of input and output together that the run may spend; > 0.
+        durability: When facts are committed: `"effects"`, `"run"` or `"off"`.
+        max_tokens: Tokens of input and output together that the run may use; > 0.
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
-        tags: Words of the caller's own about the run, by name, to find it again: at most 64, of up to 256 characters each. They are
-            recorded, lists of runs show them, and they change nothing.
+        tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
+            and shown in lists of runs, and have no other effect.
     """
 
     context_budget: StrictInt | None = None
@@ -145,7 +67,7 @@ class RunOptions(Value):
 
 
 class RunFields(TypedDict, total=False):
-    """The fields of `RunOptions` as arguments of `run` and its other forms (S-DOM-94)."""
+    """The fields of `RunOptions` as arguments of `run` and its variants (S-DOM-94)."""
 
     context_budget: int | None
     max_tool_output_length: int | None
@@ -157,56 +79,17 @@ class RunFields(TypedDict, total=False):
     tags: Mapping[str, str] | None
 
 
-#: Arguments that `run` and its other forms have besides the fields, for the error about another name.
-_ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")
-
-
-def check_options(value: object) -> None:
-    """Refuse options of another class.
-
-    Raises:
-        ValidationError: they are; the message says what to write.
-    """
-    if value is not None and not isinstance(value, RunOptions):
-        names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
-        advice = f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
-        raise ValidationError(f"options must be RunOptions, got: {type(value).__name__}. {advice}")
-
-
-def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions | None:
-    """Return the options of a run; fields that are given by name win.
-
-    Raises:
-        TypeError: a name is no argument of a run.
-        ValidationError: a value is refused.
-    """
-    check_options(options)
-    if not fields:
-        return options
-    unknown = next((name for name in fields if name not in RunOptions.model_fields), None)
-    if unknown is not None:
-        from difflib import get_close_matches  # only mistakes pay for it
-
-        near = get_close_matches(unknown, (*RunOptions.model_fields, *_ARGUMENTS), n=1)
-        advice = f"Did you mean '{near[0]}'?" if near else f"Inputs are a mapping: run({{'{unknown}': ...}})"
-        raise TypeError(f"unexpected keyword argument '{unknown}' of a run. {advice}")
-    return (RunOptions() if options is None else options).replace(**fields)
-
-
-_LONGEST_S = timedelta(days=365).total_seconds()
-
-
 class RetryPolicy(Value):
-    """What becomes of model calls that fail by the provider's fault.
+    """Retries of model calls that fail because of the provider.
 
     Attributes:
-        max_attempts: Times that a model is asked for one answer; 1: no retries.
-        first_delay: Wait before the second attempt; it doubles from there. Seconds or `timedelta`, as all of these.
-        max_delay: The longest wait, unless the provider asks for more.
-        max_wait: All waits for one answer, those for an endpoint that fails for everybody included.
+        max_attempts: Most requests for one answer; 1: no retries.
+        first_delay: Wait before the second attempt; each further wait is twice as long. Seconds or a `timedelta`, as all waits.
+        max_delay: The longest wait, unless the provider requests a longer one.
+        max_wait: Limit of all waits for one answer together, also of waits for an endpoint that fails for all callers.
 
     Raises:
-        ValidationError: a value cannot work.
+        ValidationError: a value is out of range.
 
     Examples:
         >>> RetryPolicy(max_attempts=3, max_wait=20).max_wait
@@ -228,8 +111,7 @@ class RetryPolicy(Value):
         for name in ("first_delay", "max_delay", "max_wait"):
             value = arguments.get(name)
             seconds = value.total_seconds() if isinstance(value, timedelta) else value
-            # Written so that NaN is refused too.
-            if isinstance(seconds, int | float) and not 0 <= seconds <= _LONGEST_S:
+            if isinstance(seconds, int | float) and not 0 <= seconds <= _LONGEST_S:  # `not` refuses NaN too
                 raise ValidationError(f"RetryPolicy {name} must be between 0 s and 365 days, got: {value}")
         return data
 
@@ -240,3 +122,115 @@ class RetryPolicy(Value):
                 f"RetryPolicy max_delay ({self.max_delay}) must not be below first_delay ({self.first_delay})"
             )
         return self
+
+
+def check_budget(arguments: Mapping[str, object], owner: str) -> None:
+    """Check the arguments `max_tokens` and `max_cost` (S-BUD-1).
+
+    Args:
+        arguments: Arguments by name.
+        owner: First word of a message: `Ensemble`, `RunOptions`, ...
+
+    Raises:
+        ValidationError: one is 0 or less, or not finite.
+    """
+    check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
+    cost = arguments.get("max_cost")
+    check_positive(cost, f"{owner} max_cost must be > 0 when set")
+    if isinstance(cost, float) and not math.isfinite(cost):
+        raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")
+
+
+def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
+    """Check, at the start of a run, that a limit of money has prices (S-BUD-1).
+
+    Raises:
+        ValidationError: there is no cost configuration.
+    """
+    if max_cost is not None and costs is None:
+        raise ValidationError(
+            f"max_cost needs cost_configuration: without the money per token nobody can tell when {max_cost:g} is spent. "
+            "Set cost_configuration, or limit tokens with max_tokens"
+        )
+
+
+def check_tags(tags: object, owner: str) -> None:
+    """Refuse tags that are too many or too long (S-DUR-140).
+
+    Args:
+        tags: The argument; pydantic refuses values of a wrong type.
+        owner: First word of a message: `RunOptions`, ...
+
+    Raises:
+        ValidationError: a limit is exceeded; the message names the tag and the limit.
+    """
+    if not isinstance(tags, Mapping):
+        return
+    given = cast("Mapping[object, object]", tags)
+    if len(given) > MOST_TAGS:
+        raise ValidationError(f"{owner} tags must be at most {MOST_TAGS}, got: {len(given)}")
+    for name, value in given.items():
+        if isinstance(name, str) and not 0 < len(name) <= LONGEST_WORD:
+            raise ValidationError(
+                f"{owner} tags: a name must have 1 to {LONGEST_WORD} characters, got {len(name)}: '{brief(name)}'"
+            )
+        if isinstance(value, str) and len(value) > LONGEST_WORD:
+            raise ValidationError(
+                f"{owner} tags: the value of '{brief(str(name))}' must have at most {LONGEST_WORD} characters, got: {len(value)}"
+            )
+
+
+def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
+    """Return the tags in a run's recorded options, without tags that are no longer valid."""
+    recorded = (options or {}).get("tags")
+    if not isinstance(recorded, Mapping):
+        return {}
+    found = {
+        whole_text(name): whole_text(value)
+        for name, value in cast("Mapping[object, object]", recorded).items()
+        if isinstance(name, str) and isinstance(value, str) and 0 < len(name) <= LONGEST_WORD >= len(value)
+    }
+    return dict(list(found.items())[:MOST_TAGS])
+
+
+def has_tag(tags: Mapping[str, str], wanted: str, *, separator: str) -> bool:
+    """Return whether a run has a tag.
+
+    Args:
+        tags: Tags of the run.
+        wanted: A name, or a name and a value with the separator between them.
+        separator: Text between name and value.
+    """
+    return any(wanted in {name, f"{name}{separator}{value}"} for name, value in tags.items())
+
+
+def check_options(value: object) -> None:
+    """Refuse options of another class.
+
+    Raises:
+        ValidationError: the message shows the correct form.
+    """
+    if value is not None and not isinstance(value, RunOptions):
+        names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
+        advice = f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
+        raise ValidationError(f"options must be RunOptions, got: {type(value).__name__}. {advice}")
+
+
+def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions | None:
+    """Return the options of a run; arguments by name replace fields of `options`.
+
+    Raises:
+        TypeError: a name is no argument of a run.
+        ValidationError: a value is refused.
+    """
+    check_options(options)
+    if not fields:
+        return options
+    unknown = next((name for name in fields if name not in RunOptions.model_fields), None)
+    if unknown is not None:
+        from difflib import get_close_matches  # needed only for mistakes
+
+        near = get_close_matches(unknown, (*RunOptions.model_fields, *_ARGUMENTS), n=1)
+        advice = f"Did you mean '{near[0]}'?" if near else f"Inputs are a mapping: run({{'{unknown}': ...}})"
+        raise TypeError(f"unexpected keyword argument '{unknown}' of a run. {advice}")
+    return (RunOptions() if options is None else options).replace(**fields)

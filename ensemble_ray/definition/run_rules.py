@@ -1,8 +1,4 @@
-"""The rules that every kind of ensemble runs under, and who watches its runs.
-
-In: what the user declares. Out: frozen values that kinds of ensembles are made of. What an ensemble does is declared by
-those (`ensemble`, `map_reduce`); nothing of it stands here.
-"""
+"""Rules that every kind of ensemble runs under, and listeners of its runs."""
 
 from __future__ import annotations
 
@@ -10,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import (
     Callbacks,
     CaptureModeField,
+    CopiedMapping,
     Durability,
     DurabilityField,
     ErrorStrategyField,
@@ -70,15 +67,27 @@ _LONGEST_NAME = 128
 
 
 class Synthesizer(Protocol):
-    """Makes an agent for a task that names none (S-DET-25); `AgentSynthesizer` has the built-in ones."""
+    """Makes an agent for a task that names none (S-DET-25). `AgentSynthesizer` creates the built-in ones."""
 
     def synthesize(self, task: Task, context: Any, /) -> object:
-        """Return the agent, or an awaitable of it; the context is a `SynthesisContext`."""
+        """Return the agent, or an awaitable of it. The context is a `SynthesisContext`."""
         ...
 
 
-def _listeners_of(value: object) -> tuple[object, ...]:
-    """Return listeners as a tuple, and refuse an entry that could never be called."""
+def _callable_or(field: str, method: str) -> Callable[[object], object]:
+    """Return a validator that accepts None, a callable, or an object with that method."""
+
+    def check(value: object) -> object:
+        if value is None or callable(value) or callable(getattr(value, method, None)):
+            return value
+        raise ValidationError(
+            f"Ensemble {field} must be callable or have a method '{method}', got: {type(value).__name__}"
+        )
+
+    return check
+
+
+def _to_listeners(value: object) -> tuple[object, ...]:
     entries = to_tuple(value)
     for index, entry in enumerate(entries):
         if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in EVENT_TYPES):
@@ -89,58 +98,10 @@ def _listeners_of(value: object) -> tuple[object, ...]:
     return entries
 
 
-def _synthesizer_of(value: object) -> object:
-    if value is None or callable(value) or callable(getattr(value, "synthesize", None)):
-        return value
-    raise ValidationError(
-        f"Ensemble agent_synthesizer must be callable or have a method 'synthesize', got: {type(value).__name__}"
-    )
-
-
-def _exporter_of(value: object) -> object:
-    if value is None or callable(value) or isinstance(value, ExecutionTraceExporter):
-        return value
-    raise ValidationError(
-        f"Ensemble trace_exporter must be callable or have a method 'export', got: {type(value).__name__}"
-    )
-
-
-def _review_handler_of(value: object) -> object:
-    if value is None or callable(value) or callable(getattr(value, "review", None)):
-        return value
-    raise ValidationError(
-        f"Ensemble review_handler must be callable or have a method 'review', got: {type(value).__name__}"
-    )
-
-
-def _dashboard_of(value: object) -> object:
+def _check_dashboard(value: object) -> object:
     if value is None or isinstance(value, Dashboard):
         return value
     raise ValidationError(f"Ensemble dashboard must be a WebDashboard, got: {type(value).__name__}")
-
-
-def _check_name(name: object, owner: str) -> None:
-    """Refuse a name that cannot stand in a list, in a URL or among the teams of a key (S-DOM-84)."""
-    if isinstance(name, str) and not (
-        0 < len(name) <= _LONGEST_NAME and name[0].isalnum() and name == name.rstrip() and name.isprintable()
-        and not {"/", ","} & set(name)
-    ):  # fmt: skip
-        raise ValidationError(
-            f"{owner} name must have 1 to {_LONGEST_NAME} characters in one line without '/' and ',', and begin with a "
-            f"letter or a digit, got: {brief(name)!r}"
-        )
-
-
-def _inputs_of(value: object) -> object:
-    return {} if value is None else value
-
-
-def _tags_of(value: object) -> object:
-    return {} if value is None else whole_data(value)
-
-
-def _copy(value: Mapping[str, object]) -> Mapping[str, object]:
-    return dict(value)
 
 
 if TYPE_CHECKING:
@@ -156,66 +117,63 @@ if TYPE_CHECKING:
     _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
     _OnCompleted: TypeAlias = Accepts[tuple[_Completed, ...], _Completed | Sequence[_Completed] | None]
 else:
-    _Synthesizer = Annotated[Any, BeforeValidator(_synthesizer_of)]
-    _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
-    _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
-    _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
-    _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)]
-    _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copy)]
-    _Tags = Annotated[Mapping[str, str], BeforeValidator(_tags_of), AfterValidator(_copy)]
+    _Synthesizer = Annotated[Any, BeforeValidator(_callable_or("agent_synthesizer", "synthesize"))]
+    _Exporter = Annotated[Any, BeforeValidator(_callable_or("trace_exporter", "export"))]
+    _ReviewHandler = Annotated[Any, BeforeValidator(_callable_or("review_handler", "review"))]
+    _Dashboard = Annotated[Any, BeforeValidator(_check_dashboard)]
+    _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_to_listeners)]
+    _Inputs = CopiedMapping[str, object]
+    _Tags = Annotated[CopiedMapping[str, str], BeforeValidator(whole_data)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
 
 class RunRules(Value):
-    """What the runs of an ensemble are held to, whatever it does.
+    """Rules for the runs of an ensemble of any kind.
 
     Attributes:
-        name: What lists, traces and other programs call the team: up to 128 characters in one line. None: the file or
-            the variable that it was loaded from.
-        description: What the team is for, for people and models that choose a team.
-        tags: Words of your own about the team, by name: all its runs have them, beside their own (`RunOptions.tags`).
+        name: The team's name in lists, traces and other programs: up to 128 characters in one line. None: the file or the
+            variable that it was loaded from.
+        description: Purpose of the team, for people and models that choose a team.
+        tags: Labels of the team, by name. All its runs have them, in addition to their own (`RunOptions.tags`).
         verbose: Whether prompts, answers and outputs are logged at INFO.
-        llm: Model of the agents that are made for tasks without one; a model or a string.
-        models: Models by name that a run which goes on can be told to ask, in place of its agents' own (`run.switch_model`).
-        is_streaming: Written as `stream=`: whether answers stream where neither agent nor task say otherwise.
+        llm: Model of all agents and tasks that declare no model; a model or a string.
+        models: Models by name that a running run can switch to, in place of its agents' models (`run.switch_model`).
+        stream: Whether answers stream, if neither agent nor task declares it.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
-        inputs: Values of the variables in task texts; those given to a run win.
-        chat_input: Variable that takes the user's message where the team is served as a model of the OpenAI API; None: the
-            only one that has no value.
-        parallel_error_strategy: What a failed task does to the others of a parallel run.
-        max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
+        inputs: Values of the variables in task texts; inputs of a run replace them.
+        chat_input: Variable for the user's message, if the team is served as a model of the OpenAI API; None: the only variable
+            without a value.
+        parallel_error_strategy: Effect of a failed task on the others of a parallel run.
+        max_parallel_tasks: Tasks that may run at the same time, also workers of a manager; None: no limit.
         listeners: Objects with methods such as `on_task_start`.
-        rate_limit: Limit of the calls of `llm`, but by tasks and agents with a limit of their own; one bucket per run.
-        context_budget: Most tokens that a request of a task may have, by the library's estimate; context of other tasks,
-            memory, history and results of tools are cut until it fits, and the trace tells it. None: no limit.
+        rate_limit: Limit of the calls of `llm`, one bucket per run. It does not apply to tasks and agents with their own limit.
+        context_budget: Most tokens that a request of a task may have, by the library's estimate. Context of other tasks,
+            memory, history and results of tools are cut until it fits, and the trace says so. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
-        tool_metrics: Counts tool calls for a monitoring system; None: nobody does.
-        capture_mode: How much the trace keeps; None: as `ENSEMBLE_RAY_CAPTURE_MODE` says, else `"off"`.
-        trace_exporter: Takes the trace of each successful run.
+        tool_metrics: Counts tool calls for a monitoring system; None: no counting.
+        capture_mode: Level of detail of the trace; None: `ENSEMBLE_RAY_CAPTURE_MODE`, else `"off"`.
+        trace_exporter: Receives the traces of successful runs.
         cost_configuration: Money per token, for cost estimates.
-        max_tokens: Tokens of input and output together that one run may spend; then it ends early, with what it has.
+        max_tokens: Tokens of input and output together that one run may use. Then it ends early, with the outputs so far.
             None: no limit.
         max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
-        durability: `"effects"`: what a step depends on is on record before it, so that nothing recorded is repeated
-            after a crash; `"run"`: facts are written within 200 ms; `"off"`: nothing is.
-        on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
-            `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
-            `"repeat"` or `"fail"`.
+        durability: When facts are committed. `"effects"`: before the next step depends on them, so that a recorded step never
+            runs again after a crash; `"run"`: within 200 ms; `"off"`: never.
+        on_unknown: Handling of a tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at
+            the terminal, or a function of an `UnknownEffect` that returns `"done"`, `"repeat"` or `"fail"`.
         review_handler: Decides at review gates: a callable of a `ReviewRequest` that returns a `ReviewDecision`, sync or
-            async, or an object with `review`, such as `ReviewHandler.console()`; None: gates are passed.
-        review_policy: After which tasks it is asked that say nothing themselves: `"never"`, `"after_every_task"` or
-            `"after_last_task"`, which is that of a sequential list of tasks.
-        review_wait: Where a run waits for decisions: `"attached"`: in the program that called `run()`, which asks the
-            `review_handler`; `"detach"`: in its record: the call ends with an output whose `open_reviews` lists what is
-            open, and `resume` goes on when it is decided. A `review_handler` beside it is not asked.
-        retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
-        on_incomplete: What becomes of an answer that was cut off or is empty, where its agent does not say:
-            `"warn"`: it is used, with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, twice
-            at most, then the task fails.
+            async, or an object with `review`, such as `ReviewHandler.console()`; None: all gates pass.
+        review_policy: Tasks with a review gate, unless they declare it themselves: `"never"`, `"after_every_task"` or
+            `"after_last_task"`, which means the last task of a sequential list.
+        review_wait: Where a run waits for decisions. `"attached"`: in the program that called `run()`; the
+            `review_handler` decides. `"detach"`: in its record. The call returns an output with the open gates in `open_reviews`, and `resume` continues the run after the decisions. A `review_handler` is not used.
+        retry: Retries of model calls that fail because of the provider; None: no retries.
+        on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
+            with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
     """
 
-    #: how messages name what is being made
+    #: name of the class in messages
     _called: ClassVar[str] = "Ensemble"
     _origin: Origin = PrivateAttr(default=Origin())
 
@@ -225,7 +183,7 @@ class RunRules(Value):
     verbose: bool = False
     llm: OptionalModelField = initially(None)
     models: ModelCatalogField = initially({})
-    #: written as `stream=`; read under another name, since `Ensemble.stream` is what streams a run's events
+    #: Written as `stream=`. The attribute has another name, since the method `stream` streams a run's events.
     is_streaming: bool = Field(default=False, alias="stream")
     agent_synthesizer: _Synthesizer = None
     inputs: _Inputs = initially({})
@@ -268,35 +226,35 @@ class RunRules(Value):
 
     @property
     def has_reviews(self) -> bool:
-        """Whether somebody decides at gates; without that they are passed."""
+        """Whether review gates wait for decisions; otherwise they pass."""
         return self.review_handler is not None or self.is_detached
 
     @property
     def is_detached(self) -> bool:
-        """Whether decisions are waited for in the record."""
+        """Whether runs wait for decisions in their record."""
         return self.review_wait is ReviewWait.DETACH
 
     @property
     def origin(self) -> str | None:
-        """Where the definition came from: a YAML path or `module:attribute`; None: a program made it."""
+        """Source of the definition: a YAML path or `module:attribute`; None: a program made it."""
         return self._origin.place or None
 
     @property
     def source(self) -> Origin:
-        """Origin and what was chosen in place of what stands there: what a run needs to be resumed later."""
+        """Source and options of the loader: all that is needed to make the definition again for a later resume."""
         return self._origin
 
     def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None, *, called: str = "") -> Self:
-        """Keep where it came from and what was chosen in place of what stands there, and return it; for loaders."""
+        """Store the source and the options of the loader, and return this definition. For loaders."""
         return self.with_source(Origin(place=origin, overrides=dict(overrides or {}), called=called))
 
     def with_source(self, source: Origin) -> Self:
-        """Keep where it came from, as another definition knows it, and return it."""
+        """Store the source of another definition, and return this one."""
         self._origin = source
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
-        """Return this ensemble as one run sees it; options that are None change nothing."""
+        """Return this ensemble with the options of one run; options that are None have no effect."""
         if options is None:
             return self
         check_options(options)
@@ -305,16 +263,16 @@ class RunRules(Value):
 
 
 class Watched(RunRules):
-    """What listens to the runs of an ensemble.
+    """Listeners of the runs of an ensemble.
 
     Attributes:
-        dashboard: A `WebDashboard`, whose page shows the runs and answers their review gates, where there is no
-            `review_handler`; it is started when a run begins, and stopped behind the last one that it was started for.
+        dashboard: A `WebDashboard`. Its page shows the runs, and answers their review gates if there is no `review_handler`. It
+            starts with a run, and stops after the last run that it was started for.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
     dashboard: _Dashboard = None
-    # One field per kind of event, in the order in which they are registered (S-EVT-2).
+    # One field per kind of event, in the order of registration (S-EVT-2).
     on_ensemble_started: _OnStarted = initially(())
     on_ensemble_completed: _OnCompleted = initially(())
     on_task_start: Callbacks[TaskStartEvent] = initially(())
@@ -335,12 +293,12 @@ class Watched(RunRules):
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
-        """The `on_*` callables by listener method, in the order of registration; kinds without any are left out."""
+        """The `on_*` callables by listener method, in the order of registration; kinds without callables are missing."""
         handlers = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
         return {method: callables for method, callables in handlers.items() if callables}
 
     def with_dashboard_parts(self) -> Self:
-        """Return this ensemble as its runs see it: with the listener of its dashboard, and the parts that it has none of."""
+        """Return this ensemble with the listener of its dashboard, and the dashboard's parts for missing settings."""
         dashboard = self.dashboard
         if dashboard is None:
             return self
@@ -354,5 +312,17 @@ class Watched(RunRules):
         return self.model_copy(update=changes)
 
     def with_additional_listener(self, listener: object) -> Self:
-        """Return this ensemble with one more listener, behind the others."""
+        """Return this ensemble with one more listener, after the others."""
         return self.replace(listeners=(*self.listeners, listener))
+
+
+def _check_name(name: object, owner: str) -> None:
+    """Refuse a name that lists, URLs or the teams of an access key could not contain (S-DOM-84)."""
+    if isinstance(name, str) and not (
+        0 < len(name) <= _LONGEST_NAME and name[0].isalnum() and name == name.rstrip() and name.isprintable()
+        and not {"/", ","} & set(name)
+    ):  # fmt: skip
+        raise ValidationError(
+            f"{owner} name must have 1 to {_LONGEST_NAME} characters in one line without '/' and ',', and begin with a "
+            f"letter or a digit, got: {brief(name)!r}"
+        )

@@ -1,12 +1,10 @@
-"""A task: what to do, by whom, after what.
-
-In: what the user declares. Out: a frozen value; variables such as `{topic}` stay in it and are resolved only in a run.
-"""
+"""Tasks: what to do, by which agent, and after which other tasks. Variables such as `{topic}` are filled in by a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Self, TypeAlias, cast, get_args, get_origin
 
@@ -47,119 +45,41 @@ from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.task_output import Parsed_co, TaskOutput
 from ensemble_ray.values.value import Accepts, OneOrMany, RateLimit, Value, to_tuple
 
-#: Whose turn it is, by turns; endpoints and chat templates refuse other orders.
-_TURNS = ("user", "assistant")
-
-
-def check_history(value: object) -> tuple[ChatMessage, ...]:
-    """Return a conversation as a tuple of messages: question, answer, question, answer...
-
-    Raises:
-        ValidationError: it is no such conversation (S-DOM-76); the first bad message is named.
-    """
-    messages = tuple(_check_turn(entry, index, _TURNS[index % 2]) for index, entry in enumerate(to_tuple(value)))
-    if len(messages) % 2:
-        raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
-    return messages
-
-
-def _check_turn(entry: object, index: int, role: str) -> ChatMessage:
-    """Return the message, if it is the text of the one whose turn it is."""
-    at = f"Task history element at index {index}"
-    if not isinstance(entry, ChatMessage):
-        raise ValidationError(f"{at} must be a ChatMessage, got: {type(entry).__name__}")
-    if entry.role != role:
-        raise ValidationError(
-            f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
-        )
-    if entry.tool_calls or not isinstance(entry.content, str) or not entry.content.strip():
-        raise ValidationError(f"{at} must have a text and no tool calls")
-    return ChatMessage(role=entry.role, content=whole_text(entry.content))
-
-
-if TYPE_CHECKING:
-    MemoryScopesField: TypeAlias = Accepts[
-        tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
-    ]
-else:
-    MemoryScopesField = Annotated[tuple, SkipValidation]
-
-
-class Remembers(Value):
-    """What an ensemble remembers by.
-
-    Attributes:
-        memory: Memory that all tasks use; None: none.
-        memory_store: Keeps the scopes that tasks declare, and has the data wherever they run; None: scopes mean nothing.
-    """
-
-    memory: InstanceOf[EnsembleMemory] | None = None
-    memory_store: Annotated[MemoryStore | None, SkipValidation] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_memory(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        store = cast("Mapping[str, Any]", data).get("memory_store")
-        missing = () if store is None else [name for name in STORE_METHODS if not callable(getattr(store, name, None))]
-        if missing:
-            raise ValidationError(
-                f"Ensemble memory_store ({type(store).__name__}) has no method {' and no method '.join(map(repr, missing))}"
-            )
-        return cast("object", data)
-
-
-def check_scopes(value: object) -> tuple[MemoryScope, ...]:
-    """Return what a task declares as scopes, in order.
-
-    Raises:
-        ValidationError: one is no scope, or is there twice (S-MEM-72).
-    """
-    entries = to_tuple(value)
-    scopes: list[MemoryScope] = []
-    for index, entry in enumerate(entries):
-        if isinstance(entry, str):
-            scopes.append(MemoryScope(name=entry))
-        elif isinstance(entry, MemoryScope):
-            scopes.append(entry)
-        else:
-            raise ValidationError(
-                f"Task memory_scopes[{index}] must be a name or a MemoryScope, got: {type(entry).__name__}"
-            )
-        if any(scope.name == scopes[-1].name for scope in scopes[:-1]):
-            raise ValidationError(f"Task memory_scopes has scope '{scopes[-1].name}' more than once")
-    return tuple(scopes)
-
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from ensemble_ray.values.memory import TaskReflection
+    from ensemble_ray.tools.tool import AgentTool
 
-    #: Takes a `ReflectionInput`, returns a `TaskReflection`; sync or async.
+    MemoryScopesField: TypeAlias = Accepts[
+        tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
+    ]
+    #: A function of a `ReflectionInput` that returns a `TaskReflection`; sync or async.
     Strategy: TypeAlias = Callable[[Any], TaskReflection | Awaitable[TaskReflection]]
     _Strategy: TypeAlias = Strategy | None
+    #: Does a task without a model: a function of a `TaskHandlerContext`, sync or async, or a tool.
+    Handler: TypeAlias = Callable[[Any], object] | AgentTool
 else:
+    MemoryScopesField = Annotated[tuple, SkipValidation]
     Strategy = Any
     _Strategy = Annotated[Any, SkipValidation]
-
+    Handler = Any  # checked by `_check_handler`: importing the tools here would slow down every start
 
 _log = bounded_logger(__name__)
+_DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
 
 
 class ReflectionConfig(Value):
     """How the outputs of a task are reflected on.
 
     Attributes:
-        model: Who reflects: a model or a string; None: the task's `llm`, else its agent's model.
+        model: The reflecting model, or a string; None: the task's `llm`, else its agent's model.
         strategy: Reflects in place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or
-            async. It is called in the process that began the run, wherever the task was done.
+            async. It always runs in the process that began the run.
     """
 
     model: OptionalModelField = initially(None)
     strategy: _Strategy = None
-    #: the way to the strategy from other processes
+    #: reference to the strategy for other processes
     _held: HeldObject | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
@@ -183,29 +103,24 @@ class ReflectionConfig(Value):
 
     @classmethod
     def _rebuilt(cls, model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
-        """Return what a pickle stands for: at home with the strategy itself, elsewhere with the way to it."""
-        strategy = None if held is None else held.thing if held.is_here else _away
+        """Return the config: with the strategy itself in its own process, elsewhere with a reference to it."""
+        strategy = None if held is None else held.thing if held.is_here else _strategy_elsewhere
         config = cls(model=model, strategy=strategy)
         config._held = held
         return config
 
     @property
     def is_strategy_here(self) -> bool:
-        """Whether the strategy, where there is one, can be called in this process."""
+        """Whether this process can call the strategy; True without a strategy."""
         return self._held is None or self._held.is_here
 
     @property
     def needs_this_process(self) -> bool:
-        """Whether other processes come back to this one for its strategy."""
+        """Whether other processes call this one for the strategy."""
         return self.strategy is not None and self.is_strategy_here
 
 
-def _away(_asked: object) -> TaskReflection:
-    """Stand for a strategy of another process.
-
-    Raises:
-        ValidationError: always.
-    """
+def _strategy_elsewhere(_input: object) -> TaskReflection:
     raise ValidationError("The strategy of a reflection is called in the process that began the run")
 
 
@@ -213,81 +128,6 @@ if TYPE_CHECKING:
     ReflectionField = Accepts[ReflectionConfig | None, ReflectionConfig | bool | None]
 else:
     ReflectionField = Annotated[InstanceOf[ReflectionConfig] | None, SkipValidation]
-
-
-def check_reflection_config(value: object) -> ReflectionConfig | None:
-    """Return how a task is reflected on; None: not at all (S-REFL-1).
-
-    Raises:
-        ValidationError: it is neither a config nor a flag.
-    """
-    if value is None or value is False:
-        return None
-    if value is True:
-        return ReflectionConfig()
-    if not isinstance(value, ReflectionConfig):
-        raise ValidationError(
-            f"Task reflection_config must be a ReflectionConfig, True or False, got: {type(value).__name__}"
-        )
-    return value
-
-
-class _OwnStore:
-    """The store of an ensemble that was given none; one for all copies of the ensemble, made when it is first needed."""
-
-    def __init__(self) -> None:
-        self._lock = new_lock()
-        self._store: InMemoryReflectionStore | None = None
-
-    def get(self) -> InMemoryReflectionStore:
-        """Return it; the first caller makes it, and a WARN line says what that means (S-REFL-6)."""
-        with self._lock:
-            if self._store is None:
-                self._store = InMemoryReflectionStore()
-                _log.warning(
-                    "Tasks are reflected on and the ensemble has no reflection_store: their notes are kept in memory, and "
-                    "nothing of them outlives this process. SqliteReflectionStore(path) keeps them"
-                )
-            return self._store
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_OwnStore, ())
-
-
-class Reflects(Value):
-    """Where an ensemble keeps what was learned of its tasks.
-
-    Attributes:
-        reflection_store: Keeps the reflections of tasks with a `reflection_config`, from run to run; None: an
-            `InMemoryReflectionStore` of this ensemble's own.
-    """
-
-    reflection_store: Annotated[ReflectionStore | None, SkipValidation] = None
-    _own_reflections: _OwnStore = PrivateAttr(default_factory=_OwnStore)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_reflections(cls, data: Any) -> Any:
-        store = cast("Mapping[str, Any]", data).get("reflection_store") if isinstance(data, Mapping) else None
-        if store is None:
-            return data
-        missing = [name for name in REFLECTION_METHODS if not callable(getattr(store, name, None))]
-        if missing:
-            raise ValidationError(
-                f"Ensemble reflection_store ({type(store).__name__}) has no method "
-                f"{' and no method '.join(map(repr, missing))}"
-            )
-        return data
-
-    def find_reflection_store(self, configs: Iterable[ReflectionConfig | None]) -> ReflectionStore | None:
-        """Return where reflections are kept; None: nothing is given, and none of the tasks with these configs needs one."""
-        if self.reflection_store is not None or all(config is None for config in configs):
-            return self.reflection_store
-        return self._own_reflections.get()
-
-    def share_reflections(self, other: Reflects) -> None:
-        """Keep them where that ensemble does which this one is made of."""
-        self._own_reflections = other._own_reflections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,45 +142,22 @@ class UnitOutput:
     unit: Literal["loop", "phase"]
     #: of the loop or phase
     name: str
-    #: of a body task that is meant alone: its hidden id and what histories call it; empty: all that the unit gives
+    #: of the loop or phase
+    #: the hidden id and name of one body task; empty: all outputs of the unit
     task_id: str = ""
     task: str = ""
-    #: the loop itself where it was made in this process, so that a factory can return what one of its tasks gives (S-MR-190)
+    #: the loop, in the process that made this; so a factory can return the output of one of its tasks (S-MR-190)
     loop: object = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel without the loop."""
-        return _restore, (self.object_id, self.unit, self.name, self.task_id, self.task)
+        names = ("object_id", "unit", "name", "task_id", "task")  # not the loop
+        return partial(UnitOutput, **{name: getattr(self, name) for name in names}), ()
 
     @property
     def description(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         whole = f"{self.unit} '{self.name}'"
         return f"output of task '{self.task}' of {whole}" if self.task_id else f"output of {whole}"
-
-
-def _restore(object_id: str, unit: Literal["loop", "phase"], name: str, task_id: str, task: str) -> UnitOutput:
-    return UnitOutput(object_id=object_id, unit=unit, name=name, task_id=task_id, task=task)
-
-
-def name_output(entry: object) -> str:
-    """Return what a message adds where a loop or phase stands in place of its output; "" where it does not."""
-    output = getattr(entry, "output", None)
-    if not isinstance(output, UnitOutput):
-        return ""
-    return f". Name what it gives: the .output of {output.unit} '{output.name}'"
-
-
-if TYPE_CHECKING:
-    from ensemble_ray.tools.tool import AgentTool
-
-    #: What does a task without a model: a function of a `TaskHandlerContext`, sync or async, or a tool.
-    Handler: TypeAlias = Callable[[Any], object] | AgentTool
-else:
-    Handler = Any  # checked by `_check_handler`: importing the tools here would cost every start
-
-
-_DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
 
 
 class Task(Identified, Generic[Parsed_co]):
@@ -349,39 +166,39 @@ class Task(Identified, Generic[Parsed_co]):
     `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class.
 
     Attributes:
-        name: What YAML, plans and records call it; None: its position does.
-        description: What to do; `{topic}` is filled in from the run's inputs.
-        expected_output: What the result looks like; a template as well. May be left out.
-        agent: Who does it; None: an agent is made for the run, unless a handler does the work.
-        context: Tasks whose outputs it is given, in this order; `loop.output` and `phase.output` for those of a loop or phase.
+        name: Its name in team files, plans and records; None: its position is its name.
+        description: What to do; the run's inputs fill in variables such as `{topic}`.
+        expected_output: Form of the result; a template as well. Optional.
+        agent: The agent that does it; None: the run makes an agent, unless there is a handler.
+        context: Tasks that supply input by their outputs, in this order. For the outputs of a loop or a phase, use
+            `loop.output` or `phase.output`.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict or enum, `str`, `int`,
-            `list[X]`, `dict[str, X]`, `Literal[...]`, `X | None`, or whatever else pydantic reads.
-        max_output_retries: Further answers asked for when one does not parse, or an output guardrail raises `TryAgain`.
-        input_guardrails: Asked before anything else; each may refuse the task.
-        output_guardrails: Asked about the answer; each may refuse it.
-        llm: Model that does it, a model or a string; None: that of its agent, else the ensemble's. With an agent, it is asked for
-            this task alone.
-        stream: Whether the answer streams; None: as the ensemble says.
-        tools: Tools of the agent that is made for it; an agent of its own has its own.
-        max_iterations: Tool requests allowed to the agent that is made for it; None: the agent's own number.
-        rate_limit: Limit of the model calls of this task, when it names a model or no agent.
+            `list[X]`, `dict[str, X]`, `Literal[...]`, `X | None`, or another type that pydantic reads.
+        max_output_retries: Further answers requested if one does not parse, or an output guardrail raises `TryAgain`.
+        input_guardrails: Called before all other work; each may refuse the task.
+        output_guardrails: Called with the answer; each may refuse it.
+        llm: Its model, or a string; None: the model of its agent, else of the ensemble. With an agent, only this task uses it.
+        stream: Whether the answer streams; None: as the ensemble declares.
+        tools: Tools of the agent that the run makes for it. An agent that it names has its own tools.
+        max_iterations: Tool requests allowed to the agent that the run makes for it; None: the default of `Agent`.
+        rate_limit: Limit of the model calls of this task, if it names a model or no agent.
         handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
-        effect: What the handler does to the world: `none`: it only reads; `idempotent`: doing it again under the same
-            `idempotency_key` changes nothing more; `once`: it must not be done twice. None: as the tool given as
-            handler says, else `once`.
-        history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
-            hands tasks on as texts, does not see it.
-        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
-            or a list of these.
-        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory, history
-            and results of tools are cut until it fits, what the task itself says never is. None: as the ensemble says.
-        review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
-            prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
-        before_review: Whether somebody is asked before it begins; None: nobody.
-        reflection_config: How its outputs are reflected on, so that later runs do it better: True, or a `ReflectionConfig`
-            with a model or a strategy; None or False: not at all.
-        revision_feedback: What was wrong with the previous attempt.
-        prior_attempt_output: The previous attempt.
+        effect: Whether the handler may run again after a crash. `none`: it only reads; `idempotent`: a second call with the
+            same `idempotency_key` changes no more than the first; `once`: it must not run twice. None: the effect of the
+            tool given as handler, else `once`.
+        history: Earlier conversation: alternating questions and answers, sent to the model before the task. A manager
+            does not see it, since it delegates tasks as texts.
+        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: a name, a
+            `MemoryScope`, or a list of these.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate. Context, memory, history
+            and results of tools are cut until it fits; the text of the task is not. None: as the ensemble declares.
+        review: Review of its output by a person: `Review.required()`, `Review.skip()`, or a `Review` with a prompt and a
+            timeout. None: as the ensemble's `review_policy` declares. No effect without a `review_handler`.
+        before_review: Review by a person before it begins; None: no review.
+        reflection_config: How its outputs are reflected on, to improve later runs: True, or a `ReflectionConfig` with a
+            model or a strategy; None or False: no reflection.
+        revision_feedback: Feedback on the previous attempt.
+        prior_attempt_output: Output of the previous attempt.
         attempt_number: 0 for the first attempt.
     """
 
@@ -411,12 +228,12 @@ class Task(Identified, Generic[Parsed_co]):
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
 
-    __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
+    __hash__ = Identified.__hash__  # without this line, type checkers treat a class with `__eq__` as unhashable
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class: a type per answer would give tasks of their own to pickles and to `isinstance`."""
+            """Return the class itself: one class per output type would break pickles and `isinstance`."""
             return cls
 
     @classmethod
@@ -426,19 +243,26 @@ class Task(Identified, Generic[Parsed_co]):
 
     @property
     def handler_effect(self) -> Effect:
-        """What the handler does to the world; of a task without one nothing is known: `once`."""
-        return _effect_of(self.handler) if self.effect is None else self.effect
+        """Effect of the handler: `effect`, else the effect of a tool given as handler, else `once`."""
+        if self.effect is not None:
+            return self.effect
+        from ensemble_ray.tools.tool import AgentTool, check_effect, tool_mark  # needed only in a run
+
+        if isinstance(self.handler, AgentTool):
+            return check_effect(self.handler.effect, f"Tool '{self.handler.name}'")
+        mark = tool_mark(self.handler)
+        return "once" if mark is None else mark.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """Return this task for another attempt: the same task, so its output is found under it."""
+        """Return this task for another attempt; it keeps its id, so context finds its output."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed, checked like a new one; it is another task with an id of its own.
+        """Return a copy with these fields changed and checked. The copy is another task, with another id.
 
-        A new `rate_limit` takes the place of the old one.
+        A new `rate_limit` replaces the old one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.
@@ -448,7 +272,7 @@ class Task(Identified, Generic[Parsed_co]):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Check the fields in the table's order (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
+        """Check the fields in the order of S-DOM-20 to S-DOM-31; a missing argument counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
@@ -458,21 +282,21 @@ class Task(Identified, Generic[Parsed_co]):
         check_text(arguments.get("expected_output", _DEFAULT_EXPECTED_OUTPUT), "Task expected_output must not be blank")
         arguments["tools"] = check_tools(arguments.get("tools"), subject="Task tool")
         check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
-        arguments["context"] = _check_context(arguments)
+        arguments["context"] = _check_task_context(arguments)
         _check_output_type(arguments.get("output_type"))
         retries = arguments.get("max_output_retries")
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
-        arguments["history"] = check_history(arguments.get("history"))
-        arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
-        arguments["reflection_config"] = check_reflection_config(arguments.get("reflection_config"))
+        arguments["history"] = _check_history(arguments.get("history"))
+        arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
+        arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
         check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Only what was given, and context by name: a chain of tasks would otherwise be shown over and over."""
+        """Show only changed fields, and context by name: otherwise a chain of tasks would be shown repeatedly."""
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
             if name == "context" and value:
@@ -483,20 +307,178 @@ class Task(Identified, Generic[Parsed_co]):
                 yield name, value
 
 
-def _check_context(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
-    entries = to_tuple(arguments.get("context"))
-    agent = arguments.get("agent")
+class WithMemory(Value):
+    """Memory of an ensemble.
+
+    Attributes:
+        memory: Memory that all tasks use; None: no memory.
+        memory_store: Stores the scopes that tasks declare, for all processes of a run; None: scopes have no effect.
+    """
+
+    memory: InstanceOf[EnsembleMemory] | None = None
+    memory_store: Annotated[MemoryStore | None, SkipValidation] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_memory(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        store = cast("Mapping[str, Any]", data).get("memory_store")
+        missing = () if store is None else [name for name in STORE_METHODS if not callable(getattr(store, name, None))]
+        if missing:
+            raise ValidationError(
+                f"Ensemble memory_store ({type(store).__name__}) has no method {' and no method '.join(map(repr, missing))}"
+            )
+        return cast("object", data)
+
+
+class _DefaultStore:
+    """The store of an ensemble without a `reflection_store`. All copies of the ensemble share it; first use creates it."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._store: InMemoryReflectionStore | None = None
+
+    def get(self) -> InMemoryReflectionStore:
+        with self._lock:
+            if self._store is None:
+                self._store = InMemoryReflectionStore()
+                # S-REFL-6
+                _log.warning(
+                    "Tasks are reflected on and the ensemble has no reflection_store: their notes stay in memory and end "
+                    "with this process. SqliteReflectionStore(path) stores them"
+                )
+            return self._store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_DefaultStore, ())
+
+
+class Reflects(Value):
+    """Store for reflections on the tasks of an ensemble.
+
+    Attributes:
+        reflection_store: Stores the reflections of tasks with a `reflection_config`, from run to run; None: an
+            `InMemoryReflectionStore` that only this ensemble uses.
+    """
+
+    reflection_store: Annotated[ReflectionStore | None, SkipValidation] = None
+    _default_reflections: _DefaultStore = PrivateAttr(default_factory=_DefaultStore)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_reflections(cls, data: Any) -> Any:
+        store = cast("Mapping[str, Any]", data).get("reflection_store") if isinstance(data, Mapping) else None
+        if store is None:
+            return data
+        missing = [name for name in REFLECTION_METHODS if not callable(getattr(store, name, None))]
+        if missing:
+            raise ValidationError(
+                f"Ensemble reflection_store ({type(store).__name__}) has no method "
+                f"{' and no method '.join(map(repr, missing))}"
+            )
+        return data
+
+    def find_reflection_store(self, configs: Iterable[ReflectionConfig | None]) -> ReflectionStore | None:
+        """Return the store for tasks with these configs; None if no store is set and no task needs one."""
+        if self.reflection_store is not None or all(config is None for config in configs):
+            return self.reflection_store
+        return self._default_reflections.get()
+
+    def share_reflections(self, other: Reflects) -> None:
+        """Store reflections in the store of the ensemble that this one was made from."""
+        self._default_reflections = other._default_reflections
+
+
+class ReflectionInput(Value):
+    """Input of a reflection `strategy`.
+
+    Attributes:
+        task: The task with its variables resolved. On a cluster it has no agent, tools, handler, guardrails or context.
+        task_output: Its output; after an edit at a review gate the edited output.
+        prior_reflection: The newest reflection on the task, or None.
+    """
+
+    task: InstanceOf[Task]
+    task_output: InstanceOf[TaskOutput]
+    prior_reflection: InstanceOf[TaskReflection] | None = None
+
+
+def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
+    """Return the context of a task or a loop as a tuple.
+
+    Raises:
+        ValidationError: an entry is neither a task nor the output of a loop or phase.
+    """
+    entries = to_tuple(value)
     for index, entry in enumerate(entries):
         if entry is None:
-            raise ValidationError(f"Task context element at index {index} must not be None")
+            raise ValidationError(f"{subject} element at index {index} must not be None")
         if not isinstance(entry, Task | UnitOutput):
+            output, hint = getattr(entry, "output", None), ""
+            if isinstance(output, UnitOutput):
+                hint = f". Name what it gives: the .output of {output.unit} '{output.name}'"
             raise ValidationError(
-                f"Task context element at index {index} must be a Task, got: {type(entry).__name__}{name_output(entry)}"
+                f"{subject} element at index {index} must be a Task, got: {type(entry).__name__}{hint}"
             )
-    for entry in cast("tuple[Task | UnitOutput, ...]", entries):
-        # A frozen task cannot hold itself; what a user can do by mistake is to build it twice (S-DOM-33). A reduce over
-        # reduces looks like what it brings together, and is none.
+    return cast("tuple[Task | UnitOutput, ...]", entries)
+
+
+def _check_history(value: object) -> tuple[ChatMessage, ...]:
+    """Check that questions and answers alternate, as endpoints and chat templates require (S-DOM-76)."""
+    messages: list[ChatMessage] = []
+    for index, entry in enumerate(to_tuple(value)):
+        at, role = f"Task history element at index {index}", ("user", "assistant")[index % 2]
+        if not isinstance(entry, ChatMessage):
+            raise ValidationError(f"{at} must be a ChatMessage, got: {type(entry).__name__}")
+        if entry.role != role:
+            raise ValidationError(
+                f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
+            )
+        if entry.tool_calls or not isinstance(entry.content, str) or not entry.content.strip():
+            raise ValidationError(f"{at} must have a text and no tool calls")
+        messages.append(ChatMessage(role=entry.role, content=whole_text(entry.content)))
+    if len(messages) % 2:
+        raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
+    return tuple(messages)
+
+
+def _check_scopes(value: object) -> tuple[MemoryScope, ...]:
+    """Check scopes; each may be declared once (S-MEM-72)."""
+    scopes: list[MemoryScope] = []
+    for index, entry in enumerate(to_tuple(value)):
+        if isinstance(entry, str):
+            scopes.append(MemoryScope(name=entry))
+        elif isinstance(entry, MemoryScope):
+            scopes.append(entry)
+        else:
+            raise ValidationError(
+                f"Task memory_scopes[{index}] must be a name or a MemoryScope, got: {type(entry).__name__}"
+            )
+        if any(scope.name == scopes[-1].name for scope in scopes[:-1]):
+            raise ValidationError(f"Task memory_scopes has scope '{scopes[-1].name}' more than once")
+    return tuple(scopes)
+
+
+def _check_reflection_config(value: object) -> ReflectionConfig | None:
+    """S-REFL-1."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ReflectionConfig()
+    if not isinstance(value, ReflectionConfig):
+        raise ValidationError(
+            f"Task reflection_config must be a ReflectionConfig, True or False, got: {type(value).__name__}"
+        )
+    return value
+
+
+def _check_task_context(arguments: Mapping[str, Any]) -> tuple[Task | UnitOutput, ...]:
+    """S-DOM-25, S-DOM-26."""
+    entries, agent = check_context("Task context", arguments.get("context")), arguments.get("agent")
+    for entry in entries:
+        # A frozen task cannot contain itself, but a user may build it twice by mistake (S-DOM-33). A reduce task over
+        # reduce tasks looks like its context, and is allowed.
         if (
             agent is not None
             and isinstance(entry, Task)
@@ -510,7 +492,7 @@ def _check_context(arguments: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _check_output_type(output_type: object) -> None:
-    """Refuse what is no type (S-DOM-27, S-DOM-28, S-DOM-32)."""
+    """S-DOM-27, S-DOM-28, S-DOM-32."""
     if output_type is type(None):
         raise ValidationError("Task output_type must not be Void")
     is_alias = get_origin(output_type) is not None or isinstance(output_type, NewType | TypeAliasType)
@@ -525,7 +507,7 @@ def _check_output_type(output_type: object) -> None:
 
 
 def _check_handler(arguments: Mapping[str, Any]) -> None:
-    """Refuse fields that only a model could use beside a handler (S-DET-3), and handlers that cannot be called."""
+    """Refuse fields that only a model would use (S-DET-3), and handlers that cannot be called."""
     handler, effect = arguments.get("handler"), arguments.get("effect")
     if effect is not None and effect not in get_args(Effect):
         raise ValidationError(f"Task effect must be one of [{', '.join(get_args(Effect))}], got: {effect!r}")
@@ -564,32 +546,3 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         check_effect(handler.effect, f"Tool '{handler.name}'")
     elif not callable(handler):
         raise ValidationError(f"Task handler must be a callable or an AgentTool, got: {type(handler).__name__}")
-
-
-def _effect_of(handler: object) -> Effect:
-    """Return what a tool given as handler says; anything else may only be done once."""
-    from ensemble_ray.tools.tool import (
-        AgentTool,
-        check_effect,
-        tool_mark,  # asked only in a run, which needs them anyway
-    )
-
-    if isinstance(handler, AgentTool):
-        return check_effect(handler.effect, f"Tool '{handler.name}'")
-    mark = tool_mark(handler)
-    return "once" if mark is None else mark.effect
-
-
-class ReflectionInput(Value):
-    """What a `strategy` reflects on.
-
-    Attributes:
-        task: The task with its variables resolved. On a cluster it comes without what stays elsewhere: agent, tools, handler,
-            guardrails, context.
-        task_output: What it gave; after an edit at a review gate the edited output.
-        prior_reflection: The newest reflection on the task; None: there is none yet.
-    """
-
-    task: InstanceOf[Task]
-    task_output: InstanceOf[TaskOutput]
-    prior_reflection: InstanceOf[TaskReflection] | None = None

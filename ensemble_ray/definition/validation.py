@@ -1,7 +1,6 @@
-"""All checks across objects, in the order of the specification (S-DOM-61).
+"""Checks of the parts of an ensemble against each other, in the order of the specification (S-DOM-61).
 
-In: an ensemble, as it was declared. Out: warnings as texts; whoever runs it logs them. Nothing is logged, resolved or
-called here.
+The checks log, resolve and call nothing.
 """
 
 from __future__ import annotations
@@ -28,43 +27,166 @@ from ensemble_ray.values.ids import MOST_RESENDS
 if TYPE_CHECKING:
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 
+# Advice about a task without a model (S-DOM-61.5).
+_NO_MODEL_ADVICE = (
+    "Provide an explicit agent, a task-level llm, an ensemble-level llm, or configure a deterministic handler."
+)
+_SET_A_MODEL = "Set llm on the task, the ensemble, or provide an explicit agent or handler."
+
+
+def validate(definition: EnsembleDefinition) -> list[str]:
+    """Check an ensemble.
+
+    Returns:
+        Warnings to log (S-DOM-64).
+
+    Raises:
+        ValidationError: the first check that fails.
+    """
+    if not definition.tasks and not definition.has_units:
+        raise ValidationError("Ensemble must have at least one task")
+    _check_units(definition)
+    check_rules(definition)
+    _check_agents(definition)
+    _check_models(definition)
+    _check_delegation(definition)
+    workflow = infer_workflow(definition)
+    if workflow is Workflow.HIERARCHICAL:
+        _check_manager(definition)
+    if workflow is Workflow.PARALLEL and definition.parallel_error_strategy is None:
+        raise ValidationError("Ensemble parallel_error_strategy must not be None for PARALLEL workflow")
+    if workflow is Workflow.HIERARCHICAL:
+        _check_hierarchical(definition)
+    _refuse_cycles(definition.all_tasks, definition.all_loops)
+    if workflow is Workflow.SEQUENTIAL:
+        _check_order(definition.tasks)
+    return _warnings(definition)
+
+
+def check_rules(definition: RunRules) -> None:
+    """Check the rules of an ensemble of any kind, at the start of a run.
+
+    Raises:
+        ValidationError: the first rule that is broken.
+    """
+    if definition.rate_limit is not None and definition.llm is None:
+        raise ValidationError(
+            "Ensemble rate_limit is configured but llm is None. "
+            "An ensemble-level llm is required when rate_limit is set."
+        )
+    check_costs(definition.max_cost, definition.cost_configuration)
+    if definition.is_detached and definition.durability is Durability.OFF:
+        raise ValidationError(
+            "Ensemble review_wait 'detach' needs a record, in which the run waits, and durability is 'off'. "
+            "Use durability 'effects' or 'run', or review_wait 'attached'"
+        )
+
+
+def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> None:
+    """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37).
+
+    `validate` does it if all roles are known; otherwise it is called after the agents of tasks are made.
+
+    Args:
+        definition: Validated.
+        roles: One per worker, in order.
+
+    Raises:
+        ValidationError: the first rule that is broken.
+    """
+    check_roles(roles)
+    check_constraints(definition.hierarchical_constraints, roles)
+
+
+def doubled_names(tasks: Sequence[Task]) -> list[str]:
+    """Return a warning for each name that several tasks of a list have (S-DOM-71)."""
+    counts = Counter(task.name for task in tasks if task.name is not None)
+    return [
+        f"{count} tasks are named '{name}'; in the plan and the record the others are '{name}~2' and so on"
+        for name, count in counts.items()
+        if count > 1
+    ]
+
+
+def infer_workflow(definition: EnsembleDefinition) -> Workflow:
+    """Return the declared workflow, else parallel if a task of the list has another one as context (S-DET-40).
+
+    Phases and graphs have no such list, and the context of loops does not count (S-DET-43, S-LOOP-125).
+    """
+    if definition.workflow is not None:
+        return definition.workflow
+    listed = {task.object_id for task in definition.tasks}
+    is_linked = any(entry.object_id in listed for task in definition.tasks for entry in task.context)
+    return Workflow.PARALLEL if is_linked else Workflow.SEQUENTIAL
+
+
+def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
+    """Return the declared agents, else the agents of the tasks in first-use order; without agents that the run makes (S-DOM-65)."""
+    agents = definition.agents
+    named = agents if agents is not None else (task.agent for task in definition.all_tasks if task.agent is not None)
+    return tuple(dict.fromkeys(named))
+
+
+def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
+    """Return the model of a hierarchical run's manager (S-HIER-2).
+
+    Args:
+        definition: The ensemble.
+        workers: All agents in order; after planning also the agents that were made for tasks.
+
+    Raises:
+        ValidationError: no model is declared.
+    """
+    model = definition.manager_llm
+    if model is None:
+        model = next((worker.llm for worker in workers if worker.runner is None), None)
+    if model is None and definition.tasks:
+        model = definition.tasks[0].llm  # an agent that the run makes for the task uses it (S-DET-20)
+    if model is None:
+        model = definition.llm
+    if model is None:
+        raise ValidationError(
+            "No Manager LLM available for hierarchical workflow. Set manager_llm, an agent's llm, or an ensemble-level llm."
+        )
+    return model
+
 
 def uses_team_model(agent: Agent) -> bool:
-    """Return whether an agent needs a model and names none of its own; it may have a limit of its own."""
+    """Return whether an agent needs a model and declares none; it may still declare a limit."""
     if agent.runner is not None:
         return False
     return agent.llm is TEAM_MODEL or (agent.rate_limit is not None and getattr(agent.llm, "delegate", 0) is TEAM_MODEL)
 
 
 def with_model(agent: Agent, model: ChatModel) -> Agent:
-    """Return the same agent with another model, which the limit of its own one holds for, too."""
-    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few runs change models
+    """Return the same agent with another model, under the limit of its present model."""
+    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only if a run changes models
 
     own = agent.llm
     return agent.rewritten(llm=own.around(model) if isinstance(own, RateLimitedChatModel) else model)
 
 
 def with_task_model(agent: Agent, model: ChatModel) -> Agent:
-    """Return the same agent with the model of one of its tasks, which the agent's own limit holds for, too (S-DOM-90)."""
+    """Return the same agent with the model of one of its tasks, under the agent's own limit (S-DOM-90)."""
     return with_model(agent, model) if agent.rate_limit is not None else agent.rewritten(llm=model)
 
 
 class TeamModels:
-    """What the agents of one run ask that name no model of their own."""
+    """Models of one run for agents that declare none."""
 
     def __init__(self, definition: RunRules) -> None:
-        """Limit the model of the ensemble: one bucket for the run (S-RATE-33)."""
+        """Limit the model of the ensemble, with one bucket for the run (S-RATE-33)."""
         self._model = definition.llm
         #: the ensemble's model under the ensemble's limit
         self.shared: ChatModel | None = None if self._model is None else limit_model(self._model, definition.rate_limit)
-        #: by bucket, so that an agent has one model in a run, however often its tasks are planned
+        #: by bucket: an agent has one model in a run, even if its tasks are planned several times
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
     def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
-        """Return the same agent with the model that it will use; where there is none, with that of its task (S-DOM-91).
+        """Return the same agent with the model that it will use: the ensemble's, else its task's (S-DOM-91).
 
         Raises:
-            ValidationError: neither it nor the ensemble has one.
+            ValidationError: neither has a model.
         """
         if not uses_team_model(agent):
             return agent
@@ -72,7 +194,14 @@ class TeamModels:
             return with_task_model(agent, task_model)
         if self._model is None or self.shared is None:
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
-        return agent.rewritten(llm=self.shared if agent.llm is TEAM_MODEL else self._limit_by_own(agent, self._model))
+        if agent.llm is TEAM_MODEL:
+            return agent.rewritten(llm=self.shared)
+        from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only with limits
+
+        own = agent.llm
+        assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw its `delegate`
+        # the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)
+        return agent.rewritten(llm=self._limited.setdefault(own.bucket, own.around(self._model)))
 
     def _limit_by_own(self, agent: Agent, model: ChatModel) -> ChatModel:
         """Return the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
@@ -83,19 +212,173 @@ class TeamModels:
         return self._limited.setdefault(own.bucket, own.around(model))
 
 
-#: What to do about a task that no model can be found for (S-DOM-61.5).
-NO_MODEL_ADVICE = (
-    "Provide an explicit agent, a task-level llm, an ensemble-level llm, or configure a deterministic handler."
-)
-_GIVE_ONE = "Set llm on the task, the ensemble, or provide an explicit agent or handler."
+def _check_agents(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.3 and S-DOM-61.4."""
+    if definition.agents is None:
+        return
+    if not definition.agents:
+        raise ValidationError("Ensemble must have at least one agent")
+    registered = set(definition.agents)
+    for task in definition.all_tasks:
+        if task.agent is not None and task.agent not in registered:
+            raise ValidationError(
+                f"Task '{task.description}' references agent '{task.agent.role}' "
+                "which is not in the ensemble's agent list"
+            )
 
 
-def check_units(definition: EnsembleDefinition) -> None:
-    """Check what loops, phases and graph have to do with each other and with the tasks.
+def _check_models(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.5, S-DOM-73 and S-DOM-91."""
+    if definition.llm is not None:
+        return
+    for task in definition.tasks:
+        if task.handler is None and task.agent is None and task.llm is None:
+            raise ValidationError(f"Task '{task.description}' has no LLM available. {_NO_MODEL_ADVICE}")
+    tasks = definition.all_tasks
+    without = {task.agent for task in tasks if task.llm is None}
+    with_model = {task.agent for task in tasks} - without
+    for agent in declared_agents(definition):
+        if uses_team_model(agent) and agent not in with_model:
+            raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
 
-    Raises:
-        ValidationError: the first check that fails.
+
+def _check_delegation(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.6, and limits of lost or slow delegations; for every workflow."""
+    depth, timeout, retries = (
+        definition.max_delegation_depth,
+        definition.delegation_timeout,
+        definition.delegation_retries,
+    )
+    if depth <= 0:
+        raise ValidationError(f"Ensemble max_delegation_depth must be > 0, got: {depth}")
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValidationError(f"Ensemble delegation_timeout must be > 0 when set, got: {timeout}")
+    if not 0 <= retries <= MOST_RESENDS:
+        raise ValidationError(f"Ensemble delegation_retries must be between 0 and {MOST_RESENDS}, got: {retries}")
+
+
+def _check_manager(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.7."""
+    for name, value, least in (
+        ("manager_max_iterations", definition.manager_max_iterations, 1),
+        ("manager_stall_turns", definition.manager_stall_turns, 0),
+    ):
+        if value < least:
+            needed = "> 0" if least else ">= 0"
+            raise ValidationError(f"Ensemble {name} must be {needed} for HIERARCHICAL workflow, got: {value}")
+
+
+def _check_hierarchical(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.9: roles, constraints, handler tasks. Roles of agents that the run makes are checked later."""
+    roles = [agent.role for agent in declared_agents(definition)]
+    check_roles(roles)
+    is_complete = all(task.agent is not None or task.handler is not None for task in definition.tasks)
+    check_constraints(definition.hierarchical_constraints, roles if is_complete else None)
+    for task in definition.tasks:
+        if task.handler is not None:
+            raise ValidationError(
+                "Deterministic handler tasks are not supported in HIERARCHICAL workflow. "
+                f"Task '{task.description}' has a handler configured. "
+                "Give the task to an agent, or use the sequential or parallel workflow."
+            )
+
+
+def _check_order(tasks: Sequence[Task]) -> None:
+    """S-DOM-61.11 for all tasks, then S-DOM-61.12; each reports the first task."""
+    listed = {task.object_id for task in tasks}
+    seen: set[str] = set()
+    absent: str | None = None
+    for task in tasks:
+        for entry in task.context:
+            if entry.object_id in seen or isinstance(entry, UnitOutput):
+                continue
+            subject = f"Task '{task.description}' references context task '{entry.description}' which"
+            if entry.object_id in listed:
+                raise ValidationError(f"{subject} appears later in the task list")
+            absent = absent or f"{subject} is not in the ensemble's task list"
+        seen.add(task.object_id)
+    if absent is not None:
+        raise ValidationError(absent)
+
+
+def _refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop]) -> None:
+    """Refuse cycles in the context of tasks and loops, also of those outside the lists (S-DOM-61.10, S-DOM-62)."""
+    by_id = {loop.object_id: loop for loop in loops}
+    finished: set[str] = set()
+    roots: tuple[Task | Loop, ...] = (*tasks, *loops)
+    for root in roots:
+        root_id = root.object_id
+        if root_id in finished:
+            continue
+        # An explicit stack, since chains may exceed the recursion limit of Python.
+        path = {root_id}
+        stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root_id, iter(root.context))]
+        while stack:
+            object_id, rest = stack[-1]
+            entry = next(rest, None)
+            if entry is None:
+                stack.pop()
+                path.discard(object_id)
+                finished.add(object_id)
+            elif (entry_id := entry.object_id) in path:
+                raise ValidationError(f"Circular context dependency detected involving task: '{entry.description}'")
+            elif entry_id not in finished:
+                path.add(entry_id)
+                waited = by_id.get(entry_id) if isinstance(entry, UnitOutput) else entry
+                stack.append((entry_id, iter(() if waited is None else waited.context)))
+
+
+def _warnings(definition: EnsembleDefinition) -> list[str]:
+    """Unused agents (S-DOM-64), and fields of tasks without effect (S-HIER-88, S-DOM-92).
+
+    If work may be delegated, no agent counts as unused: a manager or a delegating agent may call any of them.
     """
+    if definition.workflow is Workflow.HIERARCHICAL:
+        return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
+    ignored = [warning for task in definition.all_tasks if (warning := _left_to_agent(task)) is not None]
+    used = {task.agent for task in definition.all_tasks}
+    if any(agent is not None and agent.allow_delegation for agent in used):
+        return ignored
+    return ignored + [
+        f"Agent '{agent.role}' is registered but not assigned to any task"
+        for agent in definition.agents or ()
+        if agent not in used
+    ]
+
+
+def _left_to_agent(task: Task) -> str | None:
+    """Return a warning about fields that only an agent made for the task would use."""
+    if task.agent is None:
+        return None
+    has_runner = task.agent.runner is not None
+    uses_llm = task.llm is not None and (not has_runner or task.reflection_config is not None)
+    fields = ["tools", "max_iterations", *([] if uses_llm else ["rate_limit", "llm"])]
+    declared = [field for field in fields if getattr(task, field)]
+    if not declared:
+        return None
+    owner, of_owner = ("runner", "the runner of ") if has_runner else ("agent", "")
+    return (
+        f"Task '{task.description}' has {' and '.join(declared)} without effect: {of_owner}its agent '{task.agent.role}' "
+        f"has its own. Set them on the {owner}"
+    )
+
+
+def _without_effect(task: Task) -> str | None:
+    """Return a warning about fields that a hierarchical workflow ignores."""
+    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
+    declared = [field for field in fields if getattr(task, field)]
+    if task.agent is not None and task.llm is not None:
+        declared.append("llm")
+    if not declared:
+        return None
+    return (
+        f"Task '{task.description}' has {' and '.join(declared)} without effect in HIERARCHICAL workflow: its manager decides "
+        "what becomes of it. Use a delegation policy, or another workflow"
+    )
+
+
+def _check_units(definition: EnsembleDefinition) -> None:
+    """Check loops, phases and graph against each other and against the tasks."""
     _check_mixing(definition)
     _check_loops(definition)
     if definition.phases:
@@ -139,11 +422,8 @@ def _check_mixing(definition: EnsembleDefinition) -> None:
         )
 
 
-# Loops.
-
-
 def _check_loops(definition: EnsembleDefinition) -> None:
-    """S-LOOP-32, S-LOOP-33, S-LOOP-35; also of loops in phases and of states that are loops."""
+    """S-LOOP-32, S-LOOP-33, S-LOOP-35; also for loops in phases and in graphs."""
     loops = definition.all_loops
     name = _find_duplicate(loop.name for loop in loops)
     if name is not None:
@@ -151,7 +431,9 @@ def _check_loops(definition: EnsembleDefinition) -> None:
     for loop in loops:
         for task in loop.body:
             if not _has_model(task, definition):
-                raise ValidationError(f"Loop '{loop.name}' body task '{body_key(task)}' has no LLM source. {_GIVE_ONE}")
+                raise ValidationError(
+                    f"Loop '{loop.name}' body task '{body_key(task)}' has no LLM source. {_SET_A_MODEL}"
+                )
     listed = {task.object_id for task in definition.tasks}
     for loop in definition.loops:
         for entry in _outside((each for each in loop.context if isinstance(each, Task)), listed):
@@ -162,7 +444,7 @@ def _check_loops(definition: EnsembleDefinition) -> None:
 
 
 def _check_outputs(definition: EnsembleDefinition) -> None:
-    """S-LOOP-167: what waits for the output of a loop waits for one of the ensemble's own."""
+    """S-LOOP-167: context may name only outputs of loops of this ensemble."""
     listed = {loop.object_id for loop in definition.loops}
     waiting: list[tuple[str, Sequence[Task | UnitOutput]]] = [
         *((f"Task '{task.description}'", task.context) for task in definition.tasks),
@@ -176,9 +458,6 @@ def _check_outputs(definition: EnsembleDefinition) -> None:
                 )
 
 
-# Phases.
-
-
 def _check_phases(definition: EnsembleDefinition) -> None:
     """S-PHASE-15 to S-PHASE-20, in this order."""
     phases = definition.phases
@@ -190,7 +469,7 @@ def _check_phases(definition: EnsembleDefinition) -> None:
         for task in phase.all_tasks:
             if not _has_model(task, definition):
                 raise ValidationError(
-                    f"Task '{task.description}' in phase '{phase.name}' has no LLM available. {NO_MODEL_ADVICE}"
+                    f"Task '{task.description}' in phase '{phase.name}' has no LLM available. {_NO_MODEL_ADVICE}"
                 )
     listed = {phase.object_id: phase for phase in phases}
     for phase in phases:
@@ -217,7 +496,7 @@ def _check_membership(phases: Sequence[Phase], listed: Mapping[str, Phase]) -> N
 
 
 def _refuse_phase_cycles(phases: Sequence[Phase]) -> None:
-    """S-PHASE-16. Followed by id: of two objects of one phase, the listed one says what comes before it."""
+    """S-PHASE-16. The search compares ids: if a phase exists as two objects, the listed one's predecessors count."""
     listed = {phase.object_id: phase for phase in phases}
     finished: set[str] = set()
     for root in phases:
@@ -238,7 +517,7 @@ def _refuse_phase_cycles(phases: Sequence[Phase]) -> None:
 
 
 def _check_phase_context(phase: Phase, listed: Mapping[str, Phase], definition: EnsembleDefinition) -> None:
-    """S-PHASE-18, S-PHASE-113: a task may wait for its own phase and for those before it."""
+    """S-PHASE-18, S-PHASE-113: context may name tasks of the same phase and of phases before it."""
     known = {entry for before in _before(phase, listed) for entry in (*_ids_of(before), before.object_id)}
     own = set(_ids_of(phase))
     workflow = phase.workflow or definition.workflow or Workflow.SEQUENTIAL
@@ -277,12 +556,9 @@ def _before(phase: Phase, listed: Mapping[str, Phase]) -> list[Phase]:
 
 
 def _ids_of(phase: Phase) -> Iterator[str]:
-    """Give the ids of what a later task may name of a phase: its tasks, and its loops by their outputs."""
+    """Yield the ids that the context of a later task may name: tasks of the phase, and loops for their outputs."""
     for member in (*phase.tasks, *phase.loops):
         yield member.object_id
-
-
-# Graphs.
 
 
 def _check_graph(definition: EnsembleDefinition, graph: Graph) -> None:
@@ -290,7 +566,7 @@ def _check_graph(definition: EnsembleDefinition, graph: Graph) -> None:
     states = graph.states.items()
     for name, state in states:
         if isinstance(state, Task) and not _has_model(state, definition):
-            raise ValidationError(f"Graph '{graph.name}' state '{name}' Task has no LLM source. {_GIVE_ONE}")
+            raise ValidationError(f"Graph '{graph.name}' state '{name}' Task has no LLM source. {_SET_A_MODEL}")
     known = {state.object_id for _, state in states}
     for name, state in states:
         for entry in _outside(state.context, known):
@@ -299,15 +575,12 @@ def _check_graph(definition: EnsembleDefinition, graph: Graph) -> None:
             )
 
 
-# All.
-
-
 def _outside(context: Iterable[Task | UnitOutput], known: set[str]) -> Iterator[Task | UnitOutput]:
     return (entry for entry in context if entry.object_id not in known)
 
 
 def _find_duplicate(names: Iterable[str]) -> str | None:
-    """Return the first name that is there for the second time."""
+    """Return the first name that appears for the second time."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -317,297 +590,7 @@ def _find_duplicate(names: Iterable[str]) -> str | None:
 
 
 def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
-    """Whether a task can be done: by a handler, or by an agent for which there is a model."""
+    """Return whether a task has a handler, or an agent with a model."""
     if definition.llm is not None or task.handler is not None:
         return True
     return task.llm is not None or (task.agent is not None and not uses_team_model(task.agent))
-
-
-def validate(definition: EnsembleDefinition) -> list[str]:
-    """Check what the parts of an ensemble have to do with each other.
-
-    Returns:
-        Warnings to log; the run goes on (S-DOM-64).
-
-    Raises:
-        ValidationError: the first check that fails.
-    """
-    if not definition.tasks and not definition.has_units:
-        raise ValidationError("Ensemble must have at least one task")
-    check_units(definition)
-    check_rules(definition)
-    _check_agents(definition)
-    _check_models(definition)
-    _check_delegation(definition)
-    workflow = infer_workflow(definition)
-    if workflow is Workflow.HIERARCHICAL:
-        _check_manager(definition)
-    if workflow is Workflow.PARALLEL and definition.parallel_error_strategy is None:
-        raise ValidationError("Ensemble parallel_error_strategy must not be None for PARALLEL workflow")
-    if workflow is Workflow.HIERARCHICAL:
-        _check_hierarchical(definition)
-    refuse_cycles(definition.all_tasks, definition.all_loops)
-    if workflow is Workflow.SEQUENTIAL:
-        _check_order(definition.tasks)
-    return _warnings(definition)
-
-
-def doubled_names(tasks: Sequence[Task]) -> list[str]:
-    """Return a warning for each name that several tasks of a list have (S-DOM-71)."""
-    counts = Counter(task.name for task in tasks if task.name is not None)
-    return [
-        f"{count} tasks are named '{name}'; in the plan and the record the others are '{name}~2' and so on"
-        for name, count in counts.items()
-        if count > 1
-    ]
-
-
-def check_rules(definition: RunRules) -> None:
-    """Check what holds for every kind of ensemble; for the start of a run.
-
-    Raises:
-        ValidationError: the first rule that cannot be kept.
-    """
-    if definition.rate_limit is not None and definition.llm is None:
-        raise ValidationError(
-            "Ensemble rate_limit is configured but llm is None. "
-            "An ensemble-level llm is required when rate_limit is set."
-        )
-    check_costs(definition.max_cost, definition.cost_configuration)
-    if definition.is_detached and definition.durability is Durability.OFF:
-        raise ValidationError(
-            "Ensemble review_wait 'detach' needs a record, in which the run waits, and durability is 'off'. "
-            "Use durability 'effects' or 'run', or review_wait 'attached'"
-        )
-
-
-def infer_workflow(definition: EnsembleDefinition) -> Workflow:
-    """Return the workflow that was chosen, else parallel if a task of the list is context of another (S-DET-40).
-
-    Phases and graphs have no such list, and what loops wait for does not count (S-DET-43, S-LOOP-125).
-    """
-    if definition.workflow is not None:
-        return definition.workflow
-    listed = {task.object_id for task in definition.tasks}
-    is_linked = any(entry.object_id in listed for task in definition.tasks for entry in task.context)
-    return Workflow.PARALLEL if is_linked else Workflow.SEQUENTIAL
-
-
-def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
-    """Return the agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65)."""
-    agents = definition.agents
-    named = agents if agents is not None else (task.agent for task in definition.all_tasks if task.agent is not None)
-    return tuple(dict.fromkeys(named))
-
-
-def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
-    """Return the model of a hierarchical run's manager (S-HIER-2).
-
-    Args:
-        definition: Names the manager's own model, and one for everybody.
-        workers: All of them, those made for tasks included, in order; none, where none is made yet.
-
-    Raises:
-        ValidationError: there is none.
-    """
-    model = definition.manager_llm
-    if model is None:
-        model = next((worker.llm for worker in workers if worker.runner is None), None)
-    if model is None and definition.tasks:
-        model = definition.tasks[0].llm  # that of the agent that will be made for it (S-DET-20)
-    if model is None:
-        model = definition.llm
-    if model is None:
-        raise ValidationError(
-            "No Manager LLM available for hierarchical workflow. Set manager_llm, an agent's llm, or an ensemble-level llm."
-        )
-    return model
-
-
-def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> None:
-    """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37).
-
-    `validate` does it where all roles are known then; where agents are made for tasks, whoever made them does it.
-
-    Args:
-        definition: Validated.
-        roles: One per worker, in order.
-
-    Raises:
-        ValidationError: the first rule that is broken.
-    """
-    check_roles(roles)
-    check_constraints(definition.hierarchical_constraints, roles)
-
-
-def refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop] = ()) -> None:
-    """Walk the context of every task and loop, also outside the lists, and refuse a way that leads back to itself (S-DOM-62).
-
-    Args:
-        tasks: All of them.
-        loops: Those whose outputs tasks may have as context.
-
-    Raises:
-        ValidationError: S-DOM-61.10.
-    """
-    by_id = {loop.object_id: loop for loop in loops}
-    finished: set[str] = set()
-    roots: tuple[Task | Loop, ...] = (*tasks, *loops)
-    for root in roots:
-        root_id = root.object_id
-        if root_id in finished:
-            continue
-        # An explicit stack: chains are longer than Python's own allows.
-        path = {root_id}
-        stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root_id, iter(root.context))]
-        while stack:
-            object_id, rest = stack[-1]
-            entry = next(rest, None)
-            if entry is None:
-                stack.pop()
-                path.discard(object_id)
-                finished.add(object_id)
-            elif (entry_id := entry.object_id) in path:
-                raise ValidationError(f"Circular context dependency detected involving task: '{entry.description}'")
-            elif entry_id not in finished:
-                path.add(entry_id)
-                waited = by_id.get(entry_id) if isinstance(entry, UnitOutput) else entry
-                stack.append((entry_id, iter(() if waited is None else waited.context)))
-
-
-def _check_agents(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.3 and S-DOM-61.4."""
-    if definition.agents is None:
-        return
-    if not definition.agents:
-        raise ValidationError("Ensemble must have at least one agent")
-    registered = set(definition.agents)
-    for task in definition.all_tasks:
-        if task.agent is not None and task.agent not in registered:
-            raise ValidationError(
-                f"Task '{task.description}' references agent '{task.agent.role}' "
-                "which is not in the ensemble's agent list"
-            )
-
-
-def _check_models(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.5, S-DOM-73 and S-DOM-91."""
-    if definition.llm is not None:
-        return
-    for task in definition.tasks:
-        if task.handler is None and task.agent is None and task.llm is None:
-            raise ValidationError(f"Task '{task.description}' has no LLM available. {NO_MODEL_ADVICE}")
-    tasks = definition.all_tasks
-    without = {task.agent for task in tasks if task.llm is None}
-    with_model = {task.agent for task in tasks} - without
-    for agent in declared_agents(definition):
-        if uses_team_model(agent) and agent not in with_model:
-            raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
-
-
-def _check_delegation(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.6, and how a delegation that is lost or hangs is dealt with; for every workflow."""
-    depth, timeout, retries = (
-        definition.max_delegation_depth,
-        definition.delegation_timeout,
-        definition.delegation_retries,
-    )
-    if depth <= 0:
-        raise ValidationError(f"Ensemble max_delegation_depth must be > 0, got: {depth}")
-    if timeout is not None and timeout <= timedelta(0):
-        raise ValidationError(f"Ensemble delegation_timeout must be > 0 when set, got: {timeout}")
-    if not 0 <= retries <= MOST_RESENDS:
-        raise ValidationError(f"Ensemble delegation_retries must be between 0 and {MOST_RESENDS}, got: {retries}")
-
-
-def _check_manager(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.7."""
-    for name, value, least in (
-        ("manager_max_iterations", definition.manager_max_iterations, 1),
-        ("manager_stall_turns", definition.manager_stall_turns, 0),
-    ):
-        if value < least:
-            needed = "> 0" if least else ">= 0"
-            raise ValidationError(f"Ensemble {name} must be {needed} for HIERARCHICAL workflow, got: {value}")
-
-
-def _check_hierarchical(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.9: roles, constraints, handler tasks; roles of agents that are yet to be made are checked after that."""
-    roles = [agent.role for agent in declared_agents(definition)]
-    check_roles(roles)
-    is_complete = all(task.agent is not None or task.handler is not None for task in definition.tasks)
-    check_constraints(definition.hierarchical_constraints, roles if is_complete else None)
-    for task in definition.tasks:
-        if task.handler is not None:
-            raise ValidationError(
-                "Deterministic handler tasks are not supported in HIERARCHICAL workflow. "
-                f"Task '{task.description}' has a handler configured. "
-                "Give the task to an agent, or use the sequential or parallel workflow."
-            )
-
-
-def _check_order(tasks: Sequence[Task]) -> None:
-    """S-DOM-61.11 before S-DOM-61.12, each for the first task it concerns."""
-    listed = {task.object_id for task in tasks}
-    seen: set[str] = set()
-    absent: str | None = None
-    for task in tasks:
-        for entry in task.context:
-            if entry.object_id in seen or isinstance(entry, UnitOutput):
-                continue
-            subject = f"Task '{task.description}' references context task '{entry.description}' which"
-            if entry.object_id in listed:
-                raise ValidationError(f"{subject} appears later in the task list")
-            absent = absent or f"{subject} is not in the ensemble's task list"
-        seen.add(task.object_id)
-    if absent is not None:
-        raise ValidationError(absent)
-
-
-def _warnings(definition: EnsembleDefinition) -> list[str]:
-    """Agents that were registered and have nothing to do (S-DOM-64); what of a task has no effect (S-HIER-88, S-DOM-92).
-
-    Where work can be handed over, every agent may be asked: by a manager, or by an agent of a task that may delegate.
-    """
-    if definition.workflow is Workflow.HIERARCHICAL:
-        return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
-    ignored = [warning for task in definition.all_tasks if (warning := _left_to_agent(task)) is not None]
-    used = {task.agent for task in definition.all_tasks}
-    if any(agent is not None and agent.allow_delegation for agent in used):
-        return ignored
-    return ignored + [
-        f"Agent '{agent.role}' is registered but not assigned to any task"
-        for agent in definition.agents or ()
-        if agent not in used
-    ]
-
-
-def _left_to_agent(task: Task) -> str | None:
-    """Return what a task declares that only an agent made for it would have."""
-    if task.agent is None:
-        return None
-    has_runner = task.agent.runner is not None
-    uses_llm = task.llm is not None and (not has_runner or task.reflection_config is not None)
-    fields = ["tools", "max_iterations", *([] if uses_llm else ["rate_limit", "llm"])]
-    declared = [field for field in fields if getattr(task, field)]
-    if not declared:
-        return None
-    owner, of_owner = ("runner", "the runner of ") if has_runner else ("agent", "")
-    return (
-        f"Task '{task.description}' has {' and '.join(declared)} without effect: {of_owner}its agent '{task.agent.role}' "
-        f"has its own. Set them on the {owner}"
-    )
-
-
-def _without_effect(task: Task) -> str | None:
-    """Return what a task declares that only its own execution could keep."""
-    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
-    declared = [field for field in fields if getattr(task, field)]
-    if task.agent is not None and task.llm is not None:
-        declared.append("llm")
-    if not declared:
-        return None
-    return (
-        f"Task '{task.description}' has {' and '.join(declared)} without effect in HIERARCHICAL workflow: its manager decides "
-        "what becomes of it. Use a delegation policy, or another workflow"
-    )

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import _NAME, _SELECTOR
+from ensemble_ray.definition.agent import _LABEL_NAME, _LABEL_SELECTOR
 from ensemble_ray.prompts.task import _HEADING
 from ensemble_ray.record.rendering import _LONG
 from ensemble_ray.text.answers import _TAG
@@ -33,8 +33,8 @@ SIZE = 20_000
 MOST_QUARTERS = 5
 #: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
-    ("ensemble_ray/definition/agent.py", "_NAME"): _NAME,
-    ("ensemble_ray/definition/agent.py", "_SELECTOR"): _SELECTOR,
+    ("ensemble_ray/definition/agent.py", "_LABEL_NAME"): _LABEL_NAME,
+    ("ensemble_ray/definition/agent.py", "_LABEL_SELECTOR"): _LABEL_SELECTOR,
     ("ensemble_ray/prompts/task.py", "_HEADING"): _HEADING,
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,

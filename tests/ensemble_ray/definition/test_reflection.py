@@ -126,7 +126,7 @@ def test_an_ensemble_has_a_store_of_its_own_across_its_runs(caplog: pytest.LogCa
         assert team.model_copy().find_reflection_store(configs) is store
     assert isinstance(store, InMemoryReflectionStore)
     (line,) = caplog.messages
-    assert "nothing of them outlives this process" in line
+    assert "stay in memory and end with this process" in line
     assert Ensemble(tasks=[task("a")]).find_reflection_store([None]) is None
 
 

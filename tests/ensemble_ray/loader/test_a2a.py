@@ -50,7 +50,7 @@ def test_remote_agents_stand_in_a_team_file(load: Load, monkeypatch: pytest.Monk
         ("a2a: {url: far}", TOOL, "must be 'https://HOST/PATH'"),
         ("a2a: {url: 'https://h', retries: 3}", TOOL, "retries"),
         (f"{AGENT}\n    llm: local", TOOL, "cannot have both a runner and a llm"),
-        (f"{AGENT}\n    runner: runners:Echo", TOOL, "has a runner of its own"),
+        (f"{AGENT}\n    runner: runners:Echo", TOOL, "already has a runner"),
         (AGENT, "{url: 'https://h', effect: twice}", "effect must be one of"),
         (AGENT, "{url: 'https://u:p@h'}", "without a name or password"),
     ],
