@@ -1,16 +1,18 @@
-"""Which agent lives in which group of processes, and how large a group is. Pure.
+"""Placement of agents in groups of processes, and of orders on processes. Pure.
 
-An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
-1. A declared agent gets a group of its own while fewer than `max_own` exist; `isolation="process"` gets its own beyond
-   that. Agents with `"shared"`, and those that are made for a task or while the run goes on, get none without asking.
-2. All others live by category: agents with the same tools and model share a group, role and prompts travel with the task.
-3. Categories take one of `max_own` shared groups each, beyond that the one with the fewest, so no task waits for a process.
-4. A group has as many processes as any of its agents asks for. Where one of them says nothing, it has as many as the cluster
-   allows while much is in flight, as long as the whole run has fewer than `max_own`.
-5. Agents that ask something of their node share processes only with those that ask for the same. Such a process may wait for
-   its node, so a group begins the next one when the last has started, and what a group has to do goes to those that have.
-6. An agent that does nothing but tasks after which predicates are asked lives in the process that has those, where nothing
-   speaks against it: so a step of a loop or a graph is one message to and fro, and not two (S-LOOP-189).
+An agent is an id. A process needs about a second to start, and 60 MB. Rules:
+1. A declared agent gets its own group while fewer than `max_own` exist. `isolation="process"` gets its own group beyond that
+   limit. Agents with `"shared"`, and agents that a run makes, get none.
+2. All others are placed by category: agents with the same tools and model share a group; role and prompts travel with the
+   task.
+3. Each category gets one of `max_own` shared groups. After that it joins the group with the fewest categories, so that no
+   task waits for a process.
+4. A group has as many processes as any of its agents requires. If one of them has no requirement, the group grows to the
+   limit of the cluster under load, as long as the whole run has fewer than `max_own` processes.
+5. Agents with requirements for their node share processes only with agents of equal requirements. Such a process may wait
+   for its node. So a group starts the next process only after the last one has started, and its orders go to started ones.
+6. An agent whose tasks all precede the evaluation of a predicate is placed in the process of the predicates, if possible: a
+   step of a loop or a graph then needs one round trip instead of two (S-LOOP-189).
 """
 
 from __future__ import annotations
@@ -26,22 +28,34 @@ from itertools import islice
 from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, Plan
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
-#: An amount that is compared with another may differ from it by rounding; Ray knows four places.
+#: Tasks in flight above which a group without a required number of processes grows (S-MR-141).
+GROWS_ABOVE = 64
+#: Deaths of processes after which an order is given up.
+MOST_DEATHS = 3
+#: Most runs of a shared process.
+MOST_RUNS = 64
+#: Most processes of a group without a required number.
+_MOST_REPLICAS = 8
+#: Largest amount of cluster memory per process of a run, bytes.
+_PROCESS_BYTES = 200_000_000
+#: Prefix of groups that belong to one agent.
+_OWN = "own:"
+#: Tolerance when amounts are compared; Ray counts four decimal places.
 _ROUNDING = 1e-6
-#: Kinds of nodes that a message tells of.
+#: Most kinds of nodes in a message.
 _SHOWN = 5
 _CHOICE = re.compile(r"(!?)in\((.*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequirements:
-    """What one process asks of its node."""
+    """Requirements of one process for its node."""
 
     num_cpus: float = 0
     num_gpus: float = 0
     #: name -> amount, sorted
     resources: tuple[tuple[str, float], ...] = ()
-    #: name -> value, sorted; in the form of Ray's label selectors
+    #: name -> value, sorted; as Ray's label selectors
     labels: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
@@ -57,35 +71,35 @@ class ResourceRequirements:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """What is asked for by Ray's names."""
+        """Required amounts by Ray's names."""
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **dict(self.resources)}
         return {name: amount for name, amount in amounts.items() if amount}
 
 
-#: Of a process that only waits for its models.
+#: Requirements of a process that only waits for its models.
 NOTHING = ResourceRequirements()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """What a node has, in use or not."""
+    """Total resources of a node, in use or not."""
 
-    #: Ray's; empty for one that is not there
+    #: Ray's id; empty for a node that does not exist yet
     node_id: str = ""
     resources: Mapping[str, float]
-    #: None: not known, as of a node that an autoscaler may add
+    #: None: unknown, for a node that an autoscaler may add
     labels: Mapping[str, str] | None = field(default_factory=dict[str, str])
-    #: how many of them there may be
+    #: number of such nodes, at most
     count: float = 1
 
-    def has(self, asked: ResourceRequirements) -> bool:
-        """Return whether a process that asks for that can be there when nothing else is."""
-        has_amounts = all(self.resources.get(name, 0) + _ROUNDING >= amount for name, amount in asked.amounts.items())
-        return has_amounts and (self.labels is None or all(_matches(self.labels, *label) for label in asked.labels))
+    def has(self, wanted: ResourceRequirements) -> bool:
+        """Return whether a process with these requirements fits on the node if the node is otherwise empty."""
+        has_amounts = all(self.resources.get(name, 0) + _ROUNDING >= amount for name, amount in wanted.amounts.items())
+        return has_amounts and (self.labels is None or all(_matches(self.labels, *label) for label in wanted.labels))
 
     def __str__(self) -> str:
         amounts = {name: self.resources.get(name, 0) for name in ("CPU", "GPU")}
-        # Ray gives each node resources of its own name, and its accelerators and its memory ones that few ask for.
+        # Ray adds resources for the node's name, its accelerators and its memory, which agents rarely require.
         hidden = ("node:", "accelerator_type:", "memory", "object_store_memory")
         amounts.update((name, amount) for name, amount in self.resources.items() if not name.startswith(hidden))
         shown = ", ".join(f"{name} {amount:g}" for name, amount in amounts.items())
@@ -95,37 +109,37 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessDemand:
-    """Processes that are there at the same time."""
+    """Processes that exist at the same time."""
 
-    #: who asks, as users call it: `Agent 'Coder'`
+    #: in messages: `Agent 'Coder'`
     who: str
     requirements: ResourceRequirements
     count: int = 1
 
 
 def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[ClusterNode]) -> str | None:
-    """Return why these processes cannot all be there, and what the cluster has; None where they can, if nothing else is.
+    """Return why these processes do not fit into an empty cluster together, with the cluster's resources; None if they do.
 
-    Whether what is left over lies on the right nodes is not looked at.
+    The check adds up the resources of all nodes, and ignores how they are divided.
     """
-    asking = [demand for demand in demands if demand.requirements]
-    for demand in asking:
+    demanding = [demand for demand in demands if demand.requirements]
+    for demand in demanding:
         if not any(node.has(demand.requirements) for node in nodes):
             return f"{demand.who} asks for {demand.requirements}, which no node has. {show_nodes(nodes)}"
     total: Counter[str] = Counter()
-    for demand in asking:
+    for demand in demanding:
         for name, amount in demand.requirements.amounts.items():
             total[name] += amount * demand.count  # type: ignore[assignment]  # a Counter adds fractions as well
     for name, amount in total.items():
-        there = sum(node.resources.get(name, 0) * node.count for node in nodes)
-        if amount > there + _ROUNDING:
-            who = ", ".join(dict.fromkeys(each.who for each in asking if name in each.requirements.amounts))
-            return f"{who}: the processes ask for {amount:g} {name} together, and the nodes have {there:g}. {show_nodes(nodes)}"
+        total_there = sum(node.resources.get(name, 0) * node.count for node in nodes)
+        if amount > total_there + _ROUNDING:
+            who = ", ".join(dict.fromkeys(each.who for each in demanding if name in each.requirements.amounts))
+            return f"{who}: the processes ask for {amount:g} {name} together, and the nodes have {total_there:g}. {show_nodes(nodes)}"
     return None
 
 
 def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -> float:
-    """Return how many processes that ask for that the nodes have room for when nothing else is there; there may be no end."""
+    """Return how many processes with these requirements fit on otherwise empty nodes; may be infinite."""
     amounts = requirements.amounts
     fitting = [node for node in nodes if node.has(requirements)]
     if not amounts:
@@ -136,13 +150,13 @@ def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -
 
 
 def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> str:
-    """Return the id of the node that the next process belongs on: with the fewest for each of its processors.
+    """Return the id of the node for the next process: with the fewest processes per processor.
 
-    Nodes without processors, as heads often are, get none while there are others.
+    Nodes without processors, such as many head nodes, are used only if all nodes are like this.
 
     Args:
-        nodes: The cluster's; at least one.
-        processes: How many are on each node, by its id.
+        nodes: All nodes; at least one.
+        processes: Number of processes by node id.
     """
     working = [node for node in nodes if node.resources.get("CPU", 0)] or nodes
     return min(
@@ -151,36 +165,19 @@ def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> st
 
 
 def show_nodes(nodes: Sequence[ClusterNode]) -> str:
-    """Return what a cluster has, for a message."""
+    """Return the resources of a cluster, for a message."""
     kinds = Counter(str(node) for node in nodes)
     shown = "; ".join(f"{count} x [{kind}]" for kind, count in kinds.most_common(_SHOWN))
     more = f" and {len(kinds) - _SHOWN} other kinds of nodes" if len(kinds) > _SHOWN else ""
     return f"The cluster has {shown or 'no node'}{more}"
 
 
-def _matches(labels: Mapping[str, str], name: str, selector: str) -> bool:
-    """Return whether a node's labels fit a selector of Ray's: `a`, `!a`, `in(a, b)` or `!in(a, b)`."""
-    choice = _CHOICE.fullmatch(selector)
-    is_not, values = (choice[1], choice[2].split(",")) if choice else (selector[:1], [selector.removeprefix("!")])
-    is_in = labels.get(name) in {value.strip() for value in values}
-    return is_in is not (is_not == "!")
-
-
-#: Tasks in flight above which a group whose agents say nothing of replicas gets as many as it may (S-MR-141).
-GROWS_ABOVE = 64
-#: Processes that a group whose agents say nothing gets at most.
-_MOST_REPLICAS = 8
-#: Memory of the cluster that each process of a run takes at most, bytes.
-_PROCESS_BYTES = 200_000_000
-_OWN = "own:"
-
-
 def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
-    """Return how many processes a run may have of its own: max(4, 2 x CPUs), at most one per 200 MB of memory.
+    """Return how many processes a run may have: max(4, 2 x CPUs), at most one per 200 MB of memory.
 
     Args:
         cluster: The cluster's resources by Ray's names; memory in bytes.
-        cpus_here: Processors of this machine, for a cluster that does not say how many it has.
+        cpus_here: Processors of this machine, used if the cluster does not report its own.
     """
     cpus = int(cluster.get("CPU", cpus_here))
     memory_bytes = int(cluster.get("memory", 0))
@@ -189,49 +186,51 @@ def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
 
 
 def most_replicas(cluster: Mapping[str, float]) -> int:
-    """Return how many processes a group whose agents say nothing may get on a cluster of those resources (S-MR-141)."""
+    """Return the most processes of a group without a required number, on a cluster with these resources (S-MR-141)."""
     return max(1, min(_MOST_REPLICAS, int(cluster.get("CPU", 1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What placement needs to know of an agent."""
+    """Properties of an agent that decide about its placement."""
 
     key: str
-    #: the same for agents that may share a process
+    #: agents of one category may share a process
     category: str
     isolation: str | None = None
-    #: how many processes it asks for; None: it says nothing
+    #: required number of processes; None: no requirement
     replicas: int | None = 1
-    #: whether the user declared it, so that it gets a group of its own while there is room
+    #: whether the user declared it; then it gets its own group while the limit allows
     is_declared: bool = True
-    #: what each of its processes asks of its node
+    #: of each of its processes for its node
     requirements: ResourceRequirements = NOTHING
 
 
 def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> frozenset[str]:
     """Return the agents that live in the process of their run's predicates.
 
-    One does whose tasks are all in loops and graphs, and one of them last before a question is asked, where one task runs after
-    the other and nobody delegates. Not one that has tools, which may take their process with them or keep it busy, and not one
-    that asks for a process, for several, or for something of its node.
+    All tasks of such an agent are in loops and graphs, and one of them is the last before a predicate. Tasks run one after the
+    other, and no agent may delegate. Agents with tools are excluded, since tools may end or block their process, and so are
+    agents that require isolation, several processes, or resources of a node.
     """
     is_side_by_side = plan.workflow != "sequential" or plan.depends_on_order
     for unit in plan.units:
         is_side_by_side = is_side_by_side or (isinstance(unit, PhaseUnit) and unit.workflow != "sequential")
     if is_side_by_side or any(each.allow_delegation for each in plan.agents):
         return frozenset()
-    asked_after: set[str] = set()
+    before_predicates: set[str] = set()
     repeated: set[str] = set()
     for unit in plan.units:
         if isinstance(unit, LoopUnit):
             repeated.update(unit.body)
-            asked_after.update(unit.body[-1:] if unit.has_until else ())
+            before_predicates.update(unit.body[-1:] if unit.has_until else ())
         elif isinstance(unit, GraphUnit):
-            asking = {entry.from_state for entry in unit.edges if isinstance(entry, EdgeEntry) and entry.has_condition}
+            conditional = {
+                entry.from_state for entry in unit.edges if isinstance(entry, EdgeEntry) and entry.has_condition
+            }
             repeated.update(state.member for state in unit.states)
-            asked_after.update(state.member for state in unit.states if state.name in asking)
-    candidates = {node.agent_key for node in plan.nodes if node.key in asked_after}
+            before_predicates.update(state.member for state in unit.states if state.name in conditional)
+    candidates = {node.agent_key for node in plan.nodes if node.key in before_predicates}
     elsewhere = {node.agent_key for node in plan.nodes if node.key not in repeated}
     with_tools = {each.key for each in plan.agents if each.tool_names}
     modest = {
@@ -240,53 +239,35 @@ def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> 
     return frozenset(key for key in candidates - elsewhere - with_tools if key in modest)
 
 
-@dataclass(slots=True)
-class _Group:
-    #: what its processes ask of their nodes
-    requirements: ResourceRequirements
-    #: agent key -> what it asks for
-    members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
-
-    @property
-    def categories(self) -> set[str]:
-        return {request.category for request in self.members.values()}
-
-    @property
-    def begins_with(self) -> int:
-        """How many processes its agents ask for."""
-        return max((request.replicas or 1 for request in self.members.values()), default=1)
-
-
 class Placement:
-    """The groups of a run's processes, and who lives where. Agents come and go while the run goes on."""
+    """Groups of processes of a run, and the group of each agent. Agents may be added and removed during the run."""
 
     def __init__(self, *, max_own: int, most_replicas: int) -> None:
-        """Make one without groups.
+        """Create an empty placement.
 
         Args:
-            max_own: How many groups there are for agents that do not ask for isolation; also how many processes a run
-                may grow to.
-            most_replicas: How many processes a group may get whose agents say nothing.
+            max_own: Most groups for agents that do not require isolation; also the most processes of the run.
+            most_replicas: Most processes of a group without a required number.
         """
         self._max_own = max_own
         self._most_replicas = most_replicas
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, str] = {}
-        #: category, and what it asks of nodes -> its shared group
+        #: shared group by category and requirements
         self._shared: dict[tuple[str, ResourceRequirements], str] = {}
-        #: groups that belong to one agent
+        #: number of groups that belong to one agent
         self._own = 0
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """All groups, in the order in which they were begun."""
+        """All groups, in the order of their creation."""
         return tuple(self._groups)
 
     def __contains__(self, key: str) -> bool:
         return key in self._group_of
 
     def group_of(self, key: str) -> str:
-        """Return where an agent lives.
+        """Return the group of an agent.
 
         Raises:
             KeyError: it was not placed.
@@ -298,23 +279,23 @@ class Placement:
         return tuple(self._groups[group].members)
 
     def requirements_of(self, group: str) -> ResourceRequirements:
-        """Return what the processes of a group ask of their nodes."""
+        """Return the requirements of a group's processes for their nodes."""
         return self._groups[group].requirements
 
     def is_isolated(self, group: str) -> bool:
-        """Return whether an agent of a group asks for processes that nobody else has."""
+        """Return whether an agent of a group requires processes that no other agent uses."""
         return any(request.isolation == "process" for request in self._groups[group].members.values())
 
     def begins_with(self, group: str) -> int:
-        """Return how many processes the agents of a group ask for."""
-        return self._groups[group].begins_with
+        """Return how many processes the agents of a group require."""
+        return self._groups[group].required
 
     def resize(self, *, max_own: int, most_replicas: int) -> None:
-        """Allow as many groups and processes as the cluster has room for by now; who lives somewhere stays there."""
+        """Set new limits after a change of the cluster; placed agents stay in their groups."""
         self._max_own, self._most_replicas = max_own, most_replicas
 
     def place(self, requests: Iterable[PlacementRequest]) -> None:
-        """Give agents that are known at the same time a group each; one that has a group keeps it."""
+        """Place agents that became known at the same time; an agent with a group keeps it."""
         new = [request for request in requests if request.key not in self._group_of]
         self._own += sum(request.isolation == "process" for request in new)
         for request in new:
@@ -323,10 +304,10 @@ class Placement:
             self._groups.setdefault(group, _Group(request.requirements)).members[request.key] = request
 
     def release(self, key: str) -> str | None:
-        """Forget an agent that nobody needs any more; return its group where that was its own and is gone now."""
+        """Remove an agent that is not needed any more. Return its group if the group ends with it."""
         group = self._group_of.pop(key, None)
         if group is None:
-            return None  # no task of it ever came
+            return None  # it never had a task
         request = self._groups[group].members.pop(key)
         if group.startswith(_OWN):
             self._own -= 1
@@ -334,23 +315,23 @@ class Placement:
             return group
         if request.category not in self._groups[group].categories:
             del self._shared[request.category, request.requirements]
-        return None  # its processes serve the next agent
+        return None  # other agents use its processes
 
     def missing(
         self, group: str, *, alive: int, in_flight: int, in_run: int, starting: int = 0, room: float = math.inf
     ) -> int:
-        """Return how many processes a group should get now.
+        """Return how many processes to add to a group now.
 
         Args:
-            group: Which.
+            group: Its name.
             alive: Its processes.
-            in_flight: Tasks that they have or are about to get.
+            in_flight: Tasks that they have, or will receive next.
             in_run: Processes of all groups of the run.
-            starting: Those of its processes that have not started yet, or wait for a node.
-            room: How many of its processes the nodes have room for.
+            starting: Its processes that have not started yet, or wait for a node.
+            room: How many of its processes fit on the nodes.
         """
         found = self._groups[group]
-        needed = max(0, found.begins_with - alive)
+        needed = max(0, found.required - alive)
         is_open = any(request.replicas is None for request in found.members.values())
         if is_open and in_flight > GROWS_ABOVE:
             free_slots = max(0, self._max_own - in_run - needed)
@@ -365,7 +346,7 @@ class Placement:
         return gets_own
 
     def _share(self, request: PlacementRequest) -> str:
-        """Return the group of a category: the one with the fewest, or a new one while none is empty and there may be more."""
+        """Return the group of a category: a new one within the limit, else the one with the fewest categories."""
         kind = (request.category, request.requirements)
         if kind not in self._shared:
             shared = [name for name in self._groups if not name.startswith(_OWN)]
@@ -378,17 +359,29 @@ class Placement:
         return self._shared[kind]
 
 
-#: An order whose process died so often is not handed out again.
-MOST_DEATHS = 3
+@dataclass(slots=True)
+class _Group:
+    requirements: ResourceRequirements
+    #: by agent key
+    members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
+
+    @property
+    def categories(self) -> set[str]:
+        return {request.category for request in self.members.values()}
+
+    @property
+    def required(self) -> int:
+        """Number of processes that its agents require."""
+        return max((request.replicas or 1 for request in self.members.values()), default=1)
 
 
 @dataclass(frozen=True, slots=True)
-class AfterDeath:
-    """What follows from the death of a process."""
+class RedispatchDecision:
+    """Handling of the orders of a process that died."""
 
-    #: orders to hand out again, under the epoch that the table has for them now
+    #: orders to dispatch again, with their new epoch from the table
     to_retry: Sequence[str]
-    #: orders that are given up; `abandon` says which of them to report
+    #: orders that are given up; `abandon` selects the ones to report
     hopeless: Sequence[str]
 
 
@@ -396,29 +389,29 @@ class AfterDeath:
 class _Dispatch:
     process: str
     epoch: int
-    #: how many processes died with it
+    #: processes that died with it
     deaths: int = 0
-    #: whether somebody wants it to end
+    #: whether it is to end
     is_stopped: bool = False
-    #: whether it is about to be reported in place of its process
+    #: whether it will be reported in place of its process
     is_abandoned: bool = False
 
 
 @dataclass(slots=True)
 class DispatchTable:
-    """Orders that were handed out and are not reported, by instance; processes are names."""
+    """Dispatched orders without a report, by instance. Processes are names."""
 
-    #: whether an order whose process died can go on elsewhere
+    #: whether another process can continue an order
     is_recorded: bool
     _dispatches: dict[str, _Dispatch] = field(default_factory=dict[str, _Dispatch])
-    #: process -> what it is at work on
+    #: orders by process
     _busy: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def __len__(self) -> int:
         return len(self._dispatches)
 
     def hand_out(self, instance: str, epoch: int, process: str) -> None:
-        """Note that a process has that order now; it may have been with another before."""
+        """Store that a process received an order, perhaps after another process had it."""
         held = self._dispatches.get(instance)
         if held is None:
             self._dispatches[instance] = _Dispatch(process, epoch)
@@ -428,12 +421,12 @@ class DispatchTable:
         self._busy.setdefault(process, set()).add(instance)
 
     def epoch_of(self, instance: str) -> int | None:
-        """Return the epoch of an order's newest dispatch; None where it was reported."""
+        """Return the epoch of an order's newest dispatch, or None after its report."""
         held = self._dispatches.get(instance)
         return None if held is None else held.epoch
 
     def process_of(self, instance: str) -> str | None:
-        """Return which process has an order; None where it was reported."""
+        """Return the process of an order, or None after its report."""
         held = self._dispatches.get(instance)
         return None if held is None else held.process
 
@@ -443,20 +436,20 @@ class DispatchTable:
         return 0 if held is None else held.deaths
 
     def is_stopped(self, instance: str) -> bool:
-        """Return whether somebody wants that order to end."""
+        """Return whether an order is to end."""
         held = self._dispatches.get(instance)
         return held is not None and held.is_stopped
 
     def load(self, process: str) -> int:
-        """Return how many orders a process is at work on."""
+        """Return the number of a process's orders."""
         return len(self._busy.get(process, ()))
 
     def orders_of(self, process: str, *, most: int | None = None) -> list[str]:
-        """Return the orders that a process is at work on; where `most` is given, so many of them."""
+        """Return the orders of a process, at most `most` of them."""
         return list(islice(self._busy.get(process, ()), most))
 
     def stop(self, instances: Iterable[str]) -> dict[str, list[str]]:
-        """Note that these orders are to end; return those that are at work, by process."""
+        """Mark orders as to be ended; return the dispatched ones by process."""
         found: dict[str, list[str]] = {}
         for instance in instances:
             held = self._dispatches.get(instance)
@@ -466,26 +459,26 @@ class DispatchTable:
         return found
 
     def stuck(self, instances: Iterable[str] | None = None) -> list[str]:
-        """Return the processes that still hold orders which were to end.
+        """Return the processes that still have orders that were to end.
 
         Args:
-            instances: Which orders; None: all that were to end.
+            instances: The orders; None: all that were to end.
         """
         names = self._dispatches if instances is None else instances
         held = (self._dispatches[name] for name in names if self.is_stopped(name))
         return list(dict.fromkeys(dispatch.process for dispatch in held))
 
     def report(self, instance: str, epoch: int) -> bool:
-        """Return whether a report counts; then the order is forgotten."""
+        """Return whether a report counts; then the order is removed."""
         held = self._dispatches.get(instance)
         if held is None or held.epoch != epoch:
-            return False  # of a process that lost the order to another
+            return False  # another process has the order now
         self._busy.get(held.process, set()).discard(instance)
         del self._dispatches[instance]
         return True
 
-    def lose(self, process: str) -> AfterDeath:
-        """Return what follows from the death of a process. Deaths that are heard of again find nothing."""
+    def lose(self, process: str) -> RedispatchDecision:
+        """Handle the death of a process. A second call for the same process finds no orders."""
         self._busy.pop(process, None)
         to_retry: list[str] = []
         hopeless: list[str] = []
@@ -498,10 +491,10 @@ class DispatchTable:
             else:
                 held.epoch += REDISPATCH_STEP
                 to_retry.append(instance)
-        return AfterDeath(to_retry, hopeless)
+        return RedispatchDecision(to_retry, hopeless)
 
     def abandon(self, process: str, instances: Iterable[str]) -> list[str]:
-        """Return those orders of a process that are to be reported in its place; each is returned once."""
+        """Return the given-up orders of a process to report in its place; each order only once."""
         abandoned: list[str] = []
         for instance in instances:
             held = self._dispatches.get(instance)
@@ -512,45 +505,49 @@ class DispatchTable:
         return abandoned
 
     def forget_process(self, process: str) -> None:
-        """Forget a process that has no orders any more."""
+        """Remove a process without orders."""
         self._busy.pop(process, None)
 
 
 def shard_of(run_id: str, shards: int) -> int:
-    """Return the number of the scheduler that a run of that id belongs to, from 0; the same in every process."""
+    """Return the number of the scheduler of a run, from 0; it is the same in every process."""
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) % shards
-
-
-#: How many runs a process has at most.
-MOST_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedProcess:
-    """What the choice needs to know of a process."""
+    """Properties of a process that several runs may share."""
 
     name: str
-    #: ids of the runs that have it
+    #: ids of its runs
     runs: frozenset[str]
-    #: tasks that it is at work on, of all of them
+    #: its tasks, for all runs
     tasks: int
 
     @property
     def load(self) -> int:
-        """What it has to do: a run that has no task now is about to have one."""
+        """Its load: a run without a task now will have one soon, so it counts too."""
         return len(self.runs) + self.tasks
 
 
 def choose_shared(run_id: str, processes: Iterable[SharedProcess], *, most: int) -> str | None:
-    """Return the name of the process that a run joins; None: it gets a new one.
+    """Return the name of the process that a run joins; None: the run gets a new one.
 
     Args:
         run_id: The run.
-        processes: Those that it may share: of its program, of the type it needs.
-        most: How many of them there are before the run joins one.
+        processes: Candidates: processes of its program and of the type that it needs.
+        most: Number of candidates below which the run gets a new process.
     """
     known = list(processes)
     if len(known) < most:
         return None
     open_ = [each for each in known if run_id not in each.runs and len(each.runs) < MOST_RUNS]
     return min(open_, key=lambda each: each.load).name if open_ else None
+
+
+def _matches(labels: Mapping[str, str], name: str, selector: str) -> bool:
+    """Return whether a node's labels fit a selector of Ray: `a`, `!a`, `in(a, b)` or `!in(a, b)`."""
+    choice = _CHOICE.fullmatch(selector)
+    is_not, values = (choice[1], choice[2].split(",")) if choice else (selector[:1], [selector.removeprefix("!")])
+    is_in = labels.get(name) in {value.strip() for value in values}
+    return is_in is not (is_not == "!")

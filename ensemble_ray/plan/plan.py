@@ -1,7 +1,6 @@
-"""The plan: a frozen, JSON-able order of work.
+"""The plan of a run: a frozen order of work that can be stored as JSON.
 
-Made from one definition and its inputs; holds no state and no callables. What cannot be data (models, tools,
-handlers, types) stays in the definition and is found through the keys.
+It follows from one definition and its inputs. Models, tools, handlers and types stay in the definition and are found by key.
 """
 
 from __future__ import annotations
@@ -17,10 +16,15 @@ from ensemble_ray.values.messages import JsonValue
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+#: Key of the manager's task and of the manager itself. No worker may have that role, so the key is unique.
+MANAGER_KEY = "manager"
+#: Role of every manager (S-HIER-3).
+MANAGER_ROLE = "Manager"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopUnit:
-    """Tasks that are repeated in order until a predicate holds or a cap is reached (20)."""
+    """Tasks that are repeated in order until a predicate holds or a limit is reached (20)."""
 
     unit: Literal["loop"] = "loop"
     key: str
@@ -29,22 +33,22 @@ class LoopUnit:
     body: tuple[str, ...]
     #: names of the body in histories and events (S-LOOP-4), in the same order
     body_names: tuple[str, ...]
-    #: tasks or units outside that it waits for, and whose outputs its first task is shown (S-LOOP-124)
+    #: tasks or units outside that it waits for; its first task sees their outputs (S-LOOP-124)
     context: tuple[str, ...] = ()
     #: as `Node.context_tasks`
     context_tasks: tuple[str, ...] = ()
-    #: at least 1; never None, since no loop is without a cap (S-LOOP-20)
+    #: at least 1; never None, since every loop has a limit (S-LOOP-20)
     max_iterations: int = 5
-    #: whether the user's predicate is asked after each iteration
+    #: whether a predicate is evaluated after each iteration
     has_until: bool = False
     on_max_iterations: Literal["return_last", "throw", "return_with_flag"] = "return_last"
     output_mode: Literal["last_iteration", "final_task_only", "all_iterations"] = "last_iteration"
     memory_mode: Literal["accumulate", "fresh_per_iteration", "window"] = "accumulate"
     memory_window_size: int = 0
-    #: names of the memory scopes that the body declares, each once; empty where the ensemble has no store
+    #: names of the memory scopes that the body declares, without repetition; empty if the ensemble has no store
     memory_scopes: tuple[str, ...] = ()
     inject_feedback: bool = True
-    #: tokens that its iterations may spend together; None: no limit
+    #: tokens that its iterations may use together; None: no limit
     max_tokens: int | None = None
 
 
@@ -55,17 +59,17 @@ class PhaseUnit:
     unit: Literal["phase"] = "phase"
     key: str
     name: str
-    #: tasks in declared order, then loops; in a sequential phase what waits for a loop stands behind it (S-LOOP-168)
+    #: tasks in declared order, then loops; in a sequential phase a task that waits for a loop follows it (S-LOOP-168)
     members: tuple[str, ...]
     workflow: Literal["sequential", "parallel"] = "sequential"
-    #: keys of the phases that have to be completed first
+    #: keys of the phases that must complete first
     after: tuple[str, ...] = ()
-    #: the task whose answer is the decision about an attempt; None: every attempt is accepted
+    #: task that decides about an attempt; None: every attempt is accepted
     review: str | None = None
     max_retries: int = 2
     max_predecessor_retries: int = 2
-    #: tasks inside of it whose outputs are reflected on when an attempt was accepted; without a review that is when they
-    #: have completed, and nothing stands here (S-REFL-19)
+    #: tasks with reflection after an attempt is accepted; empty without a review: then tasks reflect when they complete
+    #: (S-REFL-19)
     reflecting: tuple[str, ...] = ()
 
 
@@ -74,19 +78,19 @@ class StateEntry:
     """A state of a graph."""
 
     name: str
-    #: the task or the loop that is run at each visit
+    #: the task or the loop that each visit runs
     member: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeEntry:
-    """From one state to the next; tried in declared order (S-GRAPH-42)."""
+    """From one state to the next; edges are tried in declared order (S-GRAPH-42)."""
 
     entry: Literal["edge"] = "edge"
     from_state: str
     to_state: str
     label: str | None = None
-    #: whether the user's condition is asked; else it matches always
+    #: whether a condition decides; otherwise it always matches
     has_condition: bool = False
 
 
@@ -101,16 +105,16 @@ class ForkEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinEntry:
-    """From several branches to one state, when enough of them have arrived."""
+    """From several branches to one state, after enough of them have arrived."""
 
     entry: Literal["join"] = "join"
     from_states: tuple[str, ...]
     to_state: str
-    #: None: all; else as many as that, and the others are cancelled
+    #: number of branches that must arrive; then the others are cancelled. None: all
     count: int | None = None
 
 
-GraphEntry = Union[EdgeEntry, ForkEntry, JoinEntry]  # noqa: UP007  a name for the union, also at run time
+GraphEntry = Union[EdgeEntry, ForkEntry, JoinEntry]  # noqa: UP007  usable at run time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class GraphUnit:
     name: str
     #: in declared order
     states: tuple[StateEntry, ...]
-    #: in declared order; the index of one is its position here
+    #: in declared order; this position is the index of an edge
     edges: tuple[GraphEntry, ...]
     start: str
     max_steps: int = 50
@@ -131,11 +135,167 @@ class GraphUnit:
     no_feedback_states: tuple[str, ...] = ()
 
 
-Unit = Union[LoopUnit, PhaseUnit, GraphUnit]  # noqa: UP007  a name for the union, also at run time
+Unit = Union[LoopUnit, PhaseUnit, GraphUnit]  # noqa: UP007  usable at run time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEntry:
+    """An agent of the run."""
+
+    key: str
+    role: str
+    goal: str
+    background: str | None = None
+    #: without injected tools
+    tool_names: tuple[str, ...] = ()
+    #: made for a task that named none
+    is_synthesized: bool = False
+    #: whether it may delegate work to the others (S-DEL-1)
+    allow_delegation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HierarchyRules:
+    """Limits of a manager. Roles are written as the workers declare them (06)."""
+
+    #: in the order of violations in messages
+    required_workers: tuple[str, ...] = ()
+    #: empty: all
+    allowed_workers: tuple[str, ...] = ()
+    max_calls_per_worker: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: 0: no limit
+    global_max_delegations: int = 0
+    required_stages: tuple[tuple[str, ...], ...] = ()
+    #: `remind` or `fail`
+    enforce_required: str = "remind"
+    #: turns without progress that end the run; 0: no limit
+    stall_turns: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A planned task."""
+
+    #: task key: the name, or the ordinal in the plan
+    key: str
+    #: 1-based position in the task list, or in its level of a map-reduce (S-MR-95)
+    index: int
+    #: hidden id of the user's task; for look-up in the process that made the plan
+    object_id: str = field(default="", compare=False)
+    #: resolved
+    description: str
+    #: resolved
+    expected_output: str
+    #: `(deterministic)` for handler tasks, `(synthesized)` before synthesis (S-ENG-18)
+    agent_role: str
+    #: None for a handler task
+    agent_key: str | None
+    #: keys of the context entries that are in the plan, in the order of the task's context
+    context: tuple[str, ...] = ()
+    #: for each entry the key of the one body task whose output counts; "": all outputs of the entry. Empty: "" for all
+    #: entries (S-LOOP-174)
+    context_tasks: tuple[str, ...] = ()
+    #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
+    context_outside: tuple[str, ...] = ()
+    is_streaming: bool = False
+    #: in the tree of a map-reduce
+    node_type: str | None = None
+    #: level in that tree
+    level: int | None = None
+    #: number of tasks that events count it among (S-LOOP-47, S-PHASE-38); None: all tasks of the run
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Order of work of a run, and its rules."""
+
+    #: `sequential`, `parallel` or `hierarchical`
+    workflow: str
+    nodes: tuple[Node, ...]
+    agents: tuple[AgentEntry, ...] = ()
+    #: `fail_fast` or `continue_on_error`
+    error_strategy: str = "fail_fast"
+    #: tasks that may run at the same time; None: no limit (S-PAR-17)
+    max_parallel_tasks: int | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: of a hierarchical run
+    hierarchy: HierarchyRules | None = None
+    #: workflow in the trace of a map-reduce
+    shown_as: str | None = None
+    #: loops, phases and a graph, in declared order; `nodes` contains their tasks after the plain tasks
+    units: tuple[Unit, ...] = ()
+
+    @property
+    def shown_workflow(self) -> str:
+        """Workflow for people: `graph`, `phases`, the name of a map-reduce, else `workflow`."""
+        if any(isinstance(unit, GraphUnit) for unit in self.units):
+            return "graph"
+        if any(isinstance(unit, PhaseUnit) for unit in self.units):
+            return "phases"
+        return self.shown_as or self.workflow
+
+    @property
+    def top_level(self) -> tuple[str, ...]:
+        """Keys of tasks and units that are in no other unit, in the order of a sequential run.
+
+        Tasks come first, then units, as declared; but each follows the ones that it waits for.
+        """
+        if not self.units:
+            return tuple(node.key for node in self.nodes)
+        inside = {key for unit in self.units for key in members_of(unit)}
+        waits_for = {node.key: node.context for node in self.nodes}
+        waits_for |= {unit.key: unit.context if isinstance(unit, LoopUnit) else () for unit in self.units}
+        return in_waiting_order([key for key in waits_for if key not in inside], waits_for)
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether branches of its graph run side by side."""
+        graphs = (unit for unit in self.units if isinstance(unit, GraphUnit))
+        return any(isinstance(entry, ForkEntry) for graph in graphs for entry in graph.edges)
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the order of completion affects names or inputs of later tasks.
+
+        Branches of a graph number their steps as they start, and one of several phases may request a retry of another.
+        """
+        return self.has_forks or sum(isinstance(unit, PhaseUnit) for unit in self.units) > 1
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether the nodes are the tree of a map-reduce, ordered by levels."""
+        return self.shown_as is not None
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Return the plan as JSON data, without the hidden ids, which have no meaning in other processes."""
+        data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
+        names = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
+        data["nodes"] = [_node_data(node, names) for node in self.nodes]
+        data["agents"] = [
+            {name: getattr(agent, name) for name in _AGENT_FIELDS}
+            | ({"allow_delegation": True} if agent.allow_delegation else {})
+            for agent in self.agents
+        ]
+        if self.hierarchy is not None:
+            data["hierarchy"] = asdict(self.hierarchy)
+        if self.shown_as is not None:
+            data["shown_as"] = self.shown_as
+        if self.units:
+            data["units"] = [
+                {name: value for name, value in asdict(unit).items() if value or name != "reflecting"}
+                for unit in self.units
+            ]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
+        """Return the plan that `to_dict` stored."""
+        return _plan_adapter().validate_python(data)
 
 
 def members_of(unit: Unit) -> tuple[str, ...]:
-    """Return the keys of what runs inside a unit; of a loop in it the loop alone."""
+    """Return the keys of a unit's members; a loop counts as one member."""
     match unit:
         case LoopUnit():
             return unit.body
@@ -146,11 +306,11 @@ def members_of(unit: Unit) -> tuple[str, ...]:
 
 
 def in_waiting_order(keys: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the keys such that each stands behind those it waits for; the first that can go goes first.
+    """Return keys in stable topological order.
 
     Args:
-        keys: In declared order. What waits in a circle is left out; such definitions are refused.
-        waits_for: Keys by key; those that are not among `keys` are waited for elsewhere.
+        keys: In declared order. Keys in a cycle are left out; definitions with cycles are refused earlier.
+        waits_for: Keys by key; keys that are not in `keys` have no effect.
     """
     listed = set(keys)
     waiting = {key: {each for each in waits_for.get(key, ()) if each in listed} for key in keys}
@@ -171,170 +331,14 @@ def in_waiting_order(keys: Sequence[str], waits_for: Mapping[str, Sequence[str]]
     return tuple(ordered)
 
 
-#: Key of the manager's task and of the manager itself; a worker of that role is refused, so nobody else has it.
-MANAGER_KEY = "manager"
-#: Role of every manager (S-HIER-3).
-MANAGER_ROLE = "Manager"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEntry:
-    """An agent that takes part."""
-
-    key: str
-    role: str
-    goal: str
-    background: str | None = None
-    #: without injected tools
-    tool_names: tuple[str, ...] = ()
-    #: made for a task that named none
-    is_synthesized: bool = False
-    #: whether it may hand work to the others (S-DEL-1)
-    allow_delegation: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HierarchyRules:
-    """What a manager is held to; roles as the workers have them (06)."""
-
-    #: in the order in which violations are told
-    required_workers: tuple[str, ...] = ()
-    #: none: all
-    allowed_workers: tuple[str, ...] = ()
-    max_calls_per_worker: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: 0: no cap
-    global_max_delegations: int = 0
-    required_stages: tuple[tuple[str, ...], ...] = ()
-    #: `remind` or `fail`
-    enforce_required: str = "remind"
-    #: turns without progress that end the run; 0: none do
-    stall_turns: int = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A task in its place."""
-
-    #: task key: the name, or the ordinal in the plan
-    key: str
-    #: 1-based position in the task list; with levels, in its level (S-MR-95)
-    index: int
-    #: hidden id of the user's task; for look-up in the process that made the plan
-    object_id: str = field(default="", compare=False)
-    #: resolved
-    description: str
-    #: resolved
-    expected_output: str
-    #: as shown: `(deterministic)` for handler tasks, `(synthesized)` before synthesis (S-ENG-18)
-    agent_role: str
-    #: None for a handler task
-    agent_key: str | None
-    #: keys of the context tasks that are in the plan, in the order of the task's context list
-    context: tuple[str, ...] = ()
-    #: of entries that are loops, in their places: the body task that alone is meant, by key; "": the whole unit. Empty: all
-    #: entries are meant whole (S-LOOP-174)
-    context_tasks: tuple[str, ...] = ()
-    #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
-    context_outside: tuple[str, ...] = ()
-    is_streaming: bool = False
-    #: what it is in the tree of a map-reduce
-    node_type: str | None = None
-    #: in which level it stands there
-    level: int | None = None
-    #: how many tasks events count it among (S-LOOP-47, S-PHASE-38); None: all of the run
-    total: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What will run, in which order, under which rules."""
-
-    #: `sequential`, `parallel` or `hierarchical`
-    workflow: str
-    nodes: tuple[Node, ...]
-    agents: tuple[AgentEntry, ...] = ()
-    #: `fail_fast` or `continue_on_error`
-    error_strategy: str = "fail_fast"
-    #: tasks that may run at the same time; None: no cap (S-PAR-17)
-    max_parallel_tasks: int | None = None
-    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: of a hierarchical run
-    hierarchy: HierarchyRules | None = None
-    #: of a map-reduce: what its trace calls the workflow
-    shown_as: str | None = None
-    #: loops, phases and a graph, in declared order; the nodes hold the tasks of all of them, after the plain tasks
-    units: tuple[Unit, ...] = ()
-
-    @property
-    def shown_workflow(self) -> str:
-        """Return what people are told: `parallel`, of phases and a graph what they are, of a map-reduce its own name."""
-        if any(isinstance(unit, GraphUnit) for unit in self.units):
-            return "graph"
-        if any(isinstance(unit, PhaseUnit) for unit in self.units):
-            return "phases"
-        return self.shown_as or self.workflow
-
-    @property
-    def top_level(self) -> tuple[str, ...]:
-        """Keys of tasks and units that are in no other unit, in the order of a sequential run.
-
-        That is: tasks, then units, as declared; what waits for one of them comes behind it.
-        """
-        if not self.units:
-            return tuple(node.key for node in self.nodes)
-        inside = {key for unit in self.units for key in members_of(unit)}
-        waits_for = {node.key: node.context for node in self.nodes}
-        waits_for |= {unit.key: unit.context if isinstance(unit, LoopUnit) else () for unit in self.units}
-        return in_waiting_order([key for key in waits_for if key not in inside], waits_for)
-
-    @property
-    def has_forks(self) -> bool:
-        """Whether branches of its graph run side by side."""
-        graphs = (unit for unit in self.units if isinstance(unit, GraphUnit))
-        return any(isinstance(entry, ForkEntry) for graph in graphs for entry in graph.edges)
-
-    @property
-    def depends_on_order(self) -> bool:
-        """Whether the order in which tasks completed decides what others are called, or what they are given.
-
-        So it is where branches of a graph run side by side, whose steps are numbered as they start, and where phases may send
-        one phase back.
-        """
-        return self.has_forks or sum(isinstance(unit, PhaseUnit) for unit in self.units) > 1
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether the nodes are the tree of a map-reduce, in the order of levels."""
-        return self.shown_as is not None
-
-    def to_dict(self) -> dict[str, JsonValue]:
-        """Return the plan as JSON-able data, without the hidden ids: those mean nothing outside the planning process."""
-        data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
-        fields_of_nodes = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
-        data["nodes"] = [_data_of_node(node, fields_of_nodes) for node in self.nodes]
-        data["agents"] = [_data_of(agent) for agent in self.agents]
-        if self.hierarchy is not None:
-            data["hierarchy"] = asdict(self.hierarchy)
-        if self.shown_as is not None:
-            data["shown_as"] = self.shown_as
-        if self.units:
-            data["units"] = [_data_of_unit(unit) for unit in self.units]
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
-        """Return the plan that `to_dict` wrote."""
-        return _plan_adapter().validate_python(data)
-
-
 @cache
 def _plan_adapter() -> TypeAdapter[Plan]:
-    from pydantic import TypeAdapter  # only readers of records pay for it
+    from pydantic import TypeAdapter  # needed only by readers of records
 
     return TypeAdapter(Plan)
 
 
-def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
+def _node_data(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
     data: dict[str, JsonValue] = {name: getattr(node, name) for name in names}
     if node.total is not None:
         data["total"] = node.total
@@ -343,22 +347,9 @@ def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
     return data
 
 
-def _data_of_unit(unit: Unit) -> dict[str, JsonValue]:
-    data: dict[str, JsonValue] = asdict(unit)
-    if not data.get("reflecting"):
-        data.pop("reflecting", None)
-    return data
-
-
-def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
-    data: dict[str, JsonValue] = {name: getattr(agent, name) for name in _AGENT_FIELDS}
-    if agent.allow_delegation:
-        data["allow_delegation"] = True
-    return data
-
-
-#: `asdict` copies every node deeply, and a plan may have many thousands. What says nothing is left out: a plan without
-#: delegation or levels is the same data as before there was any, so that runs which were recorded then still go on.
+# `to_dict` uses `asdict` only for small parts, since it copies deeply and a plan may have thousands of nodes. It leaves out
+# empty parts: a plan without delegation or levels keeps the form that it had before they existed, so that older recorded runs
+# can be resumed.
 _PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name not in {"hierarchy", "shown_as", "units"})
 _LEVEL_FIELDS = ("node_type", "level")
 _LEFT_OUT = {"object_id", "total", "context_tasks", *_LEVEL_FIELDS}

@@ -1,7 +1,7 @@
-"""From a definition and its inputs to a plan. Pure but for log lines.
+"""Planning of a run: from a definition and its inputs to a plan. Pure except for log lines.
 
-A run goes: `validate` -> `resolve_tasks` -> `synthesize_agents` (only it calls models) -> `plan_run`. A task whose texts
-hold no variables is the same object in every step: planning a thousand tasks copies nothing that did not change.
+The steps of a run are `validate`, `resolve_tasks`, `synthesize_agents` (the only one that calls models) and `plan_run`. A task
+without variables in its texts is the same object in every step: planning copies only tasks that change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast, overload
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition, Levels, ManagerPromptContext
+from ensemble_ray.definition.ensemble import (
+    EnsembleDefinition,
+    HierarchicalConstraints,
+    Levels,
+    ManagerPromptContext,
+)
 from ensemble_ray.definition.fields import ParallelErrorStrategy, Workflow, escape_data
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
@@ -34,81 +39,13 @@ from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.delegation import Peer
 
-_GOAL = "Have the tasks done by the agents of the team, within the rules, and answer with the whole"
-_EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
-
-
-def workers_of(
-    definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
-) -> tuple[tuple[Agent, bool], ...]:
-    """Return the agents that work for the manager, in order, and whether each was made for a task (S-HIER-1, S-DET-26).
-
-    Args:
-        definition: Validated.
-        tasks: Resolved.
-        synthesized: Agents by object id of the task they were made for.
-        models: Given to those that name none.
-
-    Raises:
-        ValidationError: a rule about roles is broken, which could not be known before all agents were made.
-    """
-    workers = dict.fromkeys(declared_agents(definition), False)
-    complete = True
-    for task in tasks:
-        if task.agent is None and task.handler is None:
-            complete = complete and task.object_id in synthesized
-            if task.object_id in synthesized:
-                workers.setdefault(synthesized[task.object_id], True)
-    if complete:
-        check_hierarchy(definition, [agent.role for agent in workers])
-    return tuple((models.resolve_agent(agent), is_synthesized) for agent, is_synthesized in workers.items())
-
-
-def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
-    """Return what a prompt strategy gets."""
-    return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
-
-
-def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], background: str) -> Agent:
-    """Return the manager (S-HIER-2, S-HIER-3).
-
-    Raises:
-        ValidationError: there is no model for it.
-    """
-    return Agent(
-        role=MANAGER_ROLE,
-        goal=_GOAL,
-        background=background or None,
-        llm=manager_model(definition, workers),
-        max_iterations=definition.manager_max_iterations,
-        isolation="process",
-    )
-
-
-def task_of_manager(description: str) -> Task:
-    """Return the manager's task."""
-    return Task(description=description, expected_output=_EXPECTED_OUTPUT)
-
-
-def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
-    """Return the manager's rules."""
-    constraints = definition.hierarchical_constraints
-    if constraints is None:
-        return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)
-    return HierarchyRules(
-        required_workers=constraints.required_workers,
-        allowed_workers=constraints.allowed_workers,
-        max_calls_per_worker=dict(constraints.max_calls_per_worker),
-        global_max_delegations=constraints.global_max_delegations,
-        required_stages=constraints.required_stages,
-        enforce_required=definition.enforce_required,
-        stall_turns=definition.manager_stall_turns,
-    )
-
+T = TypeVar("T")
 
 _log = bounded_logger(__name__)
+_GOAL = "Have the tasks done by the agents of the team, within the rules, and answer with the whole"
+_EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
-#: How much of a template an error shows (S-TPL-6).
+#: Length of a template in an error (S-TPL-6).
 _SHOWN = 100
 
 
@@ -117,16 +54,15 @@ def resolve_template(template: str, inputs: Mapping[str, object] | None) -> str:
 @overload
 def resolve_template(template: None, inputs: Mapping[str, object] | None) -> None: ...
 def resolve_template(template: str | None, inputs: Mapping[str, object] | None) -> str | None:
-    """Put values in the places of variables.
+    """Fill in the variables of a template.
 
     Args:
-        template: Text with variables; None and blank texts are given back unchanged.
-        inputs: Values by name; None is no values, a value None is "", other values become text with `str`.
+        template: Text with variables; None and blank texts are returned unchanged.
+        inputs: Values by name; None means no values, a value None is "", other values become text with `str`.
 
     Raises:
-        PromptTemplateError: variables without a value, all of them, in the order of their first appearance.
+        PromptTemplateError: variables have no value; the error lists all of them in the order of their first appearance.
     """
-    # Most texts have no variable: they must cost nothing.
     if template is None or "{" not in template:
         return template
     values = inputs or {}
@@ -135,16 +71,14 @@ def resolve_template(template: str | None, inputs: Mapping[str, object] | None) 
 
     def fill(found: re.Match[str]) -> str:
         nonlocal count
-        escaped = found["escaped"]
-        if escaped is not None:
-            return f"{{{escaped}}}"
+        if found["escaped"] is not None:
+            return f"{{{found['escaped']}}}"
         name = found["name"]
         if name not in values:
             missing[name] = None
             return ""
         count += 1
-        value = values[name]
-        return "" if value is None else str(value)
+        return "" if values[name] is None else str(values[name])
 
     _log.debug("Resolving a template of %d characters with %d inputs", len(template), len(values))
     resolved = _VARIABLE.sub(fill, template)
@@ -160,14 +94,11 @@ def resolve_template(template: str | None, inputs: Mapping[str, object] | None) 
     return resolved
 
 
-T = TypeVar("T")
-
-
 class TaskDependencyGraph:
-    """Tasks and their context tasks, as far as those are in the same list.
+    """Tasks and their context tasks, if these are in the same list.
 
     Args:
-        tasks: In any order; a task that stands in the list twice is one node.
+        tasks: In any order; a task that appears twice is one node.
 
     Raises:
         ValueError: `tasks` or one of them is None.
@@ -180,7 +111,6 @@ class TaskDependencyGraph:
         self._dependencies: dict[str, list[str]] = {}
         self._dependents: dict[str, list[str]] = {object_id: [] for object_id in self._tasks}
         for object_id, task in self._tasks.items():
-            # dict: each dependency once, in context order
             inside = list(dict.fromkeys(entry.object_id for entry in task.context if entry.object_id in self._tasks))
             self._dependencies[object_id] = inside
             for dependency in inside:
@@ -193,7 +123,7 @@ class TaskDependencyGraph:
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """Number of tasks."""
         return len(self._tasks)
 
     @property
@@ -202,7 +132,7 @@ class TaskDependencyGraph:
         return [task for object_id, task in self._tasks.items() if not self._dependencies[object_id]]
 
     def get_ready_tasks(self, completed: Iterable[Task]) -> list[Task]:
-        """Return the tasks that are not completed and whose dependencies all are, in list order.
+        """Return the open tasks whose dependencies are all completed, in list order.
 
         Raises:
             ValueError: `completed` is None.
@@ -215,7 +145,7 @@ class TaskDependencyGraph:
         ]
 
     def get_dependents(self, task: Task) -> list[Task]:
-        """Return the tasks that have this one as context, in list order; none for a task that is not in the graph.
+        """Return the tasks with this one as context, in list order; an empty list for a task outside the graph.
 
         Raises:
             ValueError: `task` is None.
@@ -223,7 +153,7 @@ class TaskDependencyGraph:
         return [self._tasks[object_id] for object_id in self._dependents.get(_require(task, "task").object_id, ())]
 
     def is_in_graph(self, task: Task) -> bool:
-        """Whether it is one of the tasks.
+        """Return whether it is one of the tasks.
 
         Raises:
             ValueError: `task` is None.
@@ -231,7 +161,7 @@ class TaskDependencyGraph:
         return _require(task, "task").object_id in self._tasks
 
     def in_dependency_order(self) -> list[Task]:
-        """Return every task behind its dependencies, else in list order; tasks of a cycle are left out."""
+        """Return every task after its dependencies, otherwise in list order; tasks in a cycle are left out."""
         waits = {object_id: len(inside) for object_id, inside in self._dependencies.items()}
         ready = deque(object_id for object_id, count in waits.items() if count == 0)
         ordered: list[Task] = []
@@ -245,53 +175,47 @@ class TaskDependencyGraph:
         return ordered
 
 
-def _require(value: T, name: str) -> T:
-    """Return the argument itself, unless it is None."""
-    if cast("object", value) is None:
-        raise ValueError(f"{name} must not be None")
-    return value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedTasks:
     """The tasks of one run with their variables filled in."""
 
-    #: all of them, those of loops, phases and graph behind the plain ones; their context holds resolved tasks too
+    #: all tasks, in the order of `all_tasks`; their context contains resolved tasks too
     tasks: tuple[Task, ...]
     #: key of each task, in the same order
     keys: tuple[str, ...]
-    #: the ensemble's inputs with the run's above them
+    #: inputs of the ensemble and of the run, which win
     inputs: Mapping[str, str]
-    #: chosen, or inferred where none was chosen
+    #: declared, or inferred
     workflow: Workflow
-    #: what agents ask that name no model
+    #: for agents that declare no model
     models: TeamModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan, and what of it cannot be data."""
+    """A plan, and its parts that cannot be data."""
 
     plan: Plan
-    #: by task key: resolved tasks as they travel, without context, agent and tools: those are in the plan and in `agents`, and a chain of tasks inside each other would grow with the square of its length
+    #: resolved tasks by task key, without context, agent and tools. Those are in the plan and in `agents`; a chain of nested
+    #: tasks would grow with the square of its length.
     tasks: Mapping[str, Task]
     #: by agent key
     agents: Mapping[str, Agent]
-    #: whom work may be handed to, where anybody may do so; in the order of the ensemble's agents
+    #: agents that work may be delegated to, in the order of the ensemble's agents; empty if no agent may delegate
     peers: tuple[Peer, ...] = ()
-    #: by unit key: loops, phases and the graph as the user declared them; their predicates and conditions are there
+    #: loops, phases and the graph by unit key, as declared, with their predicates and conditions
     units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
-    """Fill in the variables of all tasks and find the workflow (S-ENG-1, second and third step).
+    """Fill in the variables of all tasks and infer the workflow (S-ENG-1, second and third step).
 
     Args:
         definition: Validated.
-        inputs: Values of this run; they win over the ensemble's own (S-DOM-66).
+        inputs: Values of this run; they win over the ensemble's inputs (S-DOM-66).
 
     Raises:
-        PromptTemplateError: a variable has no value; told of the first such text in task order (S-TPL-12).
+        PromptTemplateError: a variable has no value; the error is about the first such text in task order (S-TPL-12).
     """
     merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
     tasks = tuple(definition.all_tasks)
@@ -308,7 +232,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
 
 
 def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Return the tasks for which an agent has to be made: no handler does them and they name none (S-DET-20)."""
+    """Return the tasks that need a synthesized agent: they have no handler and name no agent (S-DET-20)."""
     return tuple(task for task in tasks if task.agent is None and task.handler is None)
 
 
@@ -318,14 +242,14 @@ def plan_run(
     synthesized: Mapping[str, Agent] | None = None,
     prompts: tuple[str, str] | None = None,
 ) -> Planned:
-    """Put tasks and agents in their places.
+    """Plan the tasks and agents of a run.
 
     Args:
         definition: The ensemble.
-        resolved: What `resolve_tasks` gave for this run.
-        synthesized: Agents by object id of the task they were made for; a task without its agent is planned as
+        resolved: Result of `resolve_tasks`.
+        synthesized: Agents by object id of the task that they were made for. A task without its agent is planned as
             `(synthesized)`, which is enough to show a plan (S-SET-46).
-        prompts: Background and task of a hierarchical run's manager; None: its strategy is asked here.
+        prompts: Background and task of a hierarchical run's manager; None: the prompt strategy writes them now.
     """
     synthesized_agents = synthesized or {}
     if resolved.workflow is Workflow.HIERARCHICAL:
@@ -335,7 +259,7 @@ def plan_run(
     nodes = members.nodes
     if any(agent.allow_delegation for agent in maker.agents.values()):
         for agent in declared_agents(definition):
-            maker.agent_key(agent)  # it may be asked, though no task is its own
+            maker.agent_key(agent)  # work may be delegated to it, even if it has no task
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
         workflow=resolved.workflow.value,
@@ -348,19 +272,55 @@ def plan_run(
         units=tuple(members.units),
     )
     tasks = {
-        key: _as_it_travels(task, synthesized_agents.get(task.object_id))
+        key: _without_parts(task, synthesized_agents.get(task.object_id))
         for task, key in zip(resolved.tasks, resolved.keys, strict=True)
     }
     return Planned(plan=plan, tasks=tasks, agents=maker.agents, peers=maker.peers(), units=members.definitions)
 
 
 def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
-    """Return the nodes of a map-reduce with their positions in its tree; each counted within its level (S-MR-95)."""
+    """Return the nodes of a map-reduce with their levels, numbered within each level (S-MR-95)."""
     counted: dict[int, int] = {}
     for node in nodes:
         node_type, level = levels.places[node.object_id]
         counted[level] = counted.get(level, 0) + 1
         yield replace(node, index=counted[level], node_type=node_type, level=level)
+
+
+def workers_of(
+    definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
+) -> tuple[tuple[Agent, bool], ...]:
+    """Return the agents that work for the manager, in order, and whether each was synthesized (S-HIER-1, S-DET-26).
+
+    Args:
+        definition: Validated.
+        tasks: Resolved.
+        synthesized: Agents by object id of the task that they were made for.
+        models: For agents that declare none.
+
+    Raises:
+        ValidationError: a rule about roles is broken; `validate` could not know the roles of synthesized agents.
+    """
+    workers = dict.fromkeys(declared_agents(definition), False)
+    complete = True
+    for task in tasks:
+        if task.agent is None and task.handler is None:
+            complete = complete and task.object_id in synthesized
+            if task.object_id in synthesized:
+                workers.setdefault(synthesized[task.object_id], True)
+    if complete:
+        check_hierarchy(definition, [agent.role for agent in workers])
+    return tuple((models.resolve_agent(agent), is_synthesized) for agent, is_synthesized in workers.items())
+
+
+def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
+    """Return the input of a manager prompt strategy."""
+    return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
+
+
+def text_of(value: object) -> str:
+    """Return an input as text (S-DOM-70) that can be encoded as UTF-8 (S-SEC-56); None is "" (S-TPL-4)."""
+    return "" if value is None else whole_text(str(value))
 
 
 def _plan_hierarchy(
@@ -369,32 +329,49 @@ def _plan_hierarchy(
     synthesized_agents: Mapping[str, Agent],
     prompts: tuple[str, str] | None,
 ) -> Planned:
-    """Plan one task, the manager's; all agents work for it (S-HIER-1)."""
+    """Plan the manager's task as the only one; all agents work for the manager (S-HIER-1)."""
     workers = workers_of(definition, resolved.tasks, synthesized_agents, models=resolved.models)
     agents = [agent for agent, _ in workers]
     if prompts is None:
         prompts = manager_prompts(definition.manager_prompt_strategy, manager_context(agents, resolved.tasks))
     background, description = prompts
-    manager, task = manager_of(definition, agents, background), task_of_manager(description)
+    manager = Agent(  # S-HIER-2, S-HIER-3
+        role=MANAGER_ROLE,
+        goal=_GOAL,
+        background=background or None,
+        llm=manager_model(definition, agents),
+        max_iterations=definition.manager_max_iterations,
+        isolation="process",
+    )
+    task = Task(description=description, expected_output=_EXPECTED_OUTPUT)
     maker = NodeMaker(definition, resolved.models)
     node = maker.node(task.rewritten(agent=manager), MANAGER_KEY, index=1, scope=Scope())
     for agent, is_synthesized in workers:
         maker.agent_key(agent, is_synthesized=is_synthesized)
+    limits = definition.hierarchical_constraints or HierarchicalConstraints()
     plan = Plan(
         workflow=Workflow.HIERARCHICAL.value,
         nodes=(node,),
         agents=tuple(maker.entries),
         inputs=resolved.inputs,
-        hierarchy=rules_of(definition),
+        hierarchy=HierarchyRules(
+            required_workers=limits.required_workers,
+            allowed_workers=limits.allowed_workers,
+            max_calls_per_worker=dict(limits.max_calls_per_worker),
+            global_max_delegations=limits.global_max_delegations,
+            required_stages=limits.required_stages,
+            enforce_required=definition.enforce_required,
+            stall_turns=definition.manager_stall_turns,
+        ),
     )
     return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, peers=maker.peers(but=manager))
 
 
 def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Levels | None) -> tuple[Task, ...]:
-    """Fill in texts in list order, then point context at the resolved tasks, dependencies first (S-TPL-11)."""
+    """Fill in texts in list order, then make context refer to the resolved tasks, dependencies first (S-TPL-11)."""
     changes: dict[str, dict[str, object]] = {}
     for task in tasks:
-        data = () if levels is None else levels.texts.get(task.object_id, ())  # of the items that a factory was given
+        data = () if levels is None else levels.texts.get(task.object_id, ())  # texts of the items of a map-reduce
         description = resolve_template(escape_data(task.description, data), inputs)
         expected_output = resolve_template(escape_data(task.expected_output, data), inputs)
         if description is not task.description or expected_output is not task.expected_output:
@@ -411,17 +388,18 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
     return tuple(resolved[task.object_id] for task in tasks)
 
 
-def _as_it_travels(task: Task, made: Agent | None) -> Task:
-    """Return the task without what is elsewhere; its model stays, unless the agent that was made for it has it."""
+def _without_parts(task: Task, made: Agent | None) -> Task:
+    """Return the task without parts that are stored elsewhere. Its model stays, unless its synthesized agent has the model."""
     if not task.context and task.agent is None and task.llm is None and not task.tools:
         return task
     reflection = task.reflection_config
     if made is not None and made.llm is not task.llm and reflection is not None and reflection.model is None:
-        reflection = reflection.replace(model=task.llm)  # a synthesizer chose another model for its work (S-REFL-9)
+        reflection = reflection.replace(model=task.llm)  # the synthesizer chose another model for the agent (S-REFL-9)
     model = task.llm if made is None else None
     return task.rewritten(context=(), agent=None, llm=model, tools=(), reflection_config=reflection)
 
 
-def text_of(value: object) -> str:
-    """Return an input as text (S-DOM-70), fit for UTF-8 (S-SEC-56); None is "" (S-TPL-4)."""
-    return "" if value is None else whole_text(str(value))
+def _require(value: T, name: str) -> T:
+    if cast("object", value) is None:
+        raise ValueError(f"{name} must not be None")
+    return value

@@ -1,6 +1,6 @@
-"""Agents for tasks that name none. The only step of planning that may call a model.
+"""Agents for tasks that name none. This is the only step of planning that may call a model.
 
-In: resolved tasks. Out: an agent per task, by the task's object id. The user's tasks stay as they are (S-DET-22).
+The tasks of the user do not change (S-DET-22).
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ from ensemble_ray.values.value import Value
 
 _log = bounded_logger(__name__)
 
-#: How many words of a description are searched for a verb (S-DET-23).
+#: Number of words of a description that are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
-_NO_VERB = "Agent"
-#: Where the synthesizer's answer may begin.
-_OBJECT = re.compile(r"\{")
+_DEFAULT_ROLE = "Agent"
+_OBJECT_START = re.compile(r"\{")
 _ROLES: Mapping[str, str] = {
     verb: role
     for role, verbs in {
@@ -93,10 +92,10 @@ sentences). Write the values in the language with the code "{locale}".
 
 
 class SynthesisContext(Value):
-    """What a synthesizer may use.
+    """Input of a synthesizer.
 
     Attributes:
-        model: The model that the agent will have, unless the synthesizer chooses another.
+        model: The model of the agent, unless the synthesizer sets another.
         locale: Language of generated texts, such as `"en"`.
     """
 
@@ -105,15 +104,15 @@ class SynthesisContext(Value):
 
 
 class AgentSynthesizer(ABC):
-    """Makes an agent for a task that names none. Subclass it, or give any object or function of the same shape."""
+    """Makes an agent for a task that names none. Any object with this method, or a function of this form, is accepted too."""
 
     @abstractmethod
     def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent | Awaitable[Agent]:
-        """Return the agent for that task; may be `async`."""
+        """Return the agent for a task; may be `async`."""
 
     @staticmethod
     def template() -> AgentSynthesizer:
-        """Take the role from the first verb of the description, without a model call; the default."""
+        """Derive the role from the first verb of the description, without a model call. The default."""
         return _TemplateSynthesizer()
 
     @staticmethod
@@ -129,9 +128,18 @@ class _TemplateSynthesizer(AgentSynthesizer):
 
 class _LlmSynthesizer(AgentSynthesizer):
     async def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent:
-        text = await self._ask(task, context)
-        answer = _json_object(text)
-        role, goal, background = (_text(answer.get(name)) for name in ("role", "goal", "backstory"))
+        prompt = _ASK_FOR_AGENT.format(
+            locale=context.locale, description=task.description, expected_output=task.expected_output
+        )
+        try:
+            response = await call_user(context.model.chat, [ChatMessage("user", prompt)])
+        except BudgetExhaustedError:
+            raise
+        except USER_ERRORS as error:
+            raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
+        answer = _json_object((response.text or "") if isinstance(response, ChatResponse) else "")
+        values = (answer.get(name) for name in ("role", "goal", "backstory"))
+        role, goal, background = (value.strip() if isinstance(value, str) else "" for value in values)
         if not role or not goal:
             _log.warning("Agent synthesis for task '%s' gave no usable JSON; using the template", task.description[:80])
             return _from_template(task, context.model)
@@ -157,21 +165,21 @@ async def synthesize_agents(
     locale: str = "en",
     recorded: Callable[[str, ChatModel], ChatModel] | None = None,
 ) -> Mapping[str, Agent]:
-    """Make an agent for each task that names none and has no handler (S-DET-20), all at the same time.
+    """Make an agent for each task without agent and handler (S-DET-20), all at the same time.
 
     Args:
         resolved: The run's tasks.
         definition: The ensemble.
         locale: Passed to the synthesizer.
-        recorded: Dresses a model such that calls of it are recorded under the given effect name (S-SET-46); the agents
-            themselves keep the model undressed.
+        recorded: Wraps a model so that its calls are recorded under this effect name (S-SET-46). The agents keep the model
+            without the wrapper.
 
     Returns:
         Agents by object id of their tasks.
 
     Raises:
         AgentExecutionError: a model call of the LLM-based synthesizer failed.
-        ValidationError: a synthesizer gave something that is no agent.
+        ValidationError: a synthesizer returned no agent.
     """
     shared = resolved.models.shared
     waiting: dict[str, tuple[Task, str]] = {}
@@ -179,29 +187,34 @@ async def synthesize_agents(
         if task.agent is None and task.handler is None:
             waiting.setdefault(task.object_id, (task, key))
     agents: dict[str, Agent] = {}
-    slow: dict[str, Awaitable[Agent]] = {}
+    calls: dict[str, Awaitable[Agent]] = {}
     synthesizer = definition.agent_synthesizer or AgentSynthesizer.template()
     for object_id, (task, key) in waiting.items():
-        model = _model_for(task, definition, shared)
+        if task.llm is not None:
+            model = task.llm
+        elif definition.llm is None or shared is None:
+            raise ValidationError(f"Task '{task.description}' has no LLM available.")
+        else:
+            model = shared if task.rate_limit is None else limit_model(definition.llm, task.rate_limit)
         if isinstance(synthesizer, _TemplateSynthesizer):
             agents[object_id] = _fit(_from_template(task, model), task)
             continue
-        dressed = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
-        context = SynthesisContext(model=dressed, locale=locale)
-        slow[object_id] = _ask_synthesizer(synthesizer, task, context, model)
-    if slow:
-        agents.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
+        wrapped = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
+        context = SynthesisContext(model=wrapped, locale=locale)
+        calls[object_id] = _call_synthesizer(synthesizer, task, context, model)
+    if calls:
+        agents.update(zip(calls, await _all(calls.values(), cap=definition.max_parallel_tasks), strict=True))
     return _number_roles(agents, definition) if resolved.workflow is Workflow.HIERARCHICAL else agents
 
 
 def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
-    """Return the same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
+    """Return the same agents with unique roles: ` 2`, ` 3` and so on is added to a role in use (S-DET-26).
 
-    The roles that the user wrote stay as they are, and the manager's is left to the manager.
+    Declared roles do not change, and no agent has the role of the manager.
     """
     declared = declared_agents(definition)
     used = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in declared)}
-    # An agent that a synthesizer gave to several tasks, or took from the ensemble, is one worker.
+    # A synthesizer may return one agent for several tasks, or an agent of the ensemble: these are one worker.
     workers = {agent.object_id: agent for agent in declared}
     numbers: dict[str, int] = {}
     for agent in agents.values():
@@ -217,22 +230,13 @@ def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -
     return {object_id: workers[agent.object_id] for object_id, agent in agents.items()}
 
 
-def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:
-    """Return the task's own model, else the ensemble's under the task's limit, else the ensemble's own (S-DET-20)."""
-    if task.llm is not None:
-        return task.llm
-    if definition.llm is None or shared is None:
-        raise ValidationError(f"Task '{task.description}' has no LLM available.")
-    return shared if task.rate_limit is None else limit_model(definition.llm, task.rate_limit)
-
-
-async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisContext, model: ChatModel) -> Agent:
+async def _call_synthesizer(synthesizer: object, task: Task, context: SynthesisContext, model: ChatModel) -> Agent:
     function = cast("Callable[[Task, SynthesisContext], object]", getattr(synthesizer, "synthesize", synthesizer))
     try:
         agent = await call_user(cast("Callable[..., Any]", function), task, context)
     except (EnsembleError, IllegalStateError, BudgetExhaustedError):
         raise
-    except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
+    except USER_ERRORS as error:  # S-ERR-37: a run raises no foreign class
         text = f"The agent synthesizer failed for task '{brief(task.description)}': {describe(error)}"
         raise AgentExecutionError(text, SYNTHESIZED, task.description) from error
     if not isinstance(agent, Agent):
@@ -246,30 +250,30 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
 
 
 def _fit(agent: Agent, task: Task) -> Agent:
-    """Return the agent with the tools and the limit that the task asks for (S-DET-21)."""
+    """Return the agent with the task's tools and limit (S-DET-21)."""
     changes: dict[str, object] = {}
     if task.tools:
         changes["tools"] = task.tools
     if task.max_iterations is not None:
         changes["max_iterations"] = task.max_iterations
-    # A copy with an id of its own: a synthesizer may give one agent to several tasks.
+    # `replace` makes another agent: a synthesizer may return one agent for several tasks.
     return agent.replace(**changes) if changes else agent
 
 
 async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
-    """Return all results in order, at most `cap` asked at the same time; the first failure ends the others."""
+    """Return all results in order, with at most `cap` calls at the same time. The first failure cancels the others."""
     slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
     async def in_slot(call: Awaitable[Agent]) -> Agent:
         async with slots:
             return await call
 
-    asked = [asyncio.ensure_future(in_slot(call)) for call in calls]
+    futures = [asyncio.ensure_future(in_slot(call)) for call in calls]
     try:
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*futures)
     except BaseException:
-        for one in asked:
-            one.cancel()
+        for future in futures:
+            future.cancel()
         raise
 
 
@@ -280,20 +284,16 @@ def _from_template(task: Task, model: ChatModel) -> Agent:
 
 
 def _role_of(description: str) -> str:
-    # Texts may be megabytes without a space: nothing is looked at that cannot decide.
+    # A word may be megabytes long, so only its first characters are read.
     for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
         characters = filter(str.isalpha, word.lower())
         role = _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))
         if role is not None:
             return role
-    return _NO_VERB
+    return _DEFAULT_ROLE
 
 
 def _json_object(text: str) -> Mapping[str, object]:
-    """Return the first JSON object in a text, fences and words around it ignored; {} when there is none."""
-    found = find_json(whole_json(text), _OBJECT)
+    """Return the first JSON object in a text, without fences and words around it; {} if there is none."""
+    found = find_json(whole_json(text), _OBJECT_START)
     return {} if found is None else cast("Mapping[str, object]", found.value)
-
-
-def _text(value: object) -> str:
-    return value.strip() if isinstance(value, str) else ""

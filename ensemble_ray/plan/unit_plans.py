@@ -1,7 +1,6 @@
-"""Loops, phases and a graph as units of a plan, and the nodes of their tasks. Pure.
+"""Nodes of tasks, and units for loops, phases and a graph. Pure.
 
-In: a definition, its resolved tasks with their keys in the order of `all_tasks`, and the maker of nodes. Out: nodes and units
-in that order; each name of a unit is given out once, in the name space of the tasks.
+Keys of units are unique, also among the keys of tasks.
 """
 
 from __future__ import annotations
@@ -39,17 +38,18 @@ from ensemble_ray.values.delegation import Peer
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
-
-#: Role that is shown for a handler task (S-ENG-18).
+#: Role of a handler task (S-ENG-18).
 DETERMINISTIC = "(deterministic)"
-#: Role that is shown for a task whose agent is not made yet.
+#: Role of a task before its agent is made.
 SYNTHESIZED = "(synthesized)"
+#: A resolved task and its key.
+KeyedTask = tuple[Task, str]
 
 
 def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """Return a key for each task: its name, else its position; the second of a name gets `~2`, and so on.
+    """Return a key for each task: its name, else its position. A repeated name gets `~2`, `~3` and so on.
 
-    `/` and `#` become `_`: they part the steps of an instance's path.
+    `/` and `#` become `_`, since they separate the parts of an instance's path.
     """
     names = Names()
     return tuple(
@@ -57,70 +57,60 @@ def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
     )
 
 
-def unit_key(kind: str, name: str) -> str:
-    """Return the key that a unit wants: `loop:refine`."""
-    return f"{kind}:{_clean(name)}"
+def tool_names(agent: Agent) -> tuple[str, ...]:
+    """Return the names of an agent's declared tools; the tools of a provider are known only when a task begins."""
+    if not agent.tools:
+        return ()
+    from ensemble_ray.tools.tool import AgentTool, marked_functions, tool_mark  # needed only with tools
 
-
-def _clean(name: str) -> str:
-    return re.sub(r"[/#]", "_", name)
-
-
-@dataclass(slots=True)
-class Names:
-    """Gives out names, each once."""
-
-    _used: set[str] = field(default_factory=set[str])
-    _next: dict[str, int] = field(default_factory=dict[str, int])
-
-    def claim(self, wanted: str) -> str:
-        """Return the name that is wanted, numbered where it is in use."""
-        name = wanted
-        while name in self._used:
-            # The next number is kept per name, or a thousand researchers would take half a million look-ups.
-            number = self._next.get(wanted, 2)
-            self._next[wanted] = number + 1
-            name = f"{wanted}~{number}"
-        self._used.add(name)
-        return name
+    names: list[str] = []
+    for entry in agent.tools:
+        if isinstance(entry, AgentTool):
+            names.append(entry.name)
+            continue
+        methods = marked_functions(type(entry)) if tool_mark(entry) is None else ()
+        marks = (tool_mark(getattr(entry, method)) for method in methods) if methods else (tool_mark(entry),)
+        names.extend(mark.name for mark in marks if mark is not None)
+    return tuple(names)
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the context of a task or loop may name."""
+    """Tasks and units that the context of a task or loop may name."""
 
-    #: of tasks and units, by object id
+    #: keys of tasks and units by object id
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: of body tasks, by the object ids of their loop and of the task
+    #: keys of body tasks by the object ids of their loop and of the task
     bodies: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
     def keys_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
-        """Return the keys of the entries that may be named, in order."""
+        """Return the keys of the entries that are in scope, in order."""
         return tuple([self.keys[entry.object_id] for entry in context if entry.object_id in self.keys])
 
     def bodies_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
-        """Return in the place of each such entry the body task that alone is meant; nothing where none is."""
-        found = tuple([self._body(entry) for entry in context if entry.object_id in self.keys])
+        """Return `Node.context_tasks` for these entries."""
+        found = tuple(
+            [
+                self.bodies[entry.object_id, entry.task_id] if isinstance(entry, UnitOutput) and entry.task_id else ""
+                for entry in context
+                if entry.object_id in self.keys
+            ]
+        )
         return found if any(found) else ()
-
-    def _body(self, entry: Task | UnitOutput) -> str:
-        if isinstance(entry, UnitOutput) and entry.task_id:
-            return self.bodies[entry.object_id, entry.task_id]
-        return ""
 
 
 class NodeMaker:
-    """Makes the nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
+    """Makes nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
 
     def __init__(
         self, definition: EnsembleDefinition, models: TeamModels, synthesized: Mapping[str, Agent] | None = None
     ) -> None:
-        """Make one.
+        """Create a maker for one plan.
 
         Args:
             definition: The ensemble.
-            models: Of agents that name none.
-            synthesized: Agents by object id of the task they were made for.
+            models: For agents that declare none.
+            synthesized: Agents by object id of the task that they were made for.
         """
         self.entries: list[AgentEntry] = []
         self.agents: dict[str, Agent] = {}
@@ -134,11 +124,11 @@ class NodeMaker:
         """Return the node of a task.
 
         Args:
-            task: Resolved. One without agent and handler is planned as `(synthesized)` before an agent is made for it.
-            key: Of the plan.
-            index: Its position among those that events count it with, 1-based.
-            total: How many those are; None: all of the run.
-            scope: What its context may name.
+            task: Resolved. A task without agent and handler is planned as `(synthesized)` until an agent is made for it.
+            key: Its key in the plan.
+            index: Its 1-based position among the tasks that events count it with.
+            total: Number of these tasks; None: all tasks of the run.
+            scope: Tasks and units that its context may name.
         """
         agent = task.agent if task.agent is not None else self._synthesized.get(task.object_id)
         role, agent_key = SYNTHESIZED, None
@@ -164,7 +154,7 @@ class NodeMaker:
         )
 
     def peers(self, *, but: Agent | None = None) -> tuple[Peer, ...]:
-        """Return the agents that work may be delegated to; none where no agent may delegate."""
+        """Return the agents that work may be delegated to, without `but`; an empty tuple if no agent may delegate."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
         rank = {agent: position for position, agent in enumerate(declared_agents(self._definition))}
@@ -176,7 +166,7 @@ class NodeMaker:
         )
 
     def agent_key(self, agent: Agent, *, is_synthesized: bool = False, task_model: ChatModel | None = None) -> str:
-        """Return the key of an agent, which takes part from now on."""
+        """Return the key of an agent, which is part of the plan from now on."""
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
@@ -197,46 +187,13 @@ class NodeMaker:
         return key
 
 
-def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
-    """Return the first of agent, task and ensemble that says anything (S-STR-1)."""
-    for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
-        if chosen is not None:
-            return chosen
-    return definition.is_streaming
-
-
-def tool_names(agent: Agent) -> tuple[str, ...]:
-    """Return the names of an agent's tools as declared; what a provider offers is known when a task begins."""
-    if not agent.tools:
-        return ()
-    from ensemble_ray.tools.tool import (  # only agents with tools pay
-        AgentTool,  # same
-        marked_functions,
-        tool_mark,
-    )
-
-    names: list[str] = []
-    for entry in agent.tools:
-        if isinstance(entry, AgentTool):
-            names.append(entry.name)
-            continue
-        methods = marked_functions(type(entry)) if tool_mark(entry) is None else ()
-        marks = (tool_mark(getattr(entry, method)) for method in methods) if methods else (tool_mark(entry),)
-        names.extend(mark.name for mark in marks if mark is not None)
-    return tuple(names)
-
-
-#: A resolved task and its key.
-KeyedTask = tuple[Task, str]
-
-
 @dataclass(slots=True)
 class PlannedMembers:
-    """What a plan holds."""
+    """Nodes and units of a plan."""
 
     nodes: list[Node] = field(default_factory=list[Node])
     units: list[Unit] = field(default_factory=list[Unit])
-    #: as the user declared them, by key of the unit
+    #: declared units by key
     definitions: dict[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
 
@@ -245,7 +202,7 @@ def plan_members(definition: EnsembleDefinition, tasks: Sequence[KeyedTask], mak
 
     Args:
         definition: Validated.
-        tasks: All of them, resolved, in the order of `all_tasks`.
+        tasks: Resolved, in the order of `all_tasks`.
         maker: Makes the nodes.
     """
     plain = tasks[: len(definition.tasks)]
@@ -261,9 +218,9 @@ class _Planner:
         self._maker = maker
         self._made = PlannedMembers()
         self._names = Names()
-        #: of units, by object id
+        #: keys of units by object id
         self._keys: dict[str, str] = {}
-        #: of body tasks, by the object ids of their loop and of the task
+        #: keys of body tasks by the object ids of their loop and of the task
         self._bodies: dict[tuple[str, str], str] = {}
 
     def plan(self, plain: Sequence[KeyedTask]) -> PlannedMembers:
@@ -273,7 +230,10 @@ class _Planner:
             for _, key in (*plain, *rest):
                 self._names.claim(key)
             self._rest = iter(rest)
-            self._claim_keys()
+            graph = () if definition.graph is None else (definition.graph,)
+            for kind, units in (("phase", definition.phases), ("graph", graph), ("loop", definition.all_loops)):
+                for unit in units:
+                    self._keys[unit.object_id] = self._names.claim(f"{kind}:{_clean(unit.name)}")
             self._find_bodies(iter(rest))
         scope = {loop.object_id: self._keys[loop.object_id] for loop in definition.loops}
         for task, key in plain:
@@ -287,33 +247,19 @@ class _Planner:
             self._add_graph(definition.graph)
         return self._made
 
-    def _claim_keys(self) -> None:
-        definition = self._definition
-        for phase in definition.phases:
-            self._claim("phase", phase)
-        if definition.graph is not None:
-            self._claim("graph", definition.graph)
-        for loop in definition.all_loops:
-            self._claim("loop", loop)
-
-    def _claim(self, kind: str, unit: Loop | Phase | Graph) -> None:
-        key = self._names.claim(unit_key(kind, unit.name))
-        self._keys[unit.object_id] = key
-
     def _find_bodies(self, rest: Iterator[KeyedTask]) -> None:
-        """Note the keys of body tasks, whatever may name them: tasks before their loop do."""
+        """Store the keys of all body tasks first: tasks before a loop may name them too."""
         definition = self._definition
-        for member in (*definition.loops, *(each for phase in definition.phases for each in _members_of(phase))):
-            self._find_body(member, rest)
-        for state in () if definition.graph is None else definition.graph.states.values():
-            self._find_body(state, rest)
-
-    def _find_body(self, member: Task | Loop, rest: Iterator[KeyedTask]) -> None:
-        if isinstance(member, Task):
-            next(rest)
-            return
-        for task in member.body:
-            self._bodies[member.object_id, task.object_id] = next(rest)[1]
+        members: list[Task | Loop] = [*definition.loops]
+        for phase in definition.phases:
+            members += (*phase.tasks, *phase.loops, *(() if phase.review is None else (phase.review.task,)))
+        members += () if definition.graph is None else definition.graph.states.values()
+        for member in members:
+            if isinstance(member, Task):
+                next(rest)
+                continue
+            for task in member.body:
+                self._bodies[member.object_id, task.object_id] = next(rest)[1]
 
     def _add_loop(self, loop: Loop, scope: Mapping[str, str]) -> LoopUnit:
         key = self._keys[loop.object_id]
@@ -325,7 +271,7 @@ class _Planner:
             key=key,
             name=loop.name,
             body=tuple(name for _, name in body),
-            # Of the declared tasks: a description is the name of its task with variables as they were written.
+            # names of the declared tasks, since a description counts as a name with its variables
             body_names=tuple(body_key(task) for task in loop.body),
             context=outer.keys_of(loop.context),
             context_tasks=outer.bodies_of(loop.context),
@@ -335,7 +281,11 @@ class _Planner:
             output_mode=loop.output_mode.value,
             memory_mode=loop.memory_mode.value,
             memory_window_size=loop.memory_window_size,
-            memory_scopes=() if self._definition.memory_store is None else _scopes_of(loop),
+            memory_scopes=()
+            if self._definition.memory_store is None
+            else tuple(
+                dict.fromkeys(scope.name for task in loop.body for scope in task.memory_scopes)
+            ),  # S-LOOP-94, S-LOOP-95
             inject_feedback=loop.inject_feedback,
             max_tokens=loop.max_tokens,
         )
@@ -408,7 +358,7 @@ class _Planner:
                 self._add_nodes(self._take(1), scope)
 
     def _add_nodes(self, tasks: Sequence[KeyedTask], scope: Mapping[str, str]) -> list[Node]:
-        """Add tasks that events count among each other (S-LOOP-47, S-PHASE-38)."""
+        """Add tasks that events count together (S-LOOP-47, S-PHASE-38)."""
         nodes = [
             self._maker.node(task, key, index=index, total=len(tasks), scope=Scope(scope, self._bodies))
             for index, (task, key) in enumerate(tasks, start=1)
@@ -418,6 +368,25 @@ class _Planner:
 
     def _take(self, count: int) -> list[KeyedTask]:
         return [next(self._rest) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Names:
+    """Makes names unique."""
+
+    _used: set[str] = field(default_factory=set[str])
+    _next: dict[str, int] = field(default_factory=dict[str, int])
+
+    def claim(self, wanted: str) -> str:
+        """Return the name, with a number if it is in use."""
+        name = wanted
+        while name in self._used:
+            # The next number is stored per name: otherwise 1,000 equal names would need 500,000 look-ups.
+            number = self._next.get(wanted, 2)
+            self._next[wanted] = number + 1
+            name = f"{wanted}~{number}"
+        self._used.add(name)
+        return name
 
 
 def _graph_unit(graph: Graph, key: str, members: Mapping[str, str]) -> GraphUnit:
@@ -449,11 +418,13 @@ def _entry_of(edge: GraphEdge | GraphFork | GraphJoin) -> GraphEntry:
             return JoinEntry(from_states=tuple(edge.from_states), to_state=edge.to_state, count=edge.count)
 
 
-def _scopes_of(loop: Loop) -> tuple[str, ...]:
-    """Return the names of the memory scopes that a body declares, each once (S-LOOP-94, S-LOOP-95)."""
-    return tuple(dict.fromkeys(scope.name for task in loop.body for scope in task.memory_scopes))
+def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
+    """Return the first value that agent, task or ensemble declares (S-STR-1)."""
+    for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
+        if chosen is not None:
+            return chosen
+    return definition.is_streaming
 
 
-def _members_of(phase: Phase) -> tuple[Task | Loop, ...]:
-    """Return tasks and loops of a phase such that their tasks are in the order of `Phase.all_tasks`."""
-    return (*phase.tasks, *phase.loops, *(() if phase.review is None else (phase.review.task,)))
+def _clean(name: str) -> str:
+    return re.sub(r"[/#]", "_", name)

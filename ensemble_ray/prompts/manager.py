@@ -1,6 +1,6 @@
-"""What the manager of a hierarchical run is told. In: workers and tasks, resolved. Out: two texts.
+"""Prompts of the manager of a hierarchical run.
 
-The rules that it is held to are told with its tool, and enforced behind it; nothing here can be relied on for them.
+The manager's limits are in the description of its tool, which also enforces them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from ensemble_ray.definition.ensemble import ManagerPromptContext, ManagerPrompt
 from ensemble_ray.definition.task import Task
 from ensemble_ray.prompts.task import context_section
 
-#: Takes the place of a blank user prompt (S-HIER-10).
+#: Default user prompt, in place of a blank one (S-HIER-10).
 _COORDINATE = "Coordinate the agents of your team: delegate the work to them, and put their results into one answer."
-
 _DUTY = (
     "You lead a team of agents. You do not do the work yourself: you hand it to the agents below with the tool "
     "delegate_task, read what comes back, and answer with the whole."
@@ -44,14 +43,14 @@ class DefaultManagerPromptStrategy:
     """
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str:
-        """Return the manager's duty, its workers numbered from 1, and how to delegate."""
+        """Return the manager's duty, its workers numbered from 1, and instructions for delegating."""
         agents = [_agent(number, agent) for number, agent in enumerate(context.agents, start=1)]
         purpose = (context.workflow_description or "").strip()
         parts = [_DUTY, f"What this is for: {purpose}" if purpose else "", "Your agents:", *agents, _WAYS]
         return "\n\n".join(part for part in parts if part)
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str:
-        """Return what was done before, every task numbered from 1, and what is expected in the end."""
+        """Return outputs from before the run, every task numbered from 1, and the form of the final answer."""
         numbers = {task.object_id: number for number, task in enumerate(context.tasks, start=1)}
         tasks = [_task(number, task, numbers) for number, task in enumerate(context.tasks, start=1)]
         parts = [context_section(context.previous_outputs), "Get these tasks done by your agents:", *tasks, _CLOSING]
@@ -62,11 +61,11 @@ def manager_prompts(strategy: ManagerPromptStrategy | None, context: ManagerProm
     """Return the manager's background and its task's description (S-HIER-10).
 
     Args:
-        strategy: None: the default one. What it raises is not caught here (S-HIER-13).
+        strategy: None: the default one. Its errors are not caught here (S-HIER-13).
         context: The workers and the tasks.
 
     Raises:
-        TypeError: the strategy gave something that is neither text nor None.
+        TypeError: the strategy returned neither text nor None.
     """
     chosen = DefaultManagerPromptStrategy() if strategy is None else strategy
     system = _text_of(chosen.build_system_prompt(context), chosen, "build_system_prompt")
@@ -81,7 +80,7 @@ def _text_of(value: object, strategy: object, method: str) -> str:
         return value
     shown, advice = type(value).__name__, ""
     if inspect.iscoroutine(value):
-        value.close()  # nobody will await it
+        value.close()  # avoids a warning
         advice = "; it must not be async"
     raise TypeError(f"{type(strategy).__name__}.{method} must return text, got: {shown}{advice}")
 

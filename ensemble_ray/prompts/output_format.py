@@ -1,7 +1,6 @@
-"""What a model is told about the form of its answer. In: a type. Out: text.
+"""Instructions for a model on the form of its answer.
 
 The schema text is an example-like object, not a JSON schema: small models follow an example better, and it is shorter.
-Types are read, never built; nothing is parsed here (that is `execute.structured`).
 """
 
 from __future__ import annotations
@@ -22,19 +21,17 @@ from pydantic.fields import FieldInfo
 
 from ensemble_ray.values.task_output import OutputType
 
-#: The described type is level 0; objects below this level are named only, so that recursive types end (S-SET-22).
+#: The described type is level 0. Objects below this level appear by name only, so that recursive types end (S-SET-22).
 _DEEPEST = 5
 _INDENT = "  "
-
 _ONLY_JSON = "Respond with ONLY valid JSON: no code fences, no explanation, no text before or after it."
-
 _SCALARS: tuple[tuple[type[object], str], ...] = (
     (bool, '"boolean"'),  # before int, of which it is a subclass
     (int, '"integer"'),
     (float, '"number"'),
     (decimal.Decimal, '"number"'),
     (str, '"string"'),
-    # Their JSON form is a string, and that is how pydantic reads them.
+    # pydantic reads these from strings
     (bytes, '"string"'),
     (dt.date, '"string"'),
     (dt.time, '"string"'),
@@ -62,13 +59,13 @@ _LISTS = (
 
 
 def describe_schema(output_type: OutputType | None) -> str:
-    """Return the schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
+    """Return the schema text of a type: its fields with the types of their values, indented by two spaces per level.
 
     Args:
-        output_type: Whatever a task's `output_type` may be.
+        output_type: Any `output_type` of a task.
 
     Raises:
-        ValueError: there is no type.
+        ValueError: the type is None.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -83,14 +80,13 @@ def describe_schema(output_type: OutputType | None) -> str:
         }
     """
     if output_type is None or output_type is type(None):
-        msg = "Cannot describe the schema of None. Give a type, such as a pydantic model, str or list[int]"
-        raise ValueError(msg)
+        raise ValueError("Cannot describe the schema of None. Give a type, such as a pydantic model, str or list[int]")
     options = _options(output_type)
     return " or ".join(_describe(option, -1) if option is not type(None) else "null" for option in options)
 
 
 def output_format_section(output_type: OutputType) -> str:
-    """Return the section of the user prompt that asks for that type (S-OUT-1, S-LLM-54)."""
+    """Return the section of the user prompt that requests this type (S-OUT-1, S-LLM-54)."""
     plain = _only_plain(output_type)
     if plain is not None:
         return f"## Output Format\n{plain}"
@@ -98,10 +94,10 @@ def output_format_section(output_type: OutputType) -> str:
 
 
 def correction_prompt(output_type: OutputType, *, problem: str, response: str) -> str:
-    """Return what a model is told after an answer that could not be parsed (S-OUT-31).
+    """Return the prompt after an answer that could not be parsed (S-OUT-31).
 
     Args:
-        output_type: The type that is wanted.
+        output_type: The requested type.
         problem: Why the latest answer could not be parsed.
         response: The latest answer, uncut.
     """
@@ -115,7 +111,7 @@ def correction_prompt(output_type: OutputType, *, problem: str, response: str) -
 
 
 def _options(output_type: object) -> tuple[object, ...]:
-    """Return the types that an answer may be of: those of a union, else the type itself."""
+    """Return the members of a union, or the type itself."""
     output_type, _ = _plain(output_type, -1, keeps_unions=True)
     if typing.get_origin(output_type) in {typing.Union, types.UnionType}:
         return tuple(inner for option in typing.get_args(output_type) for inner in _options(option))
@@ -123,7 +119,7 @@ def _options(output_type: object) -> tuple[object, ...]:
 
 
 def _only_plain(output_type: object) -> str | None:
-    """Return the instruction for a type whose values are texts, numbers or choices; None: it needs JSON."""
+    """Return the instruction for a type whose values are texts, numbers or choices; None if it needs JSON."""
     words = [_in_words(option) for option in _options(output_type)]
     if None in words:
         return None
@@ -135,23 +131,17 @@ def _only_plain(output_type: object) -> str | None:
 
 def _in_words(option: object) -> str | None:
     if typing.get_origin(option) is typing.Literal:
-        return _one_of([each.value if isinstance(each, enum.Enum) else each for each in typing.get_args(option)])
+        values = [each.value if isinstance(each, enum.Enum) else each for each in typing.get_args(option)]
+        return f"one of these: {', '.join(map(str, values))}"
     if not isinstance(option, type):
         return None
     if issubclass(option, enum.Enum):
-        return _one_of([member.value for member in option])
+        return f"one of these: {', '.join(str(member.value) for member in option)}"
     return next((words for kind, words in _IN_WORDS if issubclass(option, kind)), None)
 
 
-def _one_of(values: list[object]) -> str:
-    return f"one of these: {', '.join(map(str, values))}"
-
-
-# Values.
-
-
 def _describe(output_type: object, level: int) -> str:
-    """How a value of that type is shown; `level` is the level of the object that holds it, -1 where none does."""
+    """Return the schema text of a type; `level` is the level of the surrounding object, or -1."""
     output_type, level = _plain(output_type, level)
     origin, arguments = typing.get_origin(output_type) or output_type, typing.get_args(output_type)
     if _is_record(origin):
@@ -165,14 +155,18 @@ def _describe(output_type: object, level: int) -> str:
             if issubclass(origin, scalar):
                 return text
         if origin in _LISTS:
-            return _list(arguments, level)
+            items = [_describe(item, level) for item in arguments if item is not Ellipsis]
+            return f"[{', '.join(items)}]" if items else '["any"]'
         if issubclass(origin, collections.abc.Mapping):
-            return _mapping(arguments, level)
+            if len(arguments) != 2:  # noqa: PLR2004  key and value
+                return '{"key": "value"}'
+            key, value = (_describe(argument, level) for argument in arguments)
+            return f"{{{key}: {value}}}"
     return '"any"'
 
 
 def _plain(output_type: object, level: int, *, keeps_unions: bool = False) -> tuple[object, int]:
-    """Without what says nothing of the JSON: Annotated, Optional, NewType, aliases."""
+    """Unwrap types without an effect on JSON: Annotated, Optional, NewType, aliases. Also return the level."""
     while True:
         origin = typing.get_origin(output_type)
         if origin in {typing.Annotated, typing.Required, typing.NotRequired, typing.Final}:
@@ -187,7 +181,7 @@ def _plain(output_type: object, level: int, *, keeps_unions: bool = False) -> tu
         elif isinstance(output_type, typing.NewType):
             output_type = output_type.__supertype__
         elif type(output_type).__name__ == "TypeAliasType":
-            # A `type` statement's alias, of typing or its backport. It may contain itself, so it counts as a level.
+            # An alias of a `type` statement, or its backport. It may contain itself, so it counts as a level.
             level += 1
             output_type = getattr(output_type, "__value__", typing.Any) if level <= _DEEPEST else _TooDeep
         else:
@@ -198,29 +192,10 @@ def _choices(values: list[object]) -> str:
     return f'"enum: {", ".join(str(value) for value in values)}"'
 
 
-def _list(arguments: tuple[object, ...], level: int) -> str:
-    items = [_describe(item, level) for item in arguments if item is not Ellipsis]
-    return f"[{', '.join(items)}]" if items else '["any"]'
-
-
-def _mapping(arguments: tuple[object, ...], level: int) -> str:
-    if len(arguments) != 2:  # noqa: PLR2004  key and value
-        return '{"key": "value"}'
-    key, value = (_describe(argument, level) for argument in arguments)
-    return f"{{{key}: {value}}}"
-
-
-# Objects.
-
-
-class _TooDeep(pydantic.BaseModel):
-    """Stands for whatever lies too deep; described as `object` there."""
-
-
 def _is_record(output_type: object) -> bool:
     if not isinstance(output_type, type):
         return False
-    # `typing.is_typeddict` knows only its own kind, pydantic wants the backport's before Python 3.12.
+    # Not `typing.is_typeddict`: pydantic needs the backport's TypedDict before Python 3.12.
     is_typed_dict = issubclass(output_type, dict) and hasattr(output_type, "__total__")
     is_named_tuple = issubclass(output_type, tuple) and hasattr(output_type, "_fields")
     is_class_of_fields = issubclass(output_type, pydantic.BaseModel) or dataclasses.is_dataclass(output_type)
@@ -235,18 +210,18 @@ def _object(output_type: object, level: int) -> str:
     fields = _fields(output_type)
     if not fields:
         return "{}"
-    # A nested value's lines are one level further in than the object that holds it.
     inner = [f'"{name}": {_describe(field, level)}'.replace("\n", f"\n{_INDENT}") for name, field in fields.items()]
     lines = f",\n{_INDENT}".join(inner)
     return f"{{\n{_INDENT}{lines}\n}}"
 
 
 def _fields(output_type: object) -> Mapping[str, object]:
-    """JSON name -> type of each field, in declaration order (S-OUT-3, S-OUT-4)."""
+    """Return type by JSON name of each field, in declaration order (S-OUT-3, S-OUT-4)."""
     origin = typing.get_origin(output_type) or output_type
     known: Mapping[str, FieldInfo] | None = getattr(origin, "__pydantic_fields__", None)
     if known is not None:
-        by_name = _is_by_name(origin)
+        config: object = getattr(origin, "model_config", None) or getattr(origin, "__pydantic_config__", None)
+        by_name = isinstance(config, Mapping) and config.get("validate_by_alias") is False
         return {
             (name if by_name else _json_name(name, field)): field.annotation
             for name, field in known.items()
@@ -258,20 +233,15 @@ def _fields(output_type: object) -> Mapping[str, object]:
     return hints
 
 
-def _is_by_name(output_type: object) -> bool:
-    """Whether the type is read by its fields' own names although they have aliases."""
-    config: object = (
-        getattr(output_type, "model_config", None) or getattr(output_type, "__pydantic_config__", None) or {}
-    )
-    return isinstance(config, Mapping) and config.get("validate_by_alias") is False
-
-
 def _json_name(name: str, field: FieldInfo) -> str:
-    """Return the name under which the field is read."""
+    """Return the name of a field in JSON input."""
     alias = field.validation_alias or field.alias
     if isinstance(alias, pydantic.AliasChoices):
         alias = alias.choices[0]
     if isinstance(alias, pydantic.AliasPath):
-        # Only a path of one step is a name.
         return str(alias.path[0]) if len(alias.path) == 1 else name
     return alias or name
+
+
+class _TooDeep(pydantic.BaseModel):
+    """Placeholder for a type below the deepest level."""

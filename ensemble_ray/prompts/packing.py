@@ -1,14 +1,14 @@
-"""Sections of a request, packed into the room that a context budget leaves them. Pure.
+"""Packing of a request's sections into a context budget. Pure.
 
 Rules (S-MEM-132 to S-MEM-135):
-1. What fits stays as it is.
-2. Kinds of sections give way in their order (`SectionKind`), each down to half of an equal share of the room before the
-   next one does. What a section does not use of its share is the next one's.
-3. So do the pieces of a section; none is shortened to less than 100 tokens. Where that would take more than half of the
-   room, pieces are left out whole, in the same order.
-4. A shortened text keeps its beginning and its end, with a marker between them; of pieces that were left out a note is
-   kept. Both say how many tokens are missing.
-Must never happen: more characters than the room has; another result for the same sections and the same room.
+1. Sections that fit do not change.
+2. Kinds of sections are shortened in the order of `SectionKind`, each down to half of an equal share of the room before the
+   next kind is shortened. The part of a share that a section does not use is added to the next one.
+3. Pieces of a section are shortened in the same way, but to no less than 100 tokens. If that needs more than half of the
+   room, whole pieces are left out, in the same order.
+4. A shortened text keeps its beginning and its end, with a marker between them. A note replaces pieces that were left out.
+   Both contain the number of missing tokens.
+The result never has more characters than the room, and depends only on the sections and the room.
 """
 
 from __future__ import annotations
@@ -19,42 +19,67 @@ from dataclasses import dataclass, replace
 from ensemble_ray.prompts.task import Piece, Section, SectionKind
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
 
-#: Characters that a marker between head and tail takes at most.
+#: Longest marker between head and tail, characters.
 MARKER_ROOM = 48
-#: Characters of the longest note of what was left out.
+#: Longest note about left-out pieces, characters.
 _NOTE_ROOM = 64
-#: Characters to which a text is shortened at least.
+#: Shortest form of a text, characters.
 _LEAST = 100 * CHARACTERS_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionCut:
-    """How much of a section, or of one of its pieces, is missing."""
+    """Missing part of a section, or of one of its pieces."""
 
     label: str
-    #: what it had
+    #: before the cut
     tokens: int
-    #: 0: it is whole
+    #: 0: not cut
     cut_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSection:
-    """A section as it is sent."""
+    """A section in its final form."""
 
     section: Section
     cuts: tuple[SectionCut, ...]
-    #: positions of the pieces that are kept, in the section as it was
+    #: positions, in the original section, of the remaining pieces
     kept: tuple[int, ...]
 
 
-def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
-    """Return what each entry keeps of its size; 0: it is left out.
+def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) -> list[PackedSection]:
+    """Return the sections in the same order, shortened to fit.
 
     Args:
-        sizes: Of the entries, in the order in which they give way.
-        leasts: What each needs at least of its size to be kept at all.
-        room: What all together may have.
+        sections: Sections that may be shortened.
+        sizes: Characters of each section in the request, with the text after it.
+        room: Characters for all of them; >= 0.
+    """
+    kinds = list(SectionKind)
+    order = sorted(range(len(sections)), key=lambda position: kinds.index(sections[position].kind))
+    allotted = shrink([sizes[position] for position in order], [0] * len(order), room)
+    packed: dict[int, PackedSection] = {}
+    spare = 0
+    for position, allowed in zip(order, allotted, strict=True):
+        section, size = sections[position], sizes[position]
+        if allowed + spare >= size:
+            everything = tuple(range(len(section.pieces)))
+            cuts = _cuts(section, [0] * len(everything))
+            packed[position], used = PackedSection(section=section, cuts=cuts, kept=everything), size
+        else:
+            packed[position], used = _pack(section, size, allowed + spare)
+        spare += allowed - used
+    return [packed[position] for position in range(len(sections))]
+
+
+def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
+    """Return the new size of each entry; 0: it is left out.
+
+    Args:
+        sizes: Sizes of the entries, in the order of shortening.
+        leasts: Smallest size of each entry that is not left out.
+        room: Size of all entries together.
 
     Returns:
         Sizes that fit the room, in the same order.
@@ -64,26 +89,26 @@ def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
         return kept
     needed = [min(size, least) for size, least in zip(sizes, leasts, strict=True)]
     total, first = sum(needed), 0
-    # Half of the room is for those that are left out last: many stubs would tell less than a few whole texts.
+    # Entries that are left out last keep half of the room: a few whole texts are more useful than many stubs.
     while first < len(kept) and total > (room if first == len(kept) - 1 else room // 2):
         total -= needed[first]
         kept[first] = 0
         first += 1
     share = max(0, room) // (2 * max(1, sum(size > 0 for size in kept)))
-    # The share is a floor while others can give way; then only what an entry needs to be kept is.
+    # First, entries are shortened to the share at most; then, if necessary, to their smallest size.
     for floors in ([max(least, share) for least in leasts], leasts):
         excess = sum(kept) - room
         for position in range(first, len(kept)):
             if excess <= 0:
                 return kept
-            given = min(excess, max(0, kept[position] - floors[position]))
-            kept[position] -= given
-            excess -= given
+            cut = min(excess, max(0, kept[position] - floors[position]))
+            kept[position] -= cut
+            excess -= cut
     return kept
 
 
 def cut_text(text: str, room: int) -> str:
-    """Return the head and the tail of a text with a marker between them, in at most that many characters; >= `MARKER_ROOM`."""
+    """Return head and tail of a text with a marker between them, with at most `room` characters; >= `MARKER_ROOM`."""
     if len(text) <= room:
         return text
     kept = room - MARKER_ROOM
@@ -95,41 +120,13 @@ def cut_text(text: str, room: int) -> str:
     return f"{text[: kept - tail]}\n{marker}\n{text[len(text) - tail :]}"
 
 
-def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) -> list[PackedSection]:
-    """Return the sections in the same order, as much of them as fits.
-
-    Args:
-        sections: What may give way.
-        sizes: Characters that each takes whole, with what stands behind it in the request.
-        room: Characters for all of them; >= 0.
-    """
-    kinds = list(SectionKind)
-    order = sorted(range(len(sections)), key=lambda position: kinds.index(sections[position].kind))
-    allotted = shrink([sizes[position] for position in order], [0] * len(order), room)
-    packed: dict[int, PackedSection] = {}
-    spare = 0
-    for position, allowed in zip(order, allotted, strict=True):
-        section, size = sections[position], sizes[position]
-        if allowed + spare >= size:
-            packed[position], used = _whole(section), size
-        else:
-            packed[position], used = _pack(section, size, allowed + spare)
-        spare += allowed - used
-    return [packed[position] for position in range(len(sections))]
-
-
 def fixed_size(section: Section, piece: Piece) -> int:
-    """Characters of a piece that its section does not give way with: room for its marker, where each piece must stay."""
+    """Characters of a piece that cannot be cut: its marker, if each piece of the section must stay."""
     return min(len(piece.text), MARKER_ROOM) if section.keeps_all else 0
 
 
-def _whole(section: Section) -> PackedSection:
-    kept = tuple(range(len(section.pieces)))
-    return PackedSection(section=section, cuts=_cuts(section, [0] * len(kept)), kept=kept)
-
-
 def _pack(section: Section, size: int, room: int) -> tuple[PackedSection, int]:
-    """Return what fits of a section that is too large, and how many characters that takes at most."""
+    """Return the part of a too large section that fits, and its largest number of characters."""
     pieces = section.pieces
     fixed = [fixed_size(section, piece) for piece in pieces]
     sizes = [piece.size - base for piece, base in zip(pieces, fixed, strict=True)]
@@ -159,7 +156,11 @@ def _pack(section: Section, size: int, room: int) -> tuple[PackedSection, int]:
             shown.append(replace(piece, text=cut_text(piece.text, text_room)))
         else:
             shown.append(piece)
-    note = _note(len(left_out), sum(missing[position] for position in left_out)) if left_out else ""
+    note = ""
+    if left_out:
+        entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
+        tokens = max(1, estimate_tokens(sum(missing[position] for position in left_out)))
+        note = f"[... {entries} with {tokens:,} tokens left out ...]"
     result = PackedSection(
         section=replace(section, pieces=tuple(shown), note=note),
         cuts=_cuts(section, missing),
@@ -168,13 +169,8 @@ def _pack(section: Section, size: int, room: int) -> tuple[PackedSection, int]:
     return result, used if shown else 0
 
 
-def _note(count: int, characters: int) -> str:
-    entries = "1 entry" if count == 1 else f"{count:,} entries"
-    return f"[... {entries} with {max(1, estimate_tokens(characters)):,} tokens left out ...]"
-
-
 def _cuts(section: Section, missing: Sequence[int]) -> tuple[SectionCut, ...]:
-    """Return what is missing: of the section as one, or of each piece."""
+    """Return the cuts of a section: one for all, or one for each piece."""
     sizes = [len(piece.text) for piece in section.pieces]
     if section.label:
         return (_cut(section.label, sum(sizes), sum(missing)),)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray.definition.agent import _LABEL_NAME, _LABEL_SELECTOR
-from ensemble_ray.prompts.task import _HEADING
+from ensemble_ray.prompts.task import _REFLECTION_HEADING
 from ensemble_ray.record.rendering import _LONG
 from ensemble_ray.text.answers import _TAG
 from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
@@ -35,7 +35,7 @@ MOST_QUARTERS = 5
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/definition/agent.py", "_LABEL_NAME"): _LABEL_NAME,
     ("ensemble_ray/definition/agent.py", "_LABEL_SELECTOR"): _LABEL_SELECTOR,
-    ("ensemble_ray/prompts/task.py", "_HEADING"): _HEADING,
+    ("ensemble_ray/prompts/task.py", "_REFLECTION_HEADING"): _REFLECTION_HEADING,
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,

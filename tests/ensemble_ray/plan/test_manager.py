@@ -6,7 +6,7 @@ from ensemble_ray import Agent, HierarchicalConstraints, Plan, Task
 from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.definition.validation import TeamModels
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
-from ensemble_ray.plan.planner import plan_run, resolve_tasks, rules_of, workers_of
+from ensemble_ray.plan.planner import plan_run, resolve_tasks, workers_of
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
@@ -79,10 +79,15 @@ def test_rules_are_data_that_travels_with_the_plan() -> None:
     )
     made = definition(hierarchical_constraints=rules, enforce_required="fail", manager_stall_turns=0)
     plan = plan_run(made, resolve_tasks(made)).plan
-    assert plan.hierarchy == rules_of(made)
-    assert plan.hierarchy is not None
-    assert (plan.hierarchy.enforce_required, plan.hierarchy.stall_turns) == ("fail", 0)
-    assert plan.hierarchy.max_calls_per_worker == {"Writer": 2}
-    assert plan.hierarchy.required_stages == (("Writer",), ("Digger",))
-    assert rules_of(definition()) == HierarchyRules()
+    assert plan.hierarchy == HierarchyRules(
+        required_workers=("Writer",),
+        allowed_workers=("Digger", "Writer"),
+        max_calls_per_worker={"Writer": 2},
+        global_max_delegations=3,
+        required_stages=(("Writer",), ("Digger",)),
+        enforce_required="fail",
+        stall_turns=0,
+    )
+    default = definition()
+    assert plan_run(default, resolve_tasks(default)).plan.hierarchy == HierarchyRules()
     assert isinstance(plan, Plan)

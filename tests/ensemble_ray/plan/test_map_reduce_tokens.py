@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import TaskMetrics, TaskOutput, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.plan.map_reduce_factories import estimate_tokens, input_estimate
+from ensemble_ray.plan.map_reduce_factories import estimate_tokens, input_tokens
 from ensemble_ray.values.value import utc_now
 
 
@@ -78,13 +78,14 @@ def test_estimate_is_refused_when_it_is_no_count(given: object) -> None:
         estimate_tokens(output("text"), made(token_estimator=giving(given)))
 
 
-def test_input_is_the_sum_of_what_each_item_has() -> None:
+def test_tokens_of_an_item_are_rounded_down() -> None:
     """S-MR-80, S-MR-84: floor per item; `token_estimator` plays no part."""
-    assert input_estimate(made(token_estimator=giving(1000)), ["1234567", "123", "12345678"]) == 3
-    assert input_estimate(made(input_estimator=text_of), [1, 2]) == 3
+    counted = made(token_estimator=giving(1000))
+    assert [input_tokens(counted, item) for item in ["1234567", "123", "12345678"]] == [1, 0, 2]
+    assert sum(input_tokens(made(input_estimator=text_of), item) for item in [1, 2]) == 3
 
 
 def test_input_is_refused_when_its_estimator_gives_no_text() -> None:
     """S-MR-80: callable(item) -> str."""
     with pytest.raises(ValidationError, match=r"^input_estimator must return a str, got: int$"):
-        input_estimate(made(input_estimator=giving(1)), [1])
+        input_tokens(made(input_estimator=giving(1)), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.plan.placement import MOST_DEATHS, AfterDeath, DispatchTable
+from ensemble_ray.plan.placement import MOST_DEATHS, DispatchTable, RedispatchDecision
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
 
@@ -18,10 +18,10 @@ def test_order_goes_on_elsewhere_under_a_higher_epoch_when_its_process_died() ->
     """S-DUR-31, S-DUR-16: those of other processes stay; a death that is heard of again changes nothing."""
     table = table_of("a", "b")
     table.hand_out("c", 0, "second")
-    assert table.lose("first") == AfterDeath(["a", "b"], [])
+    assert table.lose("first") == RedispatchDecision(["a", "b"], [])
     for instance in "ab":
         table.hand_out(instance, table.epoch_of(instance) or 0, "second")
-    assert table.lose("first") == AfterDeath([], [])
+    assert table.lose("first") == RedispatchDecision([], [])
     assert [table.epoch_of(instance) for instance in "abc"] == [REDISPATCH_STEP, REDISPATCH_STEP, 0]
     assert (table.load("first"), table.load("second")) == (0, 3)
 
@@ -44,16 +44,16 @@ def test_order_is_hopeless_after_its_third_death() -> None:
         assert table.lose("first").to_retry == ["a"]
         assert table.deaths_of("a") == number
         table.hand_out("a", table.epoch_of("a") or 0, "first")
-    assert table.lose("first") == AfterDeath([], ["a"])
+    assert table.lose("first") == RedispatchDecision([], ["a"])
     assert table.abandon("first", ["a"]) == ["a"]
     assert table.abandon("first", ["a"]) == []
-    assert table.lose("first") == AfterDeath([], [])
+    assert table.lose("first") == RedispatchDecision([], [])
     assert table.report("a", (MOST_DEATHS - 1) * REDISPATCH_STEP)
 
 
 def test_order_is_hopeless_after_its_first_death_when_nothing_is_recorded() -> None:
     """S-DUR-2: all would be done again."""
-    assert table_of("a", is_recorded=False).lose("first") == AfterDeath([], ["a"])
+    assert table_of("a", is_recorded=False).lose("first") == RedispatchDecision([], ["a"])
 
 
 def test_order_is_hopeless_when_somebody_wants_it_to_end() -> None:
@@ -61,7 +61,7 @@ def test_order_is_hopeless_when_somebody_wants_it_to_end() -> None:
     table = table_of("a", "b")
     assert table.stop(["a", "x"]) == {"first": ["a"]}
     assert (table.is_stopped("a"), table.is_stopped("b"), table.is_stopped("x")) == (True, False, False)
-    assert table.lose("first") == AfterDeath(["b"], ["a"])
+    assert table.lose("first") == RedispatchDecision(["b"], ["a"])
 
 
 def test_processes_are_stuck_while_they_hold_what_was_stopped() -> None:
