@@ -1,4 +1,4 @@
-"""Ensemble: what a user runs. Definition in, `EnsembleOutput` out; no rule stands here."""
+"""`Ensemble`, and the ways to run an ensemble."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ensemble_ray.values.task_output import OutputType
 R = TypeVar("R", bound=Run)
 Update = TypeVar("Update")
 
-#: How long Ctrl-C waits for a run to let go of what it holds, s.
+#: Time that Ctrl-C waits for a run to release its resources, s.
 RELEASE_S = 10.0
 
 
 class Startable(Generic[R]):
-    """What can be run: the four ways to begin a run, each with the same arguments."""
+    """The ways to begin a run, all with the same arguments."""
 
     def run(
         self,
@@ -44,19 +44,19 @@ class Startable(Generic[R]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
-        """Run and wait. Works in scripts and inside a running event loop. Ctrl-C ends the run.
+        """Run, and wait for the output. It works in scripts and inside a running event loop. Ctrl-C ends the run.
 
         Args:
-            inputs: Values of template variables, merged over `Ensemble.inputs`.
+            inputs: Values of template variables; they win over `Ensemble.inputs`.
             runtime: `"ray"`, `"inline"` or a runtime object; default `ENSEMBLE_RAY_RUNTIME`, else `"ray"`.
-            run_id: Id of the run and name of its record; default a fresh UUID.
-            options: Overrides for this run only.
-            fields: The same one by one, such as `tags={"for": "docs"}` or `max_tokens=100_000`; they win over `options`.
+            run_id: Id of the run and name of its record; default a new UUID.
+            options: Settings for this run only.
+            fields: Single options, such as `tags={"for": "docs"}` or `max_tokens=100_000`; they win over `options`.
 
         Raises:
-            ValidationError: the definition cannot run; nothing was asked of any model.
-            PromptTemplateError: inputs are missing; all of them are named.
-            EnsembleError: the run failed; the error carries what was completed and the trace.
+            ValidationError: the definition cannot run; no model was called.
+            PromptTemplateError: inputs are missing; the message lists all of them.
+            EnsembleError: the run failed; the error contains the completed outputs and the trace.
         """
         return join(
             self.begin(inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=False)
@@ -71,7 +71,7 @@ class Startable(Generic[R]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
-        """`run` for async code, with the same contract; cancelling it ends the run first."""
+        """`run` for async code, with the same contract. Cancelling it ends the run first."""
         begun = self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=False
         )
@@ -86,7 +86,7 @@ class Startable(Generic[R]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> R:
-        """Begin a run and give its handle at once."""
+        """Begin a run, and return its handle immediately."""
         return self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=True
         )
@@ -101,21 +101,21 @@ class Startable(Generic[R]):
         is_watched: bool = True,
         resumption: Resumption | None = None,
     ) -> R:
-        """Begin a run, or go on with one; what all other ways to run come to.
+        """Begin or resume a run; all other ways to run call this method.
 
         Args:
             inputs: As in `run`.
             runtime: As in `run`.
             run_id: As in `run`.
             options: As in `run`.
-            is_watched: Whether the handle's `events()` will be asked.
-            resumption: That the run is in the record already.
+            is_watched: Whether the caller reads the handle's `events()`.
+            resumption: State of a run that is already in the record; None: a new run.
         """
         raise NotImplementedError
 
 
 class Ensemble(EnsembleDefinition, Startable[Run]):
-    """A team of agents and its tasks. May be run many times, also at the same time."""
+    """A team of agents and its tasks. It may run many times, also at the same time."""
 
     async def stream(
         self,
@@ -126,7 +126,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | EnsembleOutput]:
-        """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
+        """Yield events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=True
         )
@@ -135,7 +135,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
                 yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
-        """Return what would run, in which order; no task runs.
+        """Return the tasks of a run and their order, without running a task.
 
         Raises:
             ValidationError, PromptTemplateError: as `run`.
@@ -152,7 +152,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         is_watched: bool = True,
         resumption: Resumption | None = None,
     ) -> Run:
-        """Begin a run, or go on with one; see `Startable.begin`."""
+        """Begin or resume a run; see `Startable.begin`."""
         return Run(
             PlannedLauncher(self.with_options(options).with_dashboard_parts(), inputs),
             runtime=connect(runtime),
@@ -164,60 +164,18 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         )
 
 
-async def stream_run(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator[Update | EnsembleOutput, None]:
-    """Yield what comes of a run, then its output; left early, it ends the run."""
-    try:
-        async for each in updates:
-            yield each
-        yield await begun.aresult()
-    finally:
-        if begun.state.is_going_on:
-            await begun.acancel()
-
-
-def join(begun: Run) -> EnsembleOutput:
-    """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
-    try:
-        return begun.result()
-    except IllegalStateError:
-        begun.cancel()  # it may be the refusal to wait here; a run that has ended is not concerned
-        raise
-    except KeyboardInterrupt:
-        begun.cancel()
-        begun.join(RELEASE_S)
-        raise
-
-
-async def join_run(begun: Run) -> EnsembleOutput:
-    """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
-    try:
-        return await begun.aresult()
-    except asyncio.CancelledError:
-        await asyncio.shield(begun.acancel())
-        await asyncio.shield(begun.ajoin())
-        raise
-
-
-def build_question(
-    agent: Agent, description: str, *, output_type: OutputType | None, history: Sequence[ChatMessage]
-) -> Ensemble:
-    """Return the ensemble of one task that asks an agent; for `Agent.run`."""
-    task = Task.of(description).replace(agent=agent, output_type=output_type, history=history)
-    return Ensemble(tasks=[task])
-
-
 def run(
     *args: ChatModel | str | Task | None,
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
-    """Run in the short form: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler.
+    """Run tasks directly: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler.
 
     The workflow is inferred: parallel if a task has another one as context, else sequential.
 
     Raises:
-        ValueError: the model, tasks or handlers are missing; which one is named.
+        ValueError: a model, task or handler is missing; the message says which.
         EnsembleError: as `Ensemble.run`.
     """
     if args and isinstance(args[0], Task):
@@ -240,3 +198,44 @@ def run(
     return Ensemble(tasks=chosen, llm=cast("ChatModel | str | None", model), workflow=None).run(
         inputs, runtime=runtime, **fields
     )
+
+
+def build_question(
+    agent: Agent, description: str, *, output_type: OutputType | None, history: Sequence[ChatMessage]
+) -> Ensemble:
+    """Return the ensemble of one task for a question to an agent."""
+    return Ensemble(tasks=[Task(description, agent=agent, output_type=output_type, history=history)])
+
+
+def join(begun: Run) -> EnsembleOutput:
+    """Wait in this thread. On Ctrl-C, end the run before the interrupt is raised (S-SET-27)."""
+    try:
+        return begun.result()
+    except IllegalStateError:
+        begun.cancel()  # this thread may not be allowed to wait; `cancel` does not affect a finished run
+        raise
+    except KeyboardInterrupt:
+        begun.cancel()
+        begun.join(RELEASE_S)
+        raise
+
+
+async def join_run(begun: Run) -> EnsembleOutput:
+    """Wait on this event loop. On cancellation, end the run before the cancellation is raised."""
+    try:
+        return await begun.aresult()
+    except asyncio.CancelledError:
+        await asyncio.shield(begun.acancel())
+        await asyncio.shield(begun.ajoin())
+        raise
+
+
+async def stream_run(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator[Update | EnsembleOutput, None]:
+    """Yield the updates of a run, then its output. Leaving the loop early ends the run."""
+    try:
+        async for each in updates:
+            yield each
+        yield await begun.aresult()
+    finally:
+        if begun.state.is_going_on:
+            await begun.acancel()

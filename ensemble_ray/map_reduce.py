@@ -1,7 +1,6 @@
-"""MapReduceEnsemble and MapEnsemble: what a user runs over many items.
+"""`MapReduceEnsemble` and `MapEnsemble`: ensembles over many items.
 
-In: a definition. Out: `EnsembleOutput`, or results as they come. A static map-reduce over a list is an ordinary ensemble,
-made at construction; everything else is a run whose tasks are made while it goes on. No rule stands here.
+A static map-reduce over a list is an ordinary ensemble, made at construction. All others make their tasks during the run.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
-    """A task for each of many items, and tasks that bring their outputs together, until one output is left.
+    """A task for each of many items, and tasks that combine their outputs, until there is one output.
 
     It needs `items`, `map_task`, which makes the task of an item, and `reduce_task`, which makes the task over a group of
     outputs and has that group as its `context`. Groups have `chunk_size` outputs, or as many as fit
     `target_token_budget`. `mode="pipelined"` begins a reduce as soon as its group is full. `on_item_error`,
-    `dead_letters` and `results` say what becomes of each item. What else it takes is what `Ensemble` takes.
+    `dead_letters` and `results` control how single items are handled. All other arguments are arguments of `Ensemble`.
 
-    Over a list, in groups of a fixed size, its tree of tasks is made at once, and its run is that of an ordinary parallel
-    ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three fields for
-    items, tasks are made while it runs: `start()` then gives a handle with `items()`.
+    Over a list, in groups of a fixed size, construction makes all tasks, and the run is the run of an ordinary parallel
+    ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three arguments for
+    items, tasks are made during the run: `start()` then returns a handle with `items()`.
 
     Examples:
         >>> from ensemble_ray.testing import ScriptedModel
@@ -69,7 +68,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
         def __init__(self, *args: object, **data: object) -> None:
             super().__init__(*args, **data)
-            # Not among the checks of fields: what a factory raises goes on as it is (S-MR-106).
+            # Not in a validator, which would wrap errors of factories (S-MR-106).
             warn_of_old_order(data)
             self._tree = static_tree(self) if self.is_planned else None
 
@@ -88,14 +87,14 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
         Args:
             model: The model of all tasks; an object, or a string such as `"openai:gpt-4o-mini"`.
-            items: What is mapped, as the field `items`.
-            map_description: What is to be done with an item.
-            reduce_description: What is to be done with the outputs of a group, which the task gets as its context.
+            items: As the field `items`.
+            map_description: Task for an item.
+            reduce_description: Task for a group; it receives the outputs of the group as its context.
             runtime: As in `run`.
             fields: As in `run`.
 
         Raises:
-            ValidationError: something is missing; which one is named.
+            ValidationError: an argument is missing; the message says which.
             EnsembleError: as `run`.
         """
         if model is None:
@@ -118,23 +117,23 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
     @property
     def node_types(self) -> Mapping[Task, str]:
-        """`map`, `reduce` or `final-reduce` of each task; empty where tasks are made while it runs."""
+        """Node type by task: `map`, `reduce` or `final-reduce`; empty if tasks are made during the run."""
         return MappingProxyType({} if self._tree is None else self._tree.node_types)
 
     @property
     def map_reduce_levels(self) -> Mapping[Task, int]:
-        """The level of each task, from 0; empty where tasks are made while it runs."""
+        """Level by task, from 0; empty if tasks are made during the run."""
         return MappingProxyType({} if self._tree is None else self._tree.levels)
 
     def to_ensemble(self) -> Ensemble:
-        """Return the tree of tasks as a parallel ensemble; nothing runs.
+        """Return the tree of tasks as a parallel ensemble, without running it.
 
         Raises:
-            NotImplementedError: the tasks are made while it runs.
+            NotImplementedError: the tasks are made during the run.
         """
         tree = self._tree
         if tree is None:
-            where = "in adaptive mode" if self.is_adaptive else "where tasks are made while a run goes on"
+            where = "in adaptive mode" if self.is_adaptive else "if tasks are made during a run"
             raise NotImplementedError(
                 f"to_ensemble() is not supported {where}. What ran, level by level, is in the trace of a run: "
                 "output.trace.task_traces and output.trace.map_reduce_levels"
@@ -158,10 +157,9 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | ItemResult | EnsembleOutput]:
-        """Yield what comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
+        """Yield updates as they arrive, then the output as the last item. Leaving the loop early cancels the run.
 
-        What comes are the results of items; where the tree of tasks is made at construction, events as from
-        `Ensemble.stream`.
+        Updates are results of items. If construction makes all tasks, they are events, as in `Ensemble.stream`.
         """
         begun = self.begin(
             inputs,
@@ -188,7 +186,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
+        """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
         chosen = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _begin_over_items(
@@ -213,11 +211,11 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
 
 class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
-    """A task for each of many items; its output has all their outputs, in the order of the items.
+    """A task for each of many items. Its output contains the outputs of all items, in the order of the items.
 
-    It needs `items` and `map_task`, which makes the task of an item. `on_item_error`, `dead_letters` and `results` say what
-    becomes of each item. What else it takes is what `Ensemble` takes. Tasks are made while it runs, never further ahead
-    than there are places for them; `start().items()` and `stream()` give results as they come.
+    It needs `items` and `map_task`, which makes the task of an item. `on_item_error`, `dead_letters` and `results` control
+    how single items are handled. All other arguments are arguments of `Ensemble`. Tasks are made during the run, only as far
+    ahead as there are free slots for them. `start().items()` and `stream()` yield results as they arrive.
 
     Examples:
         >>> from ensemble_ray.testing import ScriptedModel
@@ -240,7 +238,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
-        """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
+        """Yield results of items as they arrive, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), has_event_readers=False
         )
@@ -259,10 +257,9 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
-        chosen = self.with_options(options).with_dashboard_parts()
+        """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
         return _begin_over_items(
-            chosen,
+            self.with_options(options).with_dashboard_parts(),
             inputs,
             runtime=runtime,
             run_id=run_id,
@@ -284,9 +281,8 @@ def _begin_over_items(
     has_event_readers: bool,
     resumption: Resumption | None,
 ) -> MapReduceRun:
-    """Begin a run whose tasks are made while it goes on, or go on with one."""
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher  # only such runs pay for it
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher  # needed only for these runs
 
     return MapReduceRun(
         MapReduceLauncher(definition, inputs, keeps_items=is_watched),

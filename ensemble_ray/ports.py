@@ -1,6 +1,6 @@
-"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans).
+"""Ports of the core, except `Runtime` (in `runs.ports`, since it uses plans).
 
-An adapter fulfils a port by its shape and inherits nothing. Each port has one contract suite over all its adapters.
+Adapters do not inherit from a port. Each port has one contract suite for all its adapters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, 
 
 if TYPE_CHECKING:
     from ensemble_ray.events.delivery import EnsembleListener
+    from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
     from ensemble_ray.values.memory import (
         EmbeddingMatch,
         MemoryEntry,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import ExecutionTraceExporter
     from ensemble_ray.values.value import RateLimit
 
+    #: Output of a runner: the whole answer, or pieces of text as they arrive and then, optionally, a `TaskAnswer`.
+    RunnerOutput: TypeAlias = str | TaskAnswer | AsyncIterator[str | TaskAnswer]
+
 
 @runtime_checkable
 class ChatModel(Protocol):
@@ -42,7 +46,7 @@ class ChatModel(Protocol):
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> ChatResponse | Awaitable[ChatResponse]:
-        """Answer the conversation; with `tools`, the answer may ask for calls of them."""
+        """Answer the conversation. With `tools`, the answer may request calls of them."""
         ...
 
 
@@ -53,104 +57,117 @@ class StreamingChatModel(Protocol):
     def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Fragments of the text, then one `ChatResponse` with the assembled whole."""
+        """Yield fragments of the text, then one `ChatResponse` with the whole answer."""
         ...
 
 
 @runtime_checkable
 class StructuredChatModel(Protocol):
-    """A model that can also be held to a JSON schema by its endpoint; a synchronous method is accepted too."""
+    """A model with an endpoint that can enforce a JSON schema; a synchronous method is accepted too."""
 
     def chat_structured(
         self, messages: Sequence[ChatMessage], schema: JsonSchema
     ) -> ChatResponse | Awaitable[ChatResponse]:
-        """Answer the conversation, which asks for that form in words too, in that form.
+        """Answer the conversation in that form. The conversation also requests the form in words.
 
-        Where the endpoint cannot be held to it, answer as `chat` without tools does: whoever asks parses and corrects.
+        If the endpoint cannot enforce it, answer like `chat` without tools: the caller parses and corrects the answer.
         """
         ...
 
 
+@runtime_checkable
+class RunsTask(Protocol):
+    """Does the tasks of an agent, such as an agent of another framework; a synchronous `run` is accepted too.
+
+    An attribute `effect`, as of a tool, says whether a task may run again after a crash. The default is `once`.
+    """
+
+    def run(self, request: TaskRequest) -> RunnerOutput | Awaitable[RunnerOutput]:
+        """Do the task. An exception fails the task. If the run is cancelled, this call is cancelled too."""
+        ...
+
+
 class Clock(Protocol):
-    """Time from outside, so that tests can make it."""
+    """Source of time, which tests can replace."""
 
     def now(self) -> float:
         """Unix time, s."""
         ...
 
     async def sleep(self, delay_s: float) -> None:
-        """Return after that many seconds of this clock."""
+        """Wait for that many seconds of this clock."""
         ...
 
 
 class EventSink(Protocol):
-    """Takes events in the order in which they happened; never waits, never raises for a listener's sake."""
+    """Receives events in the order in which they happened. It never blocks, and never raises because of a listener."""
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether anybody listens to that type; events nobody wants are not built."""
+        """Return whether a listener exists for that type; other events are not created."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Receive one event."""
         ...
 
 
 class RunEventSink(EventSink, Protocol):
-    """The sink of a whole run, where its listeners are."""
+    """The sink of a whole run, in the process of its listeners."""
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
+        """Return after the listeners of these types have received all events so far (S-SET-30)."""
         ...
 
 
 class Persistence(IntEnum):
-    """How safe a fact must be before whoever appends it goes on; later values include the earlier ones."""
+    """How safe a fact must be before `append` returns; later values include the earlier ones."""
 
-    #: in order in this process's queue, on its way to the store
+    #: in this process's queue, in order
     QUEUED = 0
     #: committed: it survives the death of every process
     COMMITTED = 1
-    #: on the disk itself: it survives a loss of power too
+    #: on disk: it also survives a loss of power
     SYNCED = 2
 
 
 class Journal(Protocol):
-    """One run's append-only list of facts, as one writer sees it."""
+    """One run's append-only list of facts, for one writer."""
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Add facts in order; return when they are as safe as asked, those appended before them included.
+        """Add facts in order. Return when they and all earlier facts have the requested persistence.
 
-        They are taken before it waits for anything: a caller that is cancelled does not call them back. A buffered journal (durability `run`) and one in memory return at once.
+        The facts are accepted before this method waits: cancelling the caller does not remove them. A buffered journal
+        (durability `run`) and a journal in memory return immediately.
 
         Raises:
-            StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect. Facts that were
-                only `QUEUED` may be refused later: then the next `append` for that instance raises.
-            RecordError: the store refused what was appended.
+            StaleEpochError: a newer epoch exists; the writer must stop before its next effect. Facts that were only
+                `QUEUED` may be refused later: then the next `append` for that instance raises.
+            RecordError: the store refused the facts.
         """
         ...
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance, by any writer: (name, kind) -> its newest fact, stimuli left out."""
+        """Return the newest fact of an instance by (name, kind), from any writer, without stimuli."""
         ...
 
     async def flush(self) -> None:
-        """Return when everything appended so far is committed.
+        """Return when all facts so far are committed.
 
         Raises:
-            RecordError: the store refused it.
+            RecordError: the store refused them.
         """
         ...
 
     async def close(self) -> None:
-        """Flush, and release what the writer holds."""
+        """Flush, and release the resources of the writer."""
         ...
 
 
 class DriverServices(Protocol):
-    """What only the process that started the run can do: correlated requests as data, answered by the driver."""
+    """Services of the process that started the run. Requests and answers are data."""
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
-        """Ask the driver's service of that name and wait for its answer.
+        """Send a request to the driver's service of that name, and return its answer.
 
         Raises:
             IllegalStateError: the driver is gone or has no such service.
@@ -158,76 +175,76 @@ class DriverServices(Protocol):
         ...
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
-        """Notify the driver's service of that name; no answer, order kept."""
+        """Notify the driver's service of that name, in order and without an answer."""
         ...
 
 
 class Reviewer(Protocol):
-    """Asks whoever decides at the review gates of a run, in the process that started it (S-REV-49)."""
+    """Requests decisions at the review gates of a run, in the process that started it (S-REV-49)."""
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Return the decision, and who took it; gates of one run come one after the other.
+        """Return the decision and its author. The gates of one run are handled one after the other.
 
         Raises:
-            ReviewTimeoutError: nobody answered in time, and that fails the task.
-            ValidationError: what was returned is no decision.
+            ReviewTimeoutError: no decision arrived in time, and the timeout fails the task.
+            ValidationError: the handler returned no decision.
         """
         ...
 
 
 class Limiter(Protocol):
-    """Shared permits; one bucket per id for all holders, wherever they run (S-SET-36)."""
+    """Shared permits: all processes use one bucket per id (S-SET-36)."""
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Take one permit, first come first served.
+        """Acquire one permit; callers wait in order.
 
         Raises:
-            RateLimitTimeoutError: none came in time.
+            RateLimitTimeoutError: no permit was free in time.
         """
         ...
 
 
 class SpendingAccount(Protocol):
-    """What one run may spend; one account for all its requests, wherever they are made (S-BUD-8)."""
+    """Budget of one run: one account for all its requests, in all processes (S-BUD-8)."""
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent, first come first served; gives its claim.
+        """Wait until a request with that estimate may be sent, and return its claim; callers wait in order.
 
-        A cancelled caller takes nothing.
+        A cancelled call reserves no budget.
 
         Raises:
-            BudgetExhaustedError: it never will, and no other request either.
+            BudgetExhaustedError: neither this request nor any other can be sent.
         """
         ...
 
     def charge(self, claim: str, spent: Amount = ...) -> None:
-        """Charge the cost of a request that is over, nothing by default; never waits."""
+        """Charge the cost of a finished request, by default zero; never blocks."""
         ...
 
     async def settle(self) -> None:
-        """Return when all charges of this process have arrived where the account is kept."""
+        """Return after all charges of this process have reached the account."""
         ...
 
     def close(self) -> None:
-        """Close the account for this process: what it has not said by now need not be heard."""
+        """Close this process's account. Unreported charges may be dropped."""
         ...
 
 
 class CpuPool(Protocol):
-    """Runs stateless functions outside this process, so that cores add up (S-SET-35)."""
+    """Runs stateless functions in other processes, on all processors (S-SET-35)."""
 
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
     ) -> object:
-        """Call a cloudpickled function with keyword arguments in another process and give its result.
+        """Call a cloudpickled function with keyword arguments in another process, and return its result.
 
-        The time runs from when a processor is free for the call; a cancelled call frees its processor. What the
-        function raises is raised here, as itself. A call whose process died is made again only if it may be.
+        The timeout starts when a processor is free for the call; a cancelled call frees its processor. An exception of the
+        function is raised here unchanged. If the process dies, the call is repeated only with `may_repeat`.
 
         Raises:
             CannotTravelError: function or arguments cannot be loaded there (`tools/cpu.py`).
             TimeoutError: the time is up.
-            ToolExecutionError: the process that ran it died.
+            ToolExecutionError: the process died.
         """
         ...
 
@@ -249,25 +266,25 @@ class ToolMetrics(Protocol):
         ...
 
     def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
-        """How long a call took, s."""
+        """Record the duration of a call, s."""
         ...
 
 
 class CustomToolMetrics(ToolMetrics, Protocol):
-    """Metrics that also take what the code of tools counts itself."""
+    """Metrics that also accept counts and values from the code of tools."""
 
     def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
-        """Count something of the tool's own."""
+        """Increment a counter of the tool."""
         ...
 
     def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Note a value of the tool's own."""
+        """Record a value of the tool."""
         ...
 
 
 @runtime_checkable
 class EmbeddingModel(Protocol):
-    """Places texts in a space in which texts of like meaning are near to each other."""
+    """Maps texts to vectors; texts with similar meaning have near vectors."""
 
     def embed(self, text: str) -> Sequence[float]:
         """Return the vector of a text."""
@@ -276,10 +293,10 @@ class EmbeddingModel(Protocol):
 
 @runtime_checkable
 class EmbeddingStore(Protocol):
-    """Keeps texts by their vectors."""
+    """Stores texts with their vectors."""
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
-        """Keep a text."""
+        """Store a text."""
         ...
 
     def search(
@@ -289,125 +306,103 @@ class EmbeddingStore(Protocol):
         min_score: float = 0.0,
         filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
     ) -> Sequence[EmbeddingMatch]:
-        """Return the nearest texts whose score is at least `min_score`, nearest first.
+        """Return the nearest texts with a score of at least `min_score`, nearest first.
 
         Args:
-            vector: What they are near to.
-            max_results: How many at most.
-            min_score: The least score.
-            filter: Metadata that a text must have, before results are counted; None: any.
+            vector: Vector of the query.
+            max_results: Most results.
+            min_score: Least score.
+            filter: Metadata that a text must have, applied before results are counted; None: any.
         """
         ...
 
 
 @runtime_checkable
 class LongTermMemory(Protocol):
-    """Keeps entries across runs and finds them by meaning."""
+    """Stores entries across runs and finds them by meaning."""
 
     def store(self, entry: MemoryEntry) -> None:
-        """Keep an entry."""
+        """Store an entry."""
         ...
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return entries that have to do with the query, most relevant first."""
+        """Return entries that match the query, most relevant first."""
         ...
 
 
 @runtime_checkable
 class EntityMemory(Protocol):
-    """Knows a fact about each of some things."""
+    """Stores one fact per entity."""
 
     def put(self, name: str, fact: str) -> None:
-        """Keep a fact, in place of an earlier one of that name."""
+        """Store a fact, and replace an earlier one of that name."""
         ...
 
     def get(self, name: str | None) -> str | None:
-        """Return the fact; None where none is known."""
+        """Return the fact, or None."""
         ...
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in the order in which the names came."""
+        """Return all facts by name, in the order of the first `put` of each name."""
         ...
 
     def is_empty(self) -> bool:
-        """Return whether nothing is known."""
+        """Return whether no fact is stored."""
         ...
 
 
 class MemoryOperationListener(Protocol):
-    """Hears how one task uses the memory of its ensemble."""
+    """Listener for the memory operations of one task."""
 
     def on_stm_write(self) -> None:
-        """Take note of an entry that short-term memory took."""
+        """Handle a new entry of short-term memory."""
         ...
 
     def on_ltm_store(self) -> None:
-        """Take note of an entry that long-term memory took."""
+        """Handle a new entry of long-term memory."""
         ...
 
     def on_ltm_retrieval(self, duration: float) -> None:
-        """Take note of a retrieval from long-term memory, which took so many seconds."""
+        """Handle a retrieval from long-term memory; `duration` in seconds."""
         ...
 
     def on_entity_lookup(self, duration: float) -> None:
-        """Take note of a look at the entities, which took so many seconds."""
+        """Handle a lookup of entities; `duration` in seconds."""
         ...
 
 
 class RunMemory(Protocol):
-    """The memory of one run, as its tasks reach it wherever they are (S-MEM-69)."""
+    """The memory of one run, for tasks in any process (S-MEM-69)."""
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
-        """Return what a task is to be reminded of; what a store raises is raised here."""
+        """Return the memory for a task's prompt. Exceptions of a store are raised unchanged."""
         ...
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
-        """Keep what a completed task leaves; what a store raises is raised here.
-
-        A note that was taken already is not taken again.
-        """
+        """Store the note of a completed task, once. Exceptions of a store are raised unchanged."""
         ...
 
 
 @runtime_checkable
 class ReflectionStore(Protocol):
-    """Keeps the newest reflection of each task across runs; its methods may be async."""
+    """Stores the newest reflection of each task across runs; its methods may be async."""
 
     def store(self, key: str, reflection: TaskReflection) -> None:
-        """Keep a reflection, in place of the one that has that key."""
+        """Store a reflection, and replace the one with that key."""
         ...
 
     def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key; None where there is none."""
-        ...
-
-
-if TYPE_CHECKING:
-    from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
-
-    #: What a runner may give: the whole answer, or pieces of text as they come, with a `TaskAnswer` behind them or without.
-    RunnerOutput: TypeAlias = str | TaskAnswer | AsyncIterator[str | TaskAnswer]
-
-
-@runtime_checkable
-class RunsTask(Protocol):
-    """Does the tasks of an agent, such as an agent of another framework; a synchronous `run` is accepted too.
-
-    An attribute `effect` says what doing a task does to the world, as that of a tool; without one it is `once`.
-    """
-
-    def run(self, request: TaskRequest) -> RunnerOutput | Awaitable[RunnerOutput]:
-        """Do the task. What it raises fails the task; when the run is cancelled, so is this call."""
+        """Return the reflection with a key, or None."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Shared things of a process that user-level objects reach without being handed them."""
+    """Shared services of a process, available to user-level objects by `services()`."""
 
     limiter: Limiter
     cpu: CpuPool
-    #: None where this process is the driver itself
+    #: None in the driver's process
     driver: DriverServices | None = None
 
 
@@ -415,28 +410,28 @@ _services: ContextVar[Services] = ContextVar("ensemble_ray_services")
 
 
 def services() -> Services | None:
-    """Return the services set for this piece of work; None outside any run."""
+    """Return the services of the current context; None outside a run."""
     return _services.get(None)
 
 
 def use_services(chosen: Services) -> AbstractContextManager[None]:
-    """Use these services in the block."""
+    """Use these services inside the block."""
     return ScopedVariable(_services, chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a job ended."""
+    """End of a job."""
 
     #: None: it never ran, or was killed
     exit_code: int | None
     is_stopped: bool
-    #: the cluster's own words
+    #: text of the cluster
     message: str
 
 
 class Jobs(Protocol):
-    """The job server of a cluster. Its calls block."""
+    """The job server of a cluster. Its methods block."""
 
     @property
     def address(self) -> str:
@@ -453,46 +448,46 @@ class Jobs(Protocol):
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a program on the cluster's head.
+        """Start a program on the cluster's head node.
 
         Args:
-            entrypoint: A line for its shell.
+            entrypoint: Shell command.
             job_id: The job's name.
-            working_dir: Directory that is sent along, without what `.gitignore` and `.rayignore` name.
-            pip: Requirements that are installed for it on the nodes.
-            env: Environment variables of it and of its workers.
-            metadata: Kept with the job.
+            working_dir: Directory to upload, without files that match `.gitignore` or `.rayignore`.
+            pip: Requirements to install on the nodes.
+            env: Environment variables of the program and its workers.
+            metadata: Stored with the job.
 
         Raises:
-            EnsembleError: the directory cannot be sent, or the server refuses the job.
+            EnsembleError: the directory cannot be uploaded, or the server refuses the job.
         """
         ...
 
     def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
-        """Show a job's log from its beginning to its end, as it is written. A connection that breaks is made again.
+        """Show a job's log from the beginning to the end, as it is written. Reconnect if the connection breaks.
 
         Raises:
-            EnsembleError: the server has been gone for too long.
+            EnsembleError: the server did not respond for too long.
         """
         ...
 
     def stop(self, job_id: str) -> None:
-        """Ask a job to end; its program is told as by `kill`, and has time to end what it does.
+        """Stop a job: its program receives the signal of `kill` and has time to clean up.
 
         Raises:
-            EnsembleError: the server refuses, or is gone.
+            EnsembleError: the server refuses, or does not respond.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnteredRun:
-    """A run that a dashboard shows, and where its record will be."""
+    """A run for a dashboard, and the location of its record."""
 
     run_id: str
-    #: whether anything is recorded of it
+    #: whether it has a record
     is_recorded: bool = False
-    #: directory that holds the records
+    #: directory of the records
     home: str = ""
     #: a database in place of files
     url: str = ""
@@ -500,31 +495,31 @@ class EnteredRun:
 
 @runtime_checkable
 class Dashboard(Protocol):
-    """A page beside the runs of this process (S-WEB-10)."""
+    """A web page for the runs of this process (S-WEB-10)."""
 
     @property
     def streaming_listener(self) -> EnsembleListener:
-        """What is told of their events."""
+        """Listener for the events of the runs."""
         ...
 
     @property
     def review_handler(self) -> Reviewing:
-        """What asks at their gates."""
+        """Decides at their review gates."""
         ...
 
     @property
     def trace_exporter(self) -> ExecutionTraceExporter | None:
-        """What takes their traces; None: nothing of the dashboard's."""
+        """Receives their traces, or None."""
         ...
 
     def enter_run(self, run: EnteredRun) -> None:
-        """Take notice that a run begins: serve from now on, where that is not done yet (S-WEB-11).
+        """Register the start of a run, and start serving if necessary (S-WEB-11).
 
         Raises:
-            EnsembleError: it cannot.
+            EnsembleError: the dashboard cannot serve.
         """
         ...
 
     def leave_run(self) -> None:
-        """Take notice that a run has ended: stop serving where it was begun for runs alone, and this was the last (S-WEB-12)."""
+        """Register the end of a run. After the last one, stop serving if a run started it (S-WEB-12)."""
         ...

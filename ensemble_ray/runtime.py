@@ -1,7 +1,6 @@
-"""`connect`: THE SEAM between the core and its actors.
+"""The connection between the core and its actors.
 
-In: the choice of a runtime. Out: the adapter. The only import of `actors` in the core stands in `ray_runtime_class`, inside
-the function; a contract names it.
+`ray_runtime_class` contains the only import of `actors` in the core; a contract of the linter names it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _shared: dict[str, Runtime] = {}
 def connect(choice: Runtime | str | None = None) -> Runtime:
     """Return the runtime for a choice: an object as it is, `"ray"`, `"inline"`, or the environment's default.
 
-    A runtime chosen by name is made once per process, so that the next run finds its actors warm.
+    A runtime chosen by name exists once per process, so that the next run finds its actors warm.
 
     Raises:
         ValidationError: the name is unknown.
@@ -50,7 +49,7 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
 
 def ray_runtime_class() -> type[RayRuntime]:
-    """Return the runtime on Ray; Ray is imported here and not before."""
+    """Return the runtime on Ray, and import Ray only now."""
     from ensemble_ray.actors.driver.runtime import RayRuntime
 
     return RayRuntime

@@ -110,7 +110,7 @@ class ManagerPromptStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Map-reduce level of each task; the task list is in the order of levels."""
+    """Map-reduce levels of tasks; the task list is in the order of levels."""
 
     #: `workflow` of the run's trace
     workflow: str
@@ -239,7 +239,7 @@ class EnsembleDefinition(Watched, Reflects, WithMemory, Leadership, RunRules, Wo
 
     @property
     def levels(self) -> Levels | None:
-        """Map-reduce level of each task; None: it is not the plan of a map-reduce."""
+        """Map-reduce levels of its tasks; None: it is not the plan of a map-reduce."""
         return self._levels
 
     def with_levels(self, levels: Levels) -> Self:

@@ -103,7 +103,7 @@ else:
 
 
 class MapDefinition(Watched, Reflects):
-    """Items, and the task of each item.
+    """Items and their tasks.
 
     Attributes:
         items: A list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, `CsvFile(path)`, a
@@ -118,7 +118,7 @@ class MapDefinition(Watched, Reflects):
         columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer, fields of the
             item. None: all parts of a row.
         key: Field of the item that is the first column, in place of the whole item.
-        replicas: Processes of each kind of agent on Ray; None: as the agents declare.
+        replicas: Processes per kind of agent on Ray; None: as the agents declare.
         max_concurrency: Tasks that one process does at the same time; None: as the agents declare.
     """
 
@@ -189,7 +189,7 @@ class MapDefinition(Watched, Reflects):
 
 
 class MapReduceDefinition(MapDefinition):
-    """Items, the task of each item, and the tasks that combine their outputs.
+    """Items, their tasks, and the tasks that combine their outputs.
 
     Attributes:
         reduce_task: Makes the task over a group: `callable(chunk_tasks)`, or with `reduce_agent`

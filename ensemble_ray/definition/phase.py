@@ -171,7 +171,7 @@ class PhaseReviewDecision(ABC):
         """Return the decision in the answer of a review. Any other text approves, and logs a WARN."""
         read = read_decision_text(text)
         if read.is_unknown:
-            _log.warning("Phase review gave no decision, which approves: %s", text or "")
+            _log.warning("Phase review contained no decision, so the attempt is approved: %s", text or "")
         match read.decision:
             case "approve":
                 return Approve()

@@ -149,7 +149,7 @@ def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None
     """
     if max_cost is not None and costs is None:
         raise ValidationError(
-            f"max_cost needs cost_configuration: without the money per token nobody can tell when {max_cost:g} is spent. "
+            f"max_cost needs cost_configuration: a limit of {max_cost:g} needs the price of tokens. "
             "Set cost_configuration, or limit tokens with max_tokens"
         )
 

@@ -171,9 +171,9 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
                 raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {estimated!r}")
             return estimated, None
     guessed = length_tokens(len(output.raw))
-    reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
+    reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator returned None"
     return guessed, (
-        f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
+        f"Output of '{output.agent_role}' is estimated at {guessed} tokens from its length: its provider reported no count, and "
         f"{reason}"
     )
 
@@ -314,8 +314,8 @@ def _drive(making: _Making) -> TaskAndAgent | ItemLoop:
         if inspect.iscoroutine(outcome.awaitable):
             outcome.awaitable.close()  # avoids a warning
         raise ValidationError(
-            f"{outcome.call.name} is async, and over a list in static mode it is called at construction, where nothing can "
-            "be awaited. Give a plain function, or items that are no list, such as iter(items)"
+            f"{outcome.call.name} is async, and over a list in static mode it is called at construction, without an "
+            "event loop. Give a plain function, or items that are no list, such as iter(items)"
         )
     return cast("TaskAndAgent | ItemLoop", outcome[0])
 
@@ -397,7 +397,7 @@ class _TreeBuilder:
         if task in self.levels:
             factory = "map_task" if node_type == MAP else "reduce_task"
             raise ValidationError(
-                f"{factory} must make a new Task at each call, got the same one again: '{task.description}'"
+                f"{factory} must make a new Task in every call, got the same one again: '{task.description}'"
             )
         self.tasks.append(task)
         self.node_types[task] = node_type

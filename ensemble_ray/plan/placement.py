@@ -11,7 +11,7 @@ An agent is an id. A process needs about a second to start, and 60 MB. Rules:
    limit of the cluster under load, as long as the whole run has fewer than `max_own` processes.
 5. Agents with requirements for their node share processes only with agents of equal requirements. Such a process may wait
    for its node. So a group starts the next process only after the last one has started, and its orders go to started ones.
-6. An agent whose tasks all precede the evaluation of a predicate is placed in the process of the predicates, if possible: a
+6. An agent with tasks only before evaluations of a predicate is placed in the process of the predicates, if possible: a
    step of a loop or a graph then needs one round trip instead of two (S-LOOP-189).
 """
 
@@ -30,7 +30,7 @@ from ensemble_ray.values.ids import REDISPATCH_STEP
 
 #: Tasks in flight above which a group without a required number of processes grows (S-MR-141).
 GROWS_ABOVE = 64
-#: Deaths of processes after which an order is given up.
+#: Deaths of processes after which an order fails.
 MOST_DEATHS = 3
 #: Most runs of a shared process.
 MOST_RUNS = 64
@@ -202,7 +202,7 @@ class PlacementRequest:
     replicas: int | None = 1
     #: whether the user declared it; then it gets its own group while the limit allows
     is_declared: bool = True
-    #: of each of its processes for its node
+    #: of its processes for their nodes
     requirements: ResourceRequirements = NOTHING
 
 
@@ -240,7 +240,7 @@ def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> 
 
 
 class Placement:
-    """Groups of processes of a run, and the group of each agent. Agents may be added and removed during the run."""
+    """Groups of processes of a run, and their agents. Agents may be added and removed during the run."""
 
     def __init__(self, *, max_own: int, most_replicas: int) -> None:
         """Create an empty placement.
@@ -381,7 +381,7 @@ class RedispatchDecision:
 
     #: orders to dispatch again, with their new epoch from the table
     to_retry: Sequence[str]
-    #: orders that are given up; `abandon` selects the ones to report
+    #: orders that fail; `abandon` selects the ones to report
     hopeless: Sequence[str]
 
 

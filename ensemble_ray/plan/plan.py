@@ -192,7 +192,7 @@ class Node:
     agent_key: str | None
     #: keys of the context entries that are in the plan, in the order of the task's context
     context: tuple[str, ...] = ()
-    #: for each entry the key of the one body task whose output counts; "": all outputs of the entry. Empty: "" for all
+    #: per entry the key of the only body task that counts; "": all outputs of the entry. Empty: "" for all
     #: entries (S-LOOP-174)
     context_tasks: tuple[str, ...] = ()
     #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
@@ -239,7 +239,7 @@ class Plan:
     def top_level(self) -> tuple[str, ...]:
         """Keys of tasks and units that are in no other unit, in the order of a sequential run.
 
-        Tasks come first, then units, as declared; but each follows the ones that it waits for.
+        Tasks come first, then units, as declared; but each follows its context.
         """
         if not self.units:
             return tuple(node.key for node in self.nodes)
@@ -309,7 +309,7 @@ def in_waiting_order(keys: Sequence[str], waits_for: Mapping[str, Sequence[str]]
     """Return keys in stable topological order.
 
     Args:
-        keys: In declared order. Keys in a cycle are left out; definitions with cycles are refused earlier.
+        keys: In declared order. Keys in a cycle are omitted; definitions with cycles are refused earlier.
         waits_for: Keys by key; keys that are not in `keys` have no effect.
     """
     listed = set(keys)

@@ -132,7 +132,7 @@ class TaskDependencyGraph:
         return [task for object_id, task in self._tasks.items() if not self._dependencies[object_id]]
 
     def get_ready_tasks(self, completed: Iterable[Task]) -> list[Task]:
-        """Return the open tasks whose dependencies are all completed, in list order.
+        """Return the open tasks without open dependencies, in list order.
 
         Raises:
             ValueError: `completed` is None.
@@ -161,7 +161,7 @@ class TaskDependencyGraph:
         return _require(task, "task").object_id in self._tasks
 
     def in_dependency_order(self) -> list[Task]:
-        """Return every task after its dependencies, otherwise in list order; tasks in a cycle are left out."""
+        """Return every task after its dependencies, otherwise in list order; tasks in a cycle are omitted."""
         waits = {object_id: len(inside) for object_id, inside in self._dependencies.items()}
         ready = deque(object_id for object_id, count in waits.items() if count == 0)
         ordered: list[Task] = []
@@ -181,7 +181,7 @@ class ResolvedTasks:
 
     #: all tasks, in the order of `all_tasks`; their context contains resolved tasks too
     tasks: tuple[Task, ...]
-    #: key of each task, in the same order
+    #: keys of the tasks, in the same order
     keys: tuple[str, ...]
     #: inputs of the ensemble and of the run, which win
     inputs: Mapping[str, str]

@@ -141,7 +141,9 @@ class _LlmSynthesizer(AgentSynthesizer):
         values = (answer.get(name) for name in ("role", "goal", "backstory"))
         role, goal, background = (value.strip() if isinstance(value, str) else "" for value in values)
         if not role or not goal:
-            _log.warning("Agent synthesis for task '%s' gave no usable JSON; using the template", task.description[:80])
+            _log.warning(
+                "Agent synthesis for task '%s' returned no usable JSON; using the template", task.description[:80]
+            )
             return _from_template(task, context.model)
         return Agent(role=role, goal=goal, background=background or None, llm=context.model)
 

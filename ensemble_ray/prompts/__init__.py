@@ -1,1 +1,1 @@
-"""Texts for models, made from values. Nothing is called and nothing is decided here."""
+"""Texts for models, built from values without calls or decisions."""

@@ -39,7 +39,7 @@ _SCALARS: tuple[tuple[type[object], str], ...] = (
     (uuid.UUID, '"string"'),
     (pathlib.PurePath, '"string"'),
 )
-#: What a model is asked for where a type's value needs no JSON.
+#: Words in the instruction for types that need no JSON.
 _IN_WORDS: tuple[tuple[type[object], str], ...] = (
     (bool, "true or false"),
     (int, "an integer"),
@@ -119,7 +119,7 @@ def _options(output_type: object) -> tuple[object, ...]:
 
 
 def _only_plain(output_type: object) -> str | None:
-    """Return the instruction for a type whose values are texts, numbers or choices; None if it needs JSON."""
+    """Return the instruction for a type of texts, numbers or choices; None if it needs JSON."""
     words = [_in_words(option) for option in _options(output_type)]
     if None in words:
         return None
@@ -216,7 +216,7 @@ def _object(output_type: object, level: int) -> str:
 
 
 def _fields(output_type: object) -> Mapping[str, object]:
-    """Return type by JSON name of each field, in declaration order (S-OUT-3, S-OUT-4)."""
+    """Return the types of fields by JSON name, in declaration order (S-OUT-3, S-OUT-4)."""
     origin = typing.get_origin(output_type) or output_type
     known: Mapping[str, FieldInfo] | None = getattr(origin, "__pydantic_fields__", None)
     if known is not None:

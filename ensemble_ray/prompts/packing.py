@@ -5,8 +5,8 @@ Rules (S-MEM-132 to S-MEM-135):
 2. Kinds of sections are shortened in the order of `SectionKind`, each down to half of an equal share of the room before the
    next kind is shortened. The part of a share that a section does not use is added to the next one.
 3. Pieces of a section are shortened in the same way, but to no less than 100 tokens. If that needs more than half of the
-   room, whole pieces are left out, in the same order.
-4. A shortened text keeps its beginning and its end, with a marker between them. A note replaces pieces that were left out.
+   room, whole pieces are dropped, in the same order.
+4. A shortened text keeps its beginning and its end, with a marker between them. A note replaces dropped pieces.
    Both contain the number of missing tokens.
 The result never has more characters than the room, and depends only on the sections and the room.
 """
@@ -53,7 +53,7 @@ def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) 
 
     Args:
         sections: Sections that may be shortened.
-        sizes: Characters of each section in the request, with the text after it.
+        sizes: Characters per section in the request, with the text after it.
         room: Characters for all of them; >= 0.
     """
     kinds = list(SectionKind)
@@ -74,11 +74,11 @@ def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) 
 
 
 def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
-    """Return the new size of each entry; 0: it is left out.
+    """Return the new sizes; 0: the entry is dropped.
 
     Args:
         sizes: Sizes of the entries, in the order of shortening.
-        leasts: Smallest size of each entry that is not left out.
+        leasts: Smallest sizes of entries that are not dropped.
         room: Size of all entries together.
 
     Returns:
@@ -89,7 +89,7 @@ def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
         return kept
     needed = [min(size, least) for size, least in zip(sizes, leasts, strict=True)]
     total, first = sum(needed), 0
-    # Entries that are left out last keep half of the room: a few whole texts are more useful than many stubs.
+    # Entries that are dropped last keep half of the room: a few whole texts are more useful than many stubs.
     while first < len(kept) and total > (room if first == len(kept) - 1 else room // 2):
         total -= needed[first]
         kept[first] = 0

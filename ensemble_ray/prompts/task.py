@@ -124,7 +124,7 @@ class Section:
     first_to_go: Literal["first", "last", "longest"]
     #: whether each piece must stay, at least as a marker: a tool call needs its result
     keeps_all: bool = False
-    #: text in place of pieces that were left out
+    #: text in place of dropped pieces
     note: str = ""
 
     @property
@@ -162,7 +162,7 @@ class ReflectionParts(NamedTuple):
 def build_system_prompt(agent: Agent) -> str:
     """Return role, background, goal, the fixed instruction and the form of the answer, in this order.
 
-    Parts that the agent does not have are left out. The text ends without white space.
+    Parts that the agent does not have are omitted. The text ends without white space.
     """
     parts = [f"You are {agent.role}."]
     background = (agent.background or "").strip()
@@ -186,7 +186,7 @@ def build_user_prompt(
 ) -> str:
     """Return memory, context, improvement notes, revision notes, directives, task, expected output and output format.
 
-    Sections without content are left out.
+    Empty sections are omitted.
 
     Args:
         task: With its variables resolved.

@@ -165,7 +165,7 @@ def test_ensemble_is_refused_when_tasks_are_made_while_it_runs() -> None:
     with pytest.raises(NotImplementedError, match=r"^to_ensemble\(\) is not supported in adaptive mode\..*trace"):
         made.to_ensemble()
     assert (made.is_adaptive, dict(made.node_types), dict(made.map_reduce_levels)) == (True, {}, {})
-    with pytest.raises(NotImplementedError, match=r"^to_ensemble\(\) is not supported where tasks are made"):
+    with pytest.raises(NotImplementedError, match=r"^to_ensemble\(\) is not supported if tasks are made"):
         team(items=iter([1])).to_ensemble()
 
 

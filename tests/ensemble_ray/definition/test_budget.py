@@ -50,7 +50,7 @@ def test_money_needs_to_be_counted() -> None:
     """S-BUD-1, S-BUD-10: at the start of a run, also where the run's options limit it; one rate holds for all models."""
     dear = EnsembleDefinition(tasks=[TASK], max_cost=2)
     for definition in (dear, EnsembleDefinition(tasks=[TASK]).with_options(RunOptions(max_cost=2.0))):
-        with pytest.raises(ValidationError, match=r"^max_cost needs cost_configuration: .* when 2 is spent"):
+        with pytest.raises(ValidationError, match=r"^max_cost needs cost_configuration: .* limit of 2 needs"):
             validate(definition)
     validate(dear.replace(cost_configuration=COSTS))
     validate(EnsembleDefinition(tasks=[TASK], max_tokens=5))

@@ -148,5 +148,5 @@ def test_tree_is_refused_when_a_factory_gives_the_same_task_again() -> None:
     def always(_: object) -> Task:
         return same
 
-    with pytest.raises(ValidationError, match=r"^map_task must make a new Task at each call.*'always'"):
+    with pytest.raises(ValidationError, match=r"^map_task must make a new Task in every call.*'always'"):
         static_tree(MapReduceDefinition(items=[0, 1], map_task=always, reduce_task=reduce_task))

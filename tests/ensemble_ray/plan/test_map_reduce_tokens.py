@@ -68,7 +68,7 @@ def test_tokens_are_counted_then_estimated_then_guessed(
     """S-MR-60: the provider's count, 0 included; then `token_estimator`; then a quarter of the length, with a WARN."""
     found, warning = estimate_tokens(output("eleven char", counted), made(token_estimator=estimator))
     assert found == tokens
-    assert (warning is not None and "'Writer' is taken to have 2 tokens" in warning) is is_guessed
+    assert (warning is not None and "'Writer' is estimated at 2 tokens" in warning) is is_guessed
 
 
 @pytest.mark.parametrize("given", [-1, 1.5, "3", True])
