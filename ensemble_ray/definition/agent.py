@@ -307,11 +307,6 @@ class RemoteAgent(Agent):
     connect_timeout: float | timedelta = _CONNECT_S
 
     def __init__(self, url: str, *, role: str | None = None, goal: str = _GOAL, **fields: Any) -> None:
-        """Check and store the fields.
-
-        Raises:
-            ValidationError: a field is refused.
-        """
         values: dict[str, Any] = {"url": url, "goal": goal, **fields}
         if role is not None:
             values["role"] = role

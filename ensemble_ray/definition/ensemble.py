@@ -249,11 +249,7 @@ class EnsembleDefinition(Watched, Reflects, WithMemory, Leadership, RunRules, Wo
         return placed
 
     def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
-        """Return this ensemble with another task list.
-
-        Raises:
-            ValueError: the list is empty, or a task is None.
-        """
+        """Return this ensemble with another list of tasks; an empty list and None are refused."""
         entries = to_tuple(tasks)
         if not entries:
             raise ValidationError("tasks must not be None or empty")
@@ -264,14 +260,7 @@ class EnsembleDefinition(Watched, Reflects, WithMemory, Leadership, RunRules, Wo
 
 
 def check_roles(roles: Sequence[str]) -> None:
-    """Refuse roles of workers that a delegation could not distinguish, and the role of the manager (S-HIER-4).
-
-    Args:
-        roles: One per worker, in order; an agent with several tasks counts once.
-
-    Raises:
-        ValidationError: a role is reserved (checked first), or appears twice.
-    """
+    """Refuse roles that a delegation could not distinguish, and the manager's role (S-HIER-4); an agent counts once."""
     for role in roles:
         if spoken_role(role) == _RESERVED_ROLE:
             raise ValidationError(
@@ -291,12 +280,7 @@ def check_roles(roles: Sequence[str]) -> None:
 def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:
     """Check constraints in the order of S-HIER-30 to S-HIER-37.
 
-    Args:
-        constraints: None: no check.
-        roles: Roles of all workers, matched exactly (S-HIER-38); None: not all are known, so unknown roles are accepted.
-
-    Raises:
-        ValidationError: the first rule that is broken.
+    Roles are matched exactly (S-HIER-38). None: not all roles are known, so unknown ones are accepted.
     """
     if constraints is None:
         return

@@ -261,14 +261,9 @@ def check_positive(value: object, message: str) -> None:
 
 
 def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
-    """Return the tools of an agent or a task as a tuple.
+    """Return the tools of an agent or a task as a tuple (S-DOM-5 to S-DOM-8, S-DOM-23).
 
-    Args:
-        value: The argument of the user.
-        subject: First words of a message: `Tool` or `Task tool`.
-
-    Raises:
-        ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the message names the first bad entry.
+    `subject` begins the message: `Tool` or `Task tool`.
     """
     entries = to_tuple(value)
     if not entries:
@@ -286,11 +281,7 @@ def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
 
 
 def resolve_model(value: object) -> ChatModel | None:
-    """Return a model as it is, or the model that a string names (S-CONV-19); None stays None.
-
-    Raises:
-        ValidationError: the value is no model, or the string names no known kind of model.
-    """
+    """Return a model as it is, or the model that a string names (S-CONV-19); None stays None."""
     # Not isinstance: checking a protocol at run time costs more than all other checks of a definition together.
     if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
         return cast("ChatModel | None", value)
@@ -300,11 +291,7 @@ def resolve_model(value: object) -> ChatModel | None:
 
 
 def check_models(value: object, subject: str) -> dict[str, ChatModel]:
-    """Return the models that the runs of an ensemble can be switched to, by name (S-CTL-10).
-
-    Raises:
-        ValidationError: a name is blank or no text, or a value is no model.
-    """
+    """Return the models that runs of an ensemble can be switched to, by name (S-CTL-10)."""
     if not isinstance(value, Mapping | None):
         raise ValidationError(f"{subject} models must be given by their names, got: {type(value).__name__}")
     found: dict[str, ChatModel] = {}
@@ -390,10 +377,7 @@ def braced_texts(data: object) -> tuple[str, ...]:
 def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> str:
     """Fill in inputs in a text that user code made of a template and data; braces of the data stay (S-MR-203).
 
-    Args:
-        text: Made of a template and of data.
-        inputs: By name. Other names in braces stay, and so do names in two pairs of braces.
-        data: Texts of the data.
+    Other names in braces stay, and so do names in two pairs of braces.
 
     Examples:
         >>> fill_inputs("Put into {language}: a {language} course", {"language": "Czech"}, ["a {language} course"])

@@ -335,11 +335,9 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
 
 
 def find_output_type(name: str, known: Mapping[str, OutputType]) -> OutputType | None:
-    """Return the type with that full name, also a composed one such as `list[module.Report]`; None if it is unknown.
+    """Return the type with that full name (`full_name`), also a composed one such as `list[module.Report]`, or None.
 
-    Args:
-        name: In the form of `full_name`.
-        known: Result of `output_types_of`.
+    `known`: the result of `output_types_of`.
     """
     if name in known:
         return known[name]

@@ -21,20 +21,12 @@ _MOST_PLACES = 3
 
 
 def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
-    """Check the keys of all models that a run will use, except for tasks that the run itself makes.
-
-    Raises:
-        ValidationError: models have no key; the message names all of them.
-    """
+    """Check the keys of all models that a run will use, except for tasks that the run itself makes."""
     check_keys_of(_models_of(definition))
 
 
 def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
-    """Check the same for served teams, and also their `models`, which a run uses only after a switch.
-
-    Raises:
-        ValidationError: models have no key; the message names all of them, with their teams.
-    """
+    """Check the same for served teams, and also their `models`, which a run uses only after a switch."""
     problems: list[str] = []
     for name, team in teams.items():
         try:
@@ -46,14 +38,7 @@ def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> 
 
 
 def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
-    """Check that models have their keys.
-
-    Args:
-        models: Where each is declared, and the model. A model without the method `check_key` needs no key.
-
-    Raises:
-        ValidationError: models have no key; the message names all of them.
-    """
+    """Check the keys of models, each with the place of its declaration. The error names all models without a key."""
     problems: dict[str, dict[str, None]] = {}
     for place, model in models:
         check = getattr(getattr(model, "delegate", model), "check_key", None)  # `delegate`: behind its rate limit

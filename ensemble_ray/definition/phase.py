@@ -155,7 +155,7 @@ class PhaseReviewDecision(ABC):
         PhaseReviewDecision.Reject(reason='off topic')
     """
 
-    __slots__ = ()
+    __slots__: ClassVar[tuple[str, ...]] = ()
 
     Approve: ClassVar[type[Approve]]
     Retry: ClassVar[type[Retry]]
@@ -182,9 +182,9 @@ class PhaseReviewDecision(ABC):
             case "reject":
                 return Reject(read.text)
 
-    def _refuse_none(self, **fields: str | None) -> None:
-        for name, value in fields.items():
-            if value is None:
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) is None:
                 raise ValueError(f"{type(self).__qualname__}: {name} must not be None")
 
 
@@ -207,9 +207,6 @@ class Retry(PhaseReviewDecision):
 
     feedback: str
 
-    def __post_init__(self) -> None:
-        self._refuse_none(feedback=self.feedback)
-
     def to_text(self) -> str:
         """Return the keyword and the feedback."""
         return f"RETRY: {self.feedback}"
@@ -224,9 +221,6 @@ class RetryPredecessor(PhaseReviewDecision):
     phase_name: str
     feedback: str
 
-    def __post_init__(self) -> None:
-        self._refuse_none(phase_name=self.phase_name, feedback=self.feedback)
-
     def to_text(self) -> str:
         """Return the keyword, the phase and the feedback."""
         return f"RETRY_PREDECESSOR {self.phase_name}: {self.feedback}"
@@ -239,9 +233,6 @@ class Reject(PhaseReviewDecision):
     __qualname__ = "PhaseReviewDecision.Reject"
 
     reason: str
-
-    def __post_init__(self) -> None:
-        self._refuse_none(reason=self.reason)
 
     def to_text(self) -> str:
         """Return the keyword and the reason."""

@@ -86,7 +86,7 @@ class RetryPolicy(Value):
         max_attempts: Most requests for one answer; 1: no retries.
         first_delay: Wait before the second attempt; each further wait is twice as long. Seconds or a `timedelta`, as all waits.
         max_delay: The longest wait, unless the provider requests a longer one.
-        max_wait: Limit of all waits for one answer together, also of waits for an endpoint that fails for all callers.
+        max_wait: Limit of all waits for one answer, including waits for an endpoint that fails for all callers.
 
     Raises:
         ValidationError: a value is out of range.
@@ -125,15 +125,7 @@ class RetryPolicy(Value):
 
 
 def check_budget(arguments: Mapping[str, object], owner: str) -> None:
-    """Check the arguments `max_tokens` and `max_cost` (S-BUD-1).
-
-    Args:
-        arguments: Arguments by name.
-        owner: First word of a message: `Ensemble`, `RunOptions`, ...
-
-    Raises:
-        ValidationError: one is 0 or less, or not finite.
-    """
+    """Check the arguments `max_tokens` and `max_cost` (S-BUD-1). `owner` begins a message: `Ensemble`, `RunOptions`, ..."""
     check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
     cost = arguments.get("max_cost")
     check_positive(cost, f"{owner} max_cost must be > 0 when set")
@@ -142,11 +134,7 @@ def check_budget(arguments: Mapping[str, object], owner: str) -> None:
 
 
 def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
-    """Check, at the start of a run, that a limit of money has prices (S-BUD-1).
-
-    Raises:
-        ValidationError: there is no cost configuration.
-    """
+    """Check, at the start of a run, that a limit of money has prices (S-BUD-1)."""
     if max_cost is not None and costs is None:
         raise ValidationError(
             f"max_cost needs cost_configuration: a limit of {max_cost:g} needs the price of tokens. "
@@ -155,15 +143,7 @@ def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None
 
 
 def check_tags(tags: object, owner: str) -> None:
-    """Refuse tags that are too many or too long (S-DUR-140).
-
-    Args:
-        tags: The argument; pydantic refuses values of a wrong type.
-        owner: First word of a message: `RunOptions`, ...
-
-    Raises:
-        ValidationError: a limit is exceeded; the message names the tag and the limit.
-    """
+    """Refuse tags that are too many or too long (S-DUR-140); pydantic refuses values of a wrong type."""
     if not isinstance(tags, Mapping):
         return
     given = cast("Mapping[object, object]", tags)
@@ -194,22 +174,12 @@ def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def has_tag(tags: Mapping[str, str], wanted: str, *, separator: str) -> bool:
-    """Return whether a run has a tag.
-
-    Args:
-        tags: Tags of the run.
-        wanted: A name, or a name and a value with the separator between them.
-        separator: Text between name and value.
-    """
+    """Return whether a run has a tag: a name, or a name and a value with the separator between them."""
     return any(wanted in {name, f"{name}{separator}{value}"} for name, value in tags.items())
 
 
 def check_options(value: object) -> None:
-    """Refuse options of another class.
-
-    Raises:
-        ValidationError: the message shows the correct form.
-    """
+    """Refuse options of another class."""
     if value is not None and not isinstance(value, RunOptions):
         names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
         advice = f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
@@ -221,7 +191,6 @@ def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions |
 
     Raises:
         TypeError: a name is no argument of a run.
-        ValidationError: a value is refused.
     """
     check_options(options)
     if not fields:

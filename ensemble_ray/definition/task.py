@@ -142,7 +142,6 @@ class UnitOutput:
     unit: Literal["loop", "phase"]
     #: of the loop or phase
     name: str
-    #: of the loop or phase
     #: the hidden id and name of one body task; empty: all outputs of the unit
     task_id: str = ""
     task: str = ""
@@ -405,11 +404,7 @@ class ReflectionInput(Value):
 
 
 def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
-    """Return the context of a task or a loop as a tuple.
-
-    Raises:
-        ValidationError: an entry is neither a task nor the output of a loop or phase.
-    """
+    """Return the context of a task or a loop as a tuple."""
     entries = to_tuple(value)
     for index, entry in enumerate(entries):
         if entry is None:

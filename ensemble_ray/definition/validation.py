@@ -35,14 +35,7 @@ _SET_A_MODEL = "Set llm on the task, the ensemble, or provide an explicit agent 
 
 
 def validate(definition: EnsembleDefinition) -> list[str]:
-    """Check an ensemble.
-
-    Returns:
-        Warnings to log (S-DOM-64).
-
-    Raises:
-        ValidationError: the first check that fails.
-    """
+    """Check an ensemble, and return warnings to log (S-DOM-64). The first check that fails raises."""
     if not definition.tasks and not definition.has_units:
         raise ValidationError("Ensemble must have at least one task")
     _check_units(definition)
@@ -64,11 +57,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
 
 
 def check_rules(definition: RunRules) -> None:
-    """Check the rules of an ensemble of any kind, at the start of a run.
-
-    Raises:
-        ValidationError: the first rule that is broken.
-    """
+    """Check the rules of an ensemble of any kind, at the start of a run."""
     if definition.rate_limit is not None and definition.llm is None:
         raise ValidationError(
             "Ensemble rate_limit is configured but llm is None. "
@@ -86,13 +75,6 @@ def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> Non
     """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37).
 
     `validate` does it if all roles are known; otherwise it is called after the agents of tasks are made.
-
-    Args:
-        definition: Validated.
-        roles: One per worker, in order.
-
-    Raises:
-        ValidationError: the first rule that is broken.
     """
     check_roles(roles)
     check_constraints(definition.hierarchical_constraints, roles)
@@ -128,15 +110,7 @@ def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
 
 
 def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
-    """Return the model of a hierarchical run's manager (S-HIER-2).
-
-    Args:
-        definition: The ensemble.
-        workers: All agents in order; after planning also the agents that were made for tasks.
-
-    Raises:
-        ValidationError: no model is declared.
-    """
+    """Return the model of a hierarchical run's manager (S-HIER-2); after planning, `workers` includes synthesized agents."""
     model = definition.manager_llm
     if model is None:
         model = next((worker.llm for worker in workers if worker.runner is None), None)
@@ -183,11 +157,7 @@ class TeamModels:
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
     def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
-        """Return the same agent with the model that it will use: the ensemble's, else its task's (S-DOM-91).
-
-        Raises:
-            ValidationError: neither has a model.
-        """
+        """Return the same agent with the model that it will use: the ensemble's, else its task's (S-DOM-91)."""
         if not uses_team_model(agent):
             return agent
         if self._model is None and task_model is not None:
@@ -202,14 +172,6 @@ class TeamModels:
         assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw its `delegate`
         # the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)
         return agent.rewritten(llm=self._limited.setdefault(own.bucket, own.around(self._model)))
-
-    def _limit_by_own(self, agent: Agent, model: ChatModel) -> ChatModel:
-        """Return the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
-        from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
-
-        own = agent.llm
-        assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw what is behind it
-        return self._limited.setdefault(own.bucket, own.around(model))
 
 
 def _check_agents(definition: EnsembleDefinition) -> None:

@@ -59,11 +59,7 @@ _Making: TypeAlias = Generator["_Call", object, "TaskAndAgent | ItemLoop"]
 
 
 def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
-    """Make the task of an item.
-
-    Raises:
-        ValidationError: a factory returned an object of a wrong type, or is async.
-    """
+    """Make the task of an item."""
     made = _drive(_map(definition, item))
     if isinstance(made, ItemLoop):
         raise ValidationError(
@@ -74,20 +70,12 @@ def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
 
 
 def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
-    """Make the task over a group.
-
-    Raises:
-        ValidationError: as `make_map`; or its context lacks a task of the group (S-MR-24).
-    """
+    """Make the task over a group."""
     return cast("TaskAndAgent", _drive(_reduce(definition, chunk_tasks)))
 
 
 def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
-    """Make the one task over all items (S-MR-81). The definition must have a `direct_task`.
-
-    Raises:
-        ValidationError: as `make_map`.
-    """
+    """Make the one task over all items (S-MR-81). The definition must have a `direct_task`."""
     return cast("TaskAndAgent", _drive(_direct(definition, items)))
 
 
@@ -95,10 +83,6 @@ async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -
     """Make the tasks of several items, in their order, during a run; factories may be async.
 
     A factory that raises fails its own item, unless `item_policy` is `"fail"`. A result of a wrong type always raises.
-
-    Raises:
-        ValidationError: as `make_map`.
-        Exception: the error of a factory, if `item_policy` is `"fail"` (S-MR-106).
     """
     makings = [_map(definition, item) for item in items]
     return await _drive_in_run(makings, keeps_failures=definition.item_policy != "fail")
@@ -136,12 +120,7 @@ class StaticTree:
 
 
 def static_tree(definition: MapReduceDefinition) -> StaticTree:
-    """Call the factories and link the tasks.
-
-    Raises:
-        ValidationError: a factory returned an object of a wrong type (S-MR-24, S-SET-38).
-        Exception: the error of a factory (S-MR-106).
-    """
+    """Call the factories and link the tasks (S-MR-24, S-SET-38)."""
     tree, level = _TreeBuilder(), 0
     current = [
         tree.add(make_map(definition, item)[0], MAP, 0, braced_texts(item)) for item in definition.item_source.items
@@ -157,11 +136,7 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
 
 
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
-    """Return the tokens of an output (S-MR-60), and a warning if they are estimated from its length.
-
-    Raises:
-        ValidationError: `token_estimator` returned no valid count. Its own errors are raised unchanged.
-    """
+    """Return the tokens of an output (S-MR-60), and a warning if they are estimated from its length."""
     if output.metrics.output_tokens >= 0:
         return output.metrics.output_tokens, None
     if definition.token_estimator is not None:
@@ -179,11 +154,7 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
 
 
 def input_tokens(definition: MapReduceDefinition, item: object) -> int:
-    """Return the tokens of one item, rounded down, to compare the input with the budget (S-MR-80, S-MR-84).
-
-    Raises:
-        ValidationError: `input_estimator` returned no text. Its own errors are raised unchanged.
-    """
+    """Return the tokens of one item, rounded down, to compare the input with the budget (S-MR-80, S-MR-84)."""
     text: object = definition.input_estimator(item)
     if not isinstance(text, str):
         raise ValidationError(f"input_estimator must return a str, got: {type(text).__name__}")
@@ -254,11 +225,7 @@ def _make(
 
 
 def _as_loop(value: object, name: str) -> ItemLoop | None:
-    """Return the loop that a factory made in place of a task, or None.
-
-    Raises:
-        ValidationError: it made another unit of several tasks (S-MR-191).
-    """
+    """Return the loop that a factory made in place of a task, or None; other units are refused (S-MR-191)."""
     if isinstance(value, Loop):
         return ItemLoop(value)
     if isinstance(value, UnitOutput) and isinstance(value.loop, Loop):
@@ -321,12 +288,7 @@ def _drive(making: _Making) -> TaskAndAgent | ItemLoop:
 
 
 async def _drive_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[Made]:
-    """Call all factories in one worker thread, one after the other, and await results here.
-
-    Args:
-        makings: One per item or group.
-        keeps_failures: Whether an error of a factory replaces its task in the result; otherwise it is raised.
-    """
+    """Call all factories in one worker thread, one after the other, and await results here."""
     done: list[Made] = []
     result: object = None
     is_cancelled = threading.Event()
@@ -357,14 +319,10 @@ def _advance(
     *,
     keeps_failures: bool = False,
 ) -> list[Made] | _Waiting:
-    """Continue until all results are there, or one has to be awaited.
+    """Continue until all results are in `done`, or one has to be awaited.
 
-    Args:
-        makings: One per item or group; `len(done)` is the index of the current one.
-        done: Results so far.
-        result: Result of the call that the current one waits for; None: it has not started.
-        is_cancelled: Whether the caller no longer waits.
-        keeps_failures: Whether an error of a factory replaces its task in the result; otherwise it is raised.
+    `result` is the result of the call that the current generator waits for. With `keeps_failures`, an error of a factory
+    replaces its task in `done`; otherwise it is raised.
     """
     while len(done) < len(makings) and not is_cancelled():
         try:

@@ -153,10 +153,6 @@ def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> st
     """Return the id of the node for the next process: with the fewest processes per processor.
 
     Nodes without processors, such as many head nodes, are used only if all nodes are like this.
-
-    Args:
-        nodes: All nodes; at least one.
-        processes: Number of processes by node id.
     """
     working = [node for node in nodes if node.resources.get("CPU", 0)] or nodes
     return min(
@@ -175,9 +171,7 @@ def show_nodes(nodes: Sequence[ClusterNode]) -> str:
 def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
     """Return how many processes a run may have: max(4, 2 x CPUs), at most one per 200 MB of memory.
 
-    Args:
-        cluster: The cluster's resources by Ray's names; memory in bytes.
-        cpus_here: Processors of this machine, used if the cluster does not report its own.
+    `cpus_here` counts if the cluster does not report its processors.
     """
     cpus = int(cluster.get("CPU", cpus_here))
     memory_bytes = int(cluster.get("memory", 0))
@@ -267,11 +261,7 @@ class Placement:
         return key in self._group_of
 
     def group_of(self, key: str) -> str:
-        """Return the group of an agent.
-
-        Raises:
-            KeyError: it was not placed.
-        """
+        """Return the group of a placed agent."""
         return self._group_of[key]
 
     def members(self, group: str) -> tuple[str, ...]:
@@ -346,7 +336,7 @@ class Placement:
         return gets_own
 
     def _share(self, request: PlacementRequest) -> str:
-        """Return the group of a category: a new one within the limit, else the one with the fewest categories."""
+        """Return the group of a category: an empty one, else a new one within the limit, else the one with the fewest."""
         kind = (request.category, request.requirements)
         if kind not in self._shared:
             shared = [name for name in self._groups if not name.startswith(_OWN)]
@@ -459,11 +449,7 @@ class DispatchTable:
         return found
 
     def stuck(self, instances: Iterable[str] | None = None) -> list[str]:
-        """Return the processes that still have orders that were to end.
-
-        Args:
-            instances: The orders; None: all that were to end.
-        """
+        """Return the processes with orders (None: any) that were to end."""
         names = self._dispatches if instances is None else instances
         held = (self._dispatches[name] for name in names if self.is_stopped(name))
         return list(dict.fromkeys(dispatch.process for dispatch in held))
@@ -531,12 +517,9 @@ class SharedProcess:
 
 
 def choose_shared(run_id: str, processes: Iterable[SharedProcess], *, most: int) -> str | None:
-    """Return the name of the process that a run joins; None: the run gets a new one.
+    """Return the process that a run joins; None: it gets a new one, since there are fewer than `most`, or all are full.
 
-    Args:
-        run_id: The run.
-        processes: Candidates: processes of its program and of the type that it needs.
-        most: Number of candidates below which the run gets a new process.
+    `processes` are candidates: of the run's program and of the type that it needs.
     """
     known = list(processes)
     if len(known) < most:

@@ -306,12 +306,7 @@ def members_of(unit: Unit) -> tuple[str, ...]:
 
 
 def in_waiting_order(keys: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return keys in stable topological order.
-
-    Args:
-        keys: In declared order. Keys in a cycle are omitted; definitions with cycles are refused earlier.
-        waits_for: Keys by key; keys that are not in `keys` have no effect.
-    """
+    """Return keys in stable topological order; keys in a cycle, which validation refuses, are omitted."""
     listed = set(keys)
     waiting = {key: {each for each in waits_for.get(key, ()) if each in listed} for key in keys}
     rank = {key: position for position, key in enumerate(keys)}

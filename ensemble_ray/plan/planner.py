@@ -210,12 +210,8 @@ class Planned:
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
     """Fill in the variables of all tasks and infer the workflow (S-ENG-1, second and third step).
 
-    Args:
-        definition: Validated.
-        inputs: Values of this run; they win over the ensemble's inputs (S-DOM-66).
-
-    Raises:
-        PromptTemplateError: a variable has no value; the error is about the first such text in task order (S-TPL-12).
+    `inputs` win over the ensemble's inputs (S-DOM-66). The error is about the first text in task order that lacks a value
+    (S-TPL-12).
     """
     merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
     tasks = tuple(definition.all_tasks)
@@ -247,8 +243,8 @@ def plan_run(
     Args:
         definition: The ensemble.
         resolved: Result of `resolve_tasks`.
-        synthesized: Agents by object id of the task that they were made for. A task without its agent is planned as
-            `(synthesized)`, which is enough to show a plan (S-SET-46).
+        synthesized: Agents by object id of their task. A task without its agent is planned as `(synthesized)`, which is
+            enough to show a plan (S-SET-46).
         prompts: Background and task of a hierarchical run's manager; None: the prompt strategy writes them now.
     """
     synthesized_agents = synthesized or {}
@@ -292,14 +288,7 @@ def workers_of(
 ) -> tuple[tuple[Agent, bool], ...]:
     """Return the agents that work for the manager, in order, and whether each was synthesized (S-HIER-1, S-DET-26).
 
-    Args:
-        definition: Validated.
-        tasks: Resolved.
-        synthesized: Agents by object id of the task that they were made for.
-        models: For agents that declare none.
-
-    Raises:
-        ValidationError: a rule about roles is broken; `validate` could not know the roles of synthesized agents.
+    It also checks rules about roles that `validate` could not check before agents were synthesized.
     """
     workers = dict.fromkeys(declared_agents(definition), False)
     complete = True

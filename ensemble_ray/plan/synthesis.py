@@ -147,18 +147,6 @@ class _LlmSynthesizer(AgentSynthesizer):
             return _from_template(task, context.model)
         return Agent(role=role, goal=goal, background=background or None, llm=context.model)
 
-    async def _ask(self, task: Task, context: SynthesisContext) -> str:
-        prompt = _ASK_FOR_AGENT.format(
-            locale=context.locale, description=task.description, expected_output=task.expected_output
-        )
-        try:
-            response = await call_user(context.model.chat, [ChatMessage("user", prompt)])
-        except BudgetExhaustedError:
-            raise
-        except USER_ERRORS as error:
-            raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
-        return (response.text or "") if isinstance(response, ChatResponse) else ""
-
 
 async def synthesize_agents(
     resolved: ResolvedTasks,
@@ -167,21 +155,10 @@ async def synthesize_agents(
     locale: str = "en",
     recorded: Callable[[str, ChatModel], ChatModel] | None = None,
 ) -> Mapping[str, Agent]:
-    """Make an agent for each task without agent and handler (S-DET-20), all at the same time.
+    """Make an agent for each task without agent and handler (S-DET-20), all at the same time; return them by the task's id.
 
-    Args:
-        resolved: The run's tasks.
-        definition: The ensemble.
-        locale: Passed to the synthesizer.
-        recorded: Wraps a model so that its calls are recorded under this effect name (S-SET-46). The agents keep the model
-            without the wrapper.
-
-    Returns:
-        Agents by object id of their tasks.
-
-    Raises:
-        AgentExecutionError: a model call of the LLM-based synthesizer failed.
-        ValidationError: a synthesizer returned no agent.
+    `recorded` wraps a model so that its calls are recorded under an effect name (S-SET-46). The agents keep the model
+    without the wrapper.
     """
     shared = resolved.models.shared
     waiting: dict[str, tuple[Task, str]] = {}

@@ -105,13 +105,6 @@ class NodeMaker:
     def __init__(
         self, definition: EnsembleDefinition, models: TeamModels, synthesized: Mapping[str, Agent] | None = None
     ) -> None:
-        """Create a maker for one plan.
-
-        Args:
-            definition: The ensemble.
-            models: For agents that declare none.
-            synthesized: Agents by object id of the task that they were made for.
-        """
         self.entries: list[AgentEntry] = []
         self.agents: dict[str, Agent] = {}
         self._definition = definition
@@ -121,14 +114,9 @@ class NodeMaker:
         self._names = Names()
 
     def node(self, task: Task, key: str, *, index: int, total: int | None = None, scope: Scope) -> Node:
-        """Return the node of a task.
+        """Return the node of a resolved task. Without agent and handler it is planned as `(synthesized)`.
 
-        Args:
-            task: Resolved. A task without agent and handler is planned as `(synthesized)` until an agent is made for it.
-            key: Its key in the plan.
-            index: Its 1-based position among the tasks that events count it with.
-            total: Number of these tasks; None: all tasks of the run.
-            scope: Tasks and units that its context may name.
+        `index` is its 1-based position among the `total` tasks that events count it with; None: all tasks of the run.
         """
         agent = task.agent if task.agent is not None else self._synthesized.get(task.object_id)
         role, agent_key = SYNTHESIZED, None
@@ -198,13 +186,7 @@ class PlannedMembers:
 
 
 def plan_members(definition: EnsembleDefinition, tasks: Sequence[KeyedTask], maker: NodeMaker) -> PlannedMembers:
-    """Return the nodes and units of a definition.
-
-    Args:
-        definition: Validated.
-        tasks: Resolved, in the order of `all_tasks`.
-        maker: Makes the nodes.
-    """
+    """Return the nodes and units of a definition; `tasks` are resolved and in the order of `all_tasks`."""
     plain = tasks[: len(definition.tasks)]
     return _Planner(definition, tasks[len(definition.tasks) :], maker).plan(plain)
 

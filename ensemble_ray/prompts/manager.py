@@ -58,15 +58,7 @@ class DefaultManagerPromptStrategy:
 
 
 def manager_prompts(strategy: ManagerPromptStrategy | None, context: ManagerPromptContext) -> tuple[str, str]:
-    """Return the manager's background and its task's description (S-HIER-10).
-
-    Args:
-        strategy: None: the default one. Its errors are not caught here (S-HIER-13).
-        context: The workers and the tasks.
-
-    Raises:
-        TypeError: the strategy returned neither text nor None.
-    """
+    """Return the manager's background and its task's description (S-HIER-10); errors of the strategy propagate (S-HIER-13)."""
     chosen = DefaultManagerPromptStrategy() if strategy is None else strategy
     system = _text_of(chosen.build_system_prompt(context), chosen, "build_system_prompt")
     user = _text_of(chosen.build_user_prompt(context), chosen, "build_user_prompt")

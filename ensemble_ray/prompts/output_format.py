@@ -94,13 +94,7 @@ def output_format_section(output_type: OutputType) -> str:
 
 
 def correction_prompt(output_type: OutputType, *, problem: str, response: str) -> str:
-    """Return the prompt after an answer that could not be parsed (S-OUT-31).
-
-    Args:
-        output_type: The requested type.
-        problem: Why the latest answer could not be parsed.
-        response: The latest answer, uncut.
-    """
+    """Return the prompt after an answer that could not be parsed (S-OUT-31)."""
     return (
         "Your previous response could not be parsed.\n\n"
         f"## Error\n{problem}\n\n"

@@ -49,12 +49,9 @@ class PackedSection:
 
 
 def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) -> list[PackedSection]:
-    """Return the sections in the same order, shortened to fit.
+    """Return the sections in the same order, shortened to fit into `room` characters.
 
-    Args:
-        sections: Sections that may be shortened.
-        sizes: Characters per section in the request, with the text after it.
-        room: Characters for all of them; >= 0.
+    `sizes` are the characters per section in the request, with the text after it.
     """
     kinds = list(SectionKind)
     order = sorted(range(len(sections)), key=lambda position: kinds.index(sections[position].kind))
@@ -74,15 +71,9 @@ def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) 
 
 
 def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
-    """Return the new sizes; 0: the entry is dropped.
+    """Return new sizes that fit the room, in the same order; 0: the entry is dropped.
 
-    Args:
-        sizes: Sizes of the entries, in the order of shortening.
-        leasts: Smallest sizes of entries that are not dropped.
-        room: Size of all entries together.
-
-    Returns:
-        Sizes that fit the room, in the same order.
+    `sizes` are in the order of shortening; `leasts` are the smallest sizes of entries that are not dropped.
     """
     kept = list(sizes)
     if sum(kept) <= room:

@@ -1,4 +1,4 @@
-"""How many tokens an output, or the input, is taken to have."""
+"""Estimates of the tokens of outputs and of the input."""
 
 from __future__ import annotations
 
