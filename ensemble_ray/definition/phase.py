@@ -155,7 +155,7 @@ class PhaseReviewDecision(ABC):
         PhaseReviewDecision.Reject(reason='off topic')
     """
 
-    __slots__: ClassVar[tuple[str, ...]] = ()
+    __slots__ = ()
 
     Approve: ClassVar[type[Approve]]
     Retry: ClassVar[type[Retry]]
@@ -183,7 +183,8 @@ class PhaseReviewDecision(ABC):
                 return Reject(read.text)
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        names: tuple[str, ...] = self.__slots__
+        for name in names:
             if getattr(self, name) is None:
                 raise ValueError(f"{type(self).__qualname__}: {name} must not be None")
 

@@ -167,7 +167,8 @@ class RunRules(Value):
         review_policy: Tasks with a review gate, unless they declare it themselves: `"never"`, `"after_every_task"` or
             `"after_last_task"`, which means the last task of a sequential list.
         review_wait: Where a run waits for decisions. `"attached"`: in the program that called `run()`; the
-            `review_handler` decides. `"detach"`: in its record. The call returns an output with the open gates in `open_reviews`, and `resume` continues the run after the decisions. A `review_handler` is not used.
+            `review_handler` decides. `"detach"`: in its record. The call returns an output with the open gates
+            in `open_reviews`, and `resume` continues the run after the decisions. A `review_handler` is not used.
         retry: Retries of model calls that fail because of the provider; None: no retries.
         on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
             with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.

@@ -44,8 +44,6 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     _check_models(definition)
     _check_delegation(definition)
     workflow = infer_workflow(definition)
-    if workflow is Workflow.HIERARCHICAL:
-        _check_manager(definition)
     if workflow is Workflow.PARALLEL and definition.parallel_error_strategy is None:
         raise ValidationError("Ensemble parallel_error_strategy must not be None for PARALLEL workflow")
     if workflow is Workflow.HIERARCHICAL:
@@ -219,19 +217,17 @@ def _check_delegation(definition: EnsembleDefinition) -> None:
         raise ValidationError(f"Ensemble delegation_retries must be between 0 and {MOST_RESENDS}, got: {retries}")
 
 
-def _check_manager(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.7."""
-    for name, value, least in (
-        ("manager_max_iterations", definition.manager_max_iterations, 1),
-        ("manager_stall_turns", definition.manager_stall_turns, 0),
-    ):
-        if value < least:
-            needed = "> 0" if least else ">= 0"
-            raise ValidationError(f"Ensemble {name} must be {needed} for HIERARCHICAL workflow, got: {value}")
-
-
 def _check_hierarchical(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.9: roles, constraints, handler tasks. Roles of agents that the run makes are checked later."""
+    """S-DOM-61.7 and S-DOM-61.9: limits, roles, constraints, handler tasks; roles of synthesized agents are checked later."""
+    if definition.manager_max_iterations < 1:
+        raise ValidationError(
+            "Ensemble manager_max_iterations must be > 0 for HIERARCHICAL workflow, "
+            f"got: {definition.manager_max_iterations}"
+        )
+    if definition.manager_stall_turns < 0:
+        raise ValidationError(
+            f"Ensemble manager_stall_turns must be >= 0 for HIERARCHICAL workflow, got: {definition.manager_stall_turns}"
+        )
     roles = [agent.role for agent in declared_agents(definition)]
     check_roles(roles)
     is_complete = all(task.agent is not None or task.handler is not None for task in definition.tasks)

@@ -249,6 +249,9 @@ class _Planner:
         self._add_nodes(body, {task.object_id: name for task, name in body})
         outer = Scope(scope, self._bodies)
         self._made.definitions[key] = loop
+        scopes: dict[str, None] = {}
+        if self._definition.memory_store is not None:  # S-LOOP-94, S-LOOP-95
+            scopes = {scope.name: None for task in loop.body for scope in task.memory_scopes}
         unit = LoopUnit(
             key=key,
             name=loop.name,
@@ -263,11 +266,7 @@ class _Planner:
             output_mode=loop.output_mode.value,
             memory_mode=loop.memory_mode.value,
             memory_window_size=loop.memory_window_size,
-            memory_scopes=()
-            if self._definition.memory_store is None
-            else tuple(
-                dict.fromkeys(scope.name for task in loop.body for scope in task.memory_scopes)
-            ),  # S-LOOP-94, S-LOOP-95
+            memory_scopes=tuple(scopes),
             inject_feedback=loop.inject_feedback,
             max_tokens=loop.max_tokens,
         )
