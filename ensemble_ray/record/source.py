@@ -37,13 +37,15 @@ __all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "readable_plan", "r
 class RecordedStimuli:
     """The stimuli of one run, in the groups in which its source received them."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        """Apply the facts of a run, in order; see `take`."""
         #: each stimulus with the position of its fact
         self.numbered: list[list[tuple[int, Stimulus]]] = []
         #: whether more of the last group follows
         self.is_open = False
         #: whether tasks wait at gates since the run was resumed last
         self._is_waiting = False
+        self.take(facts)
 
     def take(self, facts: Iterable[Fact]) -> None:
         """Apply the next facts of a run; all but stimuli and resumptions are passed over.
@@ -63,10 +65,7 @@ class RecordedStimuli:
         Raises:
             RecordError: The fact is damaged.
         """
-        try:
-            stimulus = decode_stimulus(fact)
-        except TypeError as error:
-            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
+        stimulus = read_stimulus(fact)
         if not self.is_open:
             self.numbered.append([])
         if stimulus is not None:
@@ -94,21 +93,24 @@ class RecordedStimuli:
         return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered if group)
 
 
-class ReplayedSource:
-    """The source of a recorded run, fed with the recorded stimuli one by one.
+def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
+    """Return a recorded stimulus; None if this version does not know its type.
 
-    Attributes:
-        plan: The recorded plan.
+    Raises:
+        RecordError: The fact is damaged.
     """
+    try:
+        return decode_stimulus(fact)
+    except TypeError as error:
+        raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
 
-    def __init__(self, data: Mapping[str, object]) -> None:
-        """Start with a recorded plan.
 
-        Raises:
-            RecordError: The plan is damaged.
-        """
-        self.plan = recorded_plan(data)
-        self._source: PlanSource = machine_for(self.plan)
+class ReplayedSource:
+    """The source of a recorded run, fed with the recorded stimuli one by one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._source: PlanSource = machine_for(plan)
         self._stimuli = RecordedStimuli()
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
@@ -127,7 +129,7 @@ class ReplayedSource:
         if fact.data.is_restart:
             new = self._stimuli.numbered[count:]
         else:
-            self._source, new = machine_for(self.plan), self._stimuli.numbered
+            self._source, new = machine_for(self._plan), self._stimuli.numbered
         return [instruction for group in new for instruction in self._handle(group)]
 
     def _handle(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:

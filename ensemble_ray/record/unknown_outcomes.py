@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.record.task_fold import NO_RESULT
 from ensemble_ray.record.view.texts import row_text
 from ensemble_ray.record.view.tree import TreeRow
+from ensemble_ray.record.work import NO_RESULT
 from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:

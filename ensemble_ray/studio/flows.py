@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.source import recorded_plan
+from ensemble_ray.record.source import RecordedStimuli, recorded_plan
 from ensemble_ray.record.units.histories import graph_trace
-from ensemble_ray.record.units.recorded import RecordedUnits
+from ensemble_ray.record.units.recorded import ended_units
 from ensemble_ray.studio.schemas.flow import FlowSchema
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
@@ -110,6 +110,4 @@ def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded
     Raises:
         RecordError: one of them is damaged.
     """
-    units = RecordedUnits()
-    units.apply(stimuli)
-    return graph_trace(units.collect_ends(recorded_plan(header.plan or {}), {}))
+    return graph_trace(ended_units(recorded_plan(header.plan or {}), RecordedStimuli(stimuli), {}))

@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, RecordError, RunState
-from ensemble_ray.record.fold import fold_output
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.record.trace import fold_output
 from ensemble_ray.serve.failures import code_of, failure_of, is_refusal, is_shown
 from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
 from ensemble_ray.serve.schemas import Failure, FinishedRun

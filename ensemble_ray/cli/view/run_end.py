@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.resume.run_head import locate_errors, read_head
+from ensemble_ray.record.trace import fold_output
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
@@ -119,7 +119,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
 
 
 async def _planned_text(store: RunStore, run_id: str) -> str:
-    return RunFold(await store.facts(run_id)).output({}, {}).raw
+    return fold_output(await store.facts(run_id)).raw
 
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:

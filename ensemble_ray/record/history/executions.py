@@ -63,11 +63,9 @@ class ExecutionTree:
 
     # Executions.
 
-    def begin(self, plan: Plan | None, *, is_dynamic: bool) -> None:
+    def begin(self, plan: Plan, *, is_dynamic: bool) -> None:
         """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
         self._is_dynamic = is_dynamic
-        if plan is None:
-            return
         self._is_hierarchical = plan.hierarchy is not None
         self.nodes = {node.key: node for node in plan.nodes}
         self.units = {unit.key: unit for unit in plan.units}

@@ -22,12 +22,12 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.lazy_results import LazyResults
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.source import RecordedStimuli, is_undone
-from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.trace import failed_delegations
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
@@ -78,7 +78,9 @@ class PlannedRecovery:
             is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten, and that a budget
                 was spent. False: its scheduler was replaced; only that of before the last `resume` is forgotten.
         """
-        self.head = RunHead()
+        #: of effects it has those of a second reading: what tasks did of which only their effects tell; what a manager asked for
+        self._history = RunHistory(has_details=True)
+        self.head = self._history.head
         self._keep = keep
         self._is_resumed = is_resumed
         self._is_empty = True
@@ -96,8 +98,6 @@ class PlannedRecovery:
         #: tasks that did something, of a run that may have stopped some of them for good (S-DUR-135)
         self._begun: set[str] = set()
         self._has_forks = False
-        #: of a second reading: what those did of which only their effects tell; what a manager asked for
-        self._fold = RunFold()
         self._directives: list[DirectiveFact] = []
 
     @classmethod
@@ -129,23 +129,20 @@ class PlannedRecovery:
                 case OutputRecorded() | FailureRecorded() | ExitRecorded():
                     self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
-                    self.head.apply(fact)
                     self._stimuli.resume(cast("Fact[RunResumed]", fact))
                     if not is_restart:
                         self._forget_undone_exits()
                 case DirectiveRecorded() | ModelSwitched() as directive:
                     self._directives.append(directive)
-                case _ if fact.is_of_run:
-                    self.head.apply(fact)
                 case _:
                     pass
             self._apply_begin(fact)
 
     def _apply_begin(self, fact: Fact) -> None:
-        """Take what the run began with, and that a task did something."""
+        """Apply the facts of the run, and note that a task did something."""
         if fact.is_of_run:
-            self._fold.apply(fact)
-            self._has_forks = self._fold.plan.has_forks
+            self._history.apply(fact)
+            self._has_forks = self._history.plan.has_forks
         elif self._has_forks and fact.data.IS_EFFECT:
             self._begun.add(task_instance(fact.instance))
 
@@ -220,7 +217,7 @@ class PlannedRecovery:
                 if is_managed:
                     self._apply_managed(fact, is_whole=is_unexplained)
                 elif is_unexplained:
-                    self._fold.apply(fact)
+                    self._history.apply(fact)
 
         return take
 
@@ -231,13 +228,13 @@ class PlannedRecovery:
             case OutputRecorded() as recorded if is_workers:
                 self._keep(fact.name, recorded)
                 data = recorded if is_whole else OutputRecorded(output=_head_of(recorded))
-                self._fold.apply(replace(fact, data=data))
+                self._history.apply(replace(fact, data=data))
             case FailureRecorded() if is_workers:
-                self._fold.apply(fact)
+                self._history.apply(fact)
             case DelegationDecided() | ToolReturned():
-                self._fold.apply(fact)
+                self._history.apply(fact)
             case _ if is_whole or any(_is_inside(fact.instance, each) for each in self._untraced):
-                self._fold.apply(fact)
+                self._history.apply(fact)
             case _:
                 pass
 
@@ -251,7 +248,7 @@ class PlannedRecovery:
     @property
     def is_managed(self) -> bool:
         """Whether its only task is a manager's."""
-        return self._fold.is_hierarchical
+        return self._history.plan.hierarchy is not None
 
     @property
     def stimuli(self) -> tuple[tuple[Stimulus, ...], ...]:
@@ -264,13 +261,12 @@ class PlannedRecovery:
             return None
         failed = self._failures.get(instance)
         if failed is not None:
-            done = self._fold_of(instance) if instance in self._untraced else TaskFold(instance=instance)
-            done.failure = failed
-            return self._result(done, "failed", failed.at, error=error_from(failed.data.error_data))
+            work = RecordedWork(self._history, instance, failed)
+            return self._result(work, "failed", failed.at, error=error_from(failed.data.error_data))
         exited = self._exits.get(instance)
         if exited is None:
             return None
-        return self._result(self._fold_of(instance), "exited", exited.at, reason=exited.reason)
+        return self._result(self._work_of(instance), "exited", exited.at, reason=exited.reason)
 
     def resume(
         self,
@@ -297,9 +293,9 @@ class PlannedRecovery:
 
     def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
         """Return what tasks did that did not end, each as if it had been stopped."""
-        folds = {each: self._fold_of(each) for each in self._stoppable}
-        known = {each: fold for each, fold in folds.items() if fold.is_recorded}
-        results = {each: self._result(fold, "cancelled", fold.last_at) for each, fold in known.items()}
+        works = {each: self._work_of(each) for each in self._stoppable}
+        known = {each: work for each, work in works.items() if work.is_recorded}
+        results = {each: self._result(work, "cancelled", work.last_at) for each, work in known.items()}
         return {
             each: replace(
                 cast("TaskResult[TaskOutput, Failure]", result),
@@ -335,13 +331,13 @@ class PlannedRecovery:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
         if not self.is_managed:
             return []
-        workers = [(each, each.summary()) for each in self._fold_of(instance).workers_that_gave()]
-        return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
+        workers = self._work_of(instance).workers_that_gave()
+        return [(given.agent_role, output_of(each.instance)) for each, given in workers]
 
     def _count_incomplete(self, result: TaskResult) -> int:
         """Return how many answers of a task and of its workers were cut off or empty; their outputs are kept elsewhere."""
-        workers = self._fold_of(result.instance).workers_that_gave() if self.is_managed else ()
-        with_output = (result.instance, *(each.instance for each in workers))
+        workers = self._work_of(result.instance).workers_that_gave() if self.is_managed else ()
+        with_output = (result.instance, *(each.instance for each, _ in workers))
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
@@ -357,22 +353,22 @@ class PlannedRecovery:
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
             text=self._texts.get(instance),
-            failed_delegations=self._fold.failed_delegations(instance),
+            failed_delegations=failed_delegations(self._work_of(instance), self._history),
         )
 
     def _result(
         self,
-        fold: TaskFold,
+        work: RecordedWork,
         status: Literal["failed", "exited", "cancelled"],
         at: float,
         *,
         error: BaseException | None = None,
         reason: ExitReason = ExitReason.USER_EXIT_EARLY,
     ) -> TaskResult:
-        trace = self._fold.trace_of(fold, state=status)
+        trace = work.trace(status)
         return TaskResult(
-            key=node_key(fold.instance),
-            instance=fold.instance,
+            key=node_key(work.instance),
+            instance=work.instance,
             status=status,
             at=at,
             duration_s=trace.duration.total_seconds(),
@@ -380,11 +376,11 @@ class PlannedRecovery:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=reason,
-            failed_delegations=self._fold.failed_delegations(fold.instance),
+            failed_delegations=failed_delegations(work, self._history),
         )
 
-    def _fold_of(self, instance: str) -> TaskFold:
-        return self._fold.tasks.get(instance) or TaskFold(instance=instance)
+    def _work_of(self, instance: str) -> RecordedWork:
+        return RecordedWork(self._history, instance)
 
 
 async def read_planned(

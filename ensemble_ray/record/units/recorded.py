@@ -20,11 +20,10 @@ from ensemble_ray.schedule.unit_machines import make_machine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
 
-__all__ = ["PredicateAnswer", "RecordedUnits", "verdicts_of"]
+__all__ = ["PredicateAnswer", "ended_units", "verdicts_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,31 +41,12 @@ class PredicateAnswer:
     error: str = ""
 
 
-class RecordedUnits:
-    """What the facts of a run tell of its units, as far as they were taken."""
-
-    def __init__(self) -> None:
-        self._stimuli = RecordedStimuli()
-        #: None: stimuli have come since it was replayed
-        self._source: NestedSource | None = None
-
-    def apply(self, facts: Sequence[Fact]) -> None:
-        """Take the next facts of the run."""
-        self._stimuli.take(facts)
-        self._source = None
-
-    def collect_ends(self, plan: Plan, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
-        """Return what became of the units of the recorded plan."""
-        if self._source is None:
-            self._source = NestedSource(plan, make_machine)
-            for group in self._stimuli.groups:
-                self._source.handle(*relevant(self._source, group))
-        source = self._source
-        return EndedUnits(plan=plan, results=source.results(), failures=source.failures(), outputs=outputs)
-
-    def verdicts(self) -> Sequence[PredicateAnswer]:
-        """Return what the user's predicates and conditions answered, in order."""
-        return tuple(verdicts_of(self._stimuli.groups))
+def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+    """Return what became of the units of a recorded plan, also if they had not ended when the record did."""
+    source = NestedSource(plan, make_machine)
+    for group in stimuli.groups:
+        source.handle(*relevant(source, group))
+    return EndedUnits(plan=plan, results=source.results(), failures=source.failures(), outputs=outputs)
 
 
 def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswer]:

@@ -1,33 +1,31 @@
-"""The spans of a recorded run, the same that it sends while it goes on. Package: record. Pure.
+"""The spans of a recorded run, the same that it sends while it is running: a reader of its history. Package: record. Pure.
 
-In: the facts of a run. Out: its spans: one for each beginning of the run, and those of its tasks, units, model and tool calls. What a run
-did that never ended lasts until its last fact.
+There is one for each beginning of the run, and those of its tasks, units, model and tool calls. A span without an end lasts until the last
+fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.events.telemetry.content import Content
 from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
 from ensemble_ray.events.telemetry.task_spans import task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent, read_request
+from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
-from ensemble_ray.plan.plan import Node
-from ensemble_ray.record.delegation_fold import worker_role
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.run_head import RunHead, name_in
-from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.record.work import RecordedWork
+from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.tracing import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
     from ensemble_ray.events.telemetry.span import SpanData
-    from ensemble_ray.record.task_fold import TaskFold
     from ensemble_ray.values.tracing import TraceParent
 
 __all__ = ["recorded_spans"]
@@ -100,63 +98,53 @@ def _tell_of_tasks(beginnings: Sequence[_Beginning]) -> None:
 
     What was at work when a run was interrupted, or waited for people, is told of by the beginning in which it did its last.
     """
-    fold, roles = RunFold(), dict[str, str]()
-    taken: list[Fact] = []
+    history = RunHistory(has_details=True)
     #: executions that nobody has told of -> in which beginning they did their last
     untold: dict[str, _Beginning] = {}
     for beginning in beginnings:
         for fact in beginning.facts:
-            fold.apply(fact)
-            if isinstance(fact.data, DelegationDecided):
-                decided = cast("Fact[DelegationDecided]", fact)
-                roles[delegated_instance(fact.name)] = worker_role(decided, {}) or read_request(decided).agent_role
+            history.apply(fact)
             if fact.is_of_run or is_making_agent(fact):
                 continue
             # That it is over is nothing that it does.
             if fact.instance in untold or not isinstance(fact.data, StimulusRecorded):
                 untold[fact.instance] = beginning
-        taken += beginning.facts
         if not beginning.has_told and beginning is not beginnings[-1]:
             continue
-        call_ids = _call_ids(taken)
-        for task in (*fold.tasks.values(), *fold.delegated.values()):
-            if task.is_recorded and (last := untold.get(task.instance)) is not None:
-                event = _make_traced(fold, task, last, roles)
-                last.tasks.append(replace(event, call_ids=call_ids.get(task.instance, ())))
+        for instance in sorted(history.work, key=lambda each: delegating_call(each) is not None):
+            work = RecordedWork(history, instance)
+            if instance in untold and work.is_recorded:
+                last = untold[instance]
+                last.tasks.append(_make_traced(work, last, _call_ids(history.work[instance])))
         untold.clear()
 
 
-def _call_ids(facts: Iterable[Fact]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the models' own ids of their tool requests by instance, model call and request."""
-    found: dict[str, dict[int, tuple[str, ...]]] = {}
-    for fact in facts:
-        if isinstance(fact.data, ModelAnswered) and not is_making_agent(fact):
-            turn = fact.name.rsplit("/", 2)[1]
-            ids = tuple(call.id for call in fact.data.tool_calls)
-            found.setdefault(fact.instance, {})[int(turn)] = ids
-    return {instance: [turns.get(turn, ()) for turn in range(max(turns) + 1)] for instance, turns in found.items()}
+def _call_ids(facts: Iterable[Fact]) -> list[tuple[str, ...]]:
+    """Return the models' own ids of their tool requests by model call and request."""
+    turns = {
+        int(fact.name.rsplit("/", 2)[1]): tuple(call.id for call in fact.data.tool_calls)
+        for fact in facts
+        if isinstance(fact.data, ModelAnswered)
+    }
+    return [turns.get(turn, ()) for turn in range(max(turns, default=-1) + 1)]
 
 
-def _make_traced(fold: RunFold, task: TaskFold, beginning: _Beginning, roles: Mapping[str, str]) -> TaskTracedEvent:
+def _make_traced(work: RecordedWork, beginning: _Beginning, call_ids: Sequence[tuple[str, ...]]) -> TaskTracedEvent:
     """Return the end of an execution, as it was told of or would have been."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
-    if task.instance in roles:
-        role = roles[task.instance]
-        node = Node(key="", index=0, description=task.key, expected_output="", agent_role=role, agent_key=role)
-        trace = task.trace(node, fold.capture_mode, state=state.value)
-    else:
-        trace = fold.trace_of(task, state=state.value)
-    failure = task.failure if task.has_failed else None
-    status = "completed" if task.output is not None else str(trace.metadata.get("state", "exited"))
+    trace = work.trace(state.value)
+    failure = work.failure if work.has_failed else None
+    status = "completed" if work.output is not None else str(trace.metadata.get("state", "exited"))
     return TaskTracedEvent(
         run_id=beginning.tracing.run_id,
-        instance=task.instance,
+        instance=work.instance,
         tracing=beginning.tracing,
         trace=trace,
         status="failed" if failure is not None else status,
         error_type="" if failure is None else failure.data.error_type,
         error_message="" if failure is None else failure.data.message,
-        is_handler=task.is_handler,
+        call_ids=call_ids,
+        is_handler=work.is_handler,
     )
 
 

@@ -1,6 +1,6 @@
 """Tasks that did not complete, as the fold of a run's facts tells of them."""
 
-from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.trace import fold_trace
 
 from .facts_of_runs import begun, ended, fact, model, node
 
