@@ -10,8 +10,8 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import find_fact
 from ensemble_ray.facts.runs import RecordedError
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import error_of_unit
+from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.results import GraphResult, LoopResult
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
@@ -14,10 +15,12 @@ from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_tex
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import AgentEntry, HierarchyRules, Node, Plan
 from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Continued,
+    Evaluated,
     Exited,
     Stimulus,
     Waiting,
@@ -30,8 +33,19 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.source import PlanSource
+    from ensemble_ray.schedule.unit import HistoryEntry
 
-__all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "readable_plan", "recorded_plan", "relevant"]
+__all__ = [
+    "FoldedSource",
+    "RecordedStimuli",
+    "ReplayedSource",
+    "is_undone",
+    "path_of_question",
+    "read_stimulus",
+    "readable_plan",
+    "recorded_plan",
+    "relevant",
+]
 
 
 class RecordedStimuli:
@@ -88,9 +102,14 @@ class RecordedStimuli:
             group[:] = [each for each in group if not is_undone(each[1])]
 
     @property
+    def numbered_groups(self) -> list[list[tuple[int, Stimulus]]]:
+        """The stimuli by group with the positions of their facts; the end of the last group may be missing."""
+        return [group for group in self.numbered if group]
+
+    @property
     def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
-        """The stimuli by group; the end of the last group may be missing."""
-        return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered if group)
+        """The stimuli of `numbered_groups`."""
+        return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered_groups)
 
 
 def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
@@ -135,6 +154,64 @@ class ReplayedSource:
     def _handle(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
         found = relevant(self._source, [stimulus for _, stimulus in group])
         return self._source.handle(*found) if found else []
+
+
+class FoldedSource:
+    """A source, and what it has wanted so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make one without a stimulus; no task of it waits for a slot, so that nothing depends on when others ended."""
+        self.source = machine_for(replace(plan, max_parallel_tasks=None))
+        #: by instance: what was wanted last
+        self.starts: dict[str, Start] = {}
+        #: open questions, each with how long the history of its unit was when it was asked
+        self.questions: dict[Question, int] = {}
+
+    def apply(self, stimuli: Sequence[Stimulus]) -> list[Start]:
+        """Apply what came together, but for what means nothing to it; return the tasks that it wants started."""
+        known = [
+            stimulus
+            for stimulus in relevant(self.source, stimuli)
+            if not isinstance(stimulus, Evaluated) or stimulus.question in self.questions
+        ]
+        for stimulus in known:
+            if isinstance(stimulus, Evaluated):
+                del self.questions[stimulus.question]
+        wanted: list[Start] = []
+        for instruction in self.source.handle(*known) if known else ():
+            match instruction:
+                case Start():
+                    self.starts[instruction.instance] = instruction
+                    wanted.append(instruction)
+                case Evaluate(question=question):
+                    self.questions[question] = len(self.source.history_of(_unit_of(question)))
+                case _:
+                    pass
+        return wanted
+
+    def history_of(self, question: Question) -> Sequence[HistoryEntry]:
+        """Return the history that an open question is about."""
+        return self.source.history_of(_unit_of(question))[: self.questions[question]]
+
+
+def _unit_of(question: Question) -> str:
+    return question.unit if isinstance(question, UntilHolds | EdgeMatches | ResetMemory) else ""
+
+
+def path_of_question(question: Question) -> str:
+    """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come.
+
+    Examples:
+        >>> path_of_question(UntilHolds(unit="loop:refine", iteration=1))
+        'loop:refine#0'
+    """
+    match question:
+        case UntilHolds() | ResetMemory():
+            return f"{question.unit}#{question.iteration - 1}"
+        case EdgeMatches():
+            return f"{question.unit}#{question.step - 1}"
+        case _:
+            raise TypeError(f"{question} is of no unit")
 
 
 def relevant(source: PlanSource, stimuli: Sequence[Stimulus]) -> list[Stimulus]:

@@ -13,6 +13,7 @@ from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LONGEST_MESSAGE, RecordedError
 from ensemble_ray.plan.plan import MANAGER_ROLE
+from ensemble_ray.record.failures import failures_seen
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.result import (
     RunEnd,
@@ -25,9 +26,7 @@ from ensemble_ray.record.result import (
 )
 from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.source import recorded_plan
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import failures_seen
-from ensemble_ray.record.units.recorded import ended_units
+from ensemble_ray.record.units import EndedUnits, ended_units
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of

@@ -14,8 +14,7 @@ from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturne
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.reviews import ReviewRequested
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
-from ensemble_ray.record.resume.folded_source import FoldedSource
-from ensemble_ray.record.source import RecordedStimuli, recorded_plan
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, recorded_plan
 from ensemble_ray.values.ids import task_instance
 from ensemble_ray.values.value import utc_of
 

@@ -19,10 +19,10 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import reason_of
 from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.plan.plan import MANAGER_ROLE
+from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import node_key

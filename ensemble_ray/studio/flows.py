@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.source import RecordedStimuli, recorded_plan
-from ensemble_ray.record.units.histories import graph_trace
-from ensemble_ray.record.units.recorded import ended_units
+from ensemble_ray.record.units import ended_units, graph_trace
 from ensemble_ray.studio.schemas.flow import FlowSchema
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow

@@ -18,7 +18,7 @@ from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowNode
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.record.level_tallies import LevelTally
+    from ensemble_ray.record.levels import LevelTally
 
 __all__ = ["map_reduce_flow", "tally_flow"]
 

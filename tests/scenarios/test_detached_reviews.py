@@ -35,7 +35,7 @@ from ensemble_ray import (
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.unit_fork import plan_unit_fork
+from ensemble_ray.record.resume.fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel, replay

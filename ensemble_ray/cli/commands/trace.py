@@ -115,7 +115,7 @@ def _show_run(
     from ensemble_ray.record.history import RunHistory
     from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.trace import trace_of
-    from ensemble_ray.record.units.recorded import verdicts_of
+    from ensemble_ray.record.units import verdicts_of
     from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows

@@ -25,8 +25,8 @@ from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import error_of_unit
+from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Start, UntilHolds
 from ensemble_ray.schedule.results import LoopResult

@@ -8,7 +8,7 @@ Never: a repetition of what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -23,7 +23,6 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.resume.lazy_results import LazyResults
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.source import RecordedStimuli, is_undone
 from ensemble_ray.record.trace import failed_delegations
@@ -285,7 +284,7 @@ class PlannedRecovery:
         return Resumed(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
-            results=LazyResults(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
+            results=_Results(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
             stopped=cast("dict[str, TaskResult[Output, Failure]]", self._list_stopped(failure_of)),
             is_restart=is_restart,
             directives=self._directives,
@@ -381,6 +380,32 @@ class PlannedRecovery:
 
     def _work_of(self, instance: str) -> RecordedWork:
         return RecordedWork(self._history, instance)
+
+
+class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
+    """The results of a run's tasks."""
+
+    def __init__(
+        self, instances: Iterable[str], result_of: Callable[[str], TaskResult[Output, Failure] | None]
+    ) -> None:
+        """Make them of the tasks that have one, and of what returns it."""
+        self._instances = frozenset(instances)
+        self._result_of = result_of
+
+    def __getitem__(self, instance: str) -> TaskResult[Output, Failure]:
+        found = self._result_of(instance)
+        if found is None:
+            raise KeyError(instance)
+        return found
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._instances
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._instances)
+
+    def __len__(self) -> int:
+        return len(self._instances)
 
 
 async def read_planned(

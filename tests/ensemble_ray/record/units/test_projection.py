@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_ray import Plan
 from ensemble_ray.plan.units import LoopUnit
-from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, StepResult
 from ensemble_ray.values.joined import join_iterations
 from tests.ensemble_ray.record.units.plans import (

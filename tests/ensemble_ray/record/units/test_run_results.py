@@ -17,7 +17,7 @@ from ensemble_ray.plan.units import EdgeEntry
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.trace import fold_output, fold_trace
-from ensemble_ray.record.units.recorded import PredicateAnswer, verdicts_of
+from ensemble_ray.record.units import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from tests.ensemble_ray.record.units.plans import (

@@ -22,13 +22,13 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import reason_of, tasks_failure
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
-from ensemble_ray.record.units.ended import key_of_path
+from ensemble_ray.record.units import key_of_path
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.unit_traces import PhaseStatus
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node
-    from ensemble_ray.record.units.ended import EndedUnits
+    from ensemble_ray.record.units import EndedUnits
     from ensemble_ray.schedule.results import PhaseResult, UnitFailure
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
