@@ -5,8 +5,7 @@ Never: an import of a class that the record names; records are data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast, get_args
@@ -55,23 +54,12 @@ NO_RESULT = "No result was recorded: the run ended during this call"
 #: Response in a trace of a delegation that has no recorded result.
 _NO_WORKER = "No result was recorded: the run ended during this delegation"
 #: Facts of turns. What a task recalled or was told is in its prompts.
-_TURNS = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
+_TURNS: Sequence[type[FactData]] = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
 _SHOWN = (*_TURNS, ReviewRequested, ReviewDecided)
+#: Of a turn whose model call is not recorded.
+_NO_ANSWER = ModelAnswered(request_digest="", started_at=0.0, latency_s=0.0, text=None)
 #: Ends of the names of calls that are no turn of a model.
 _WHOLE = ("/handler", "/runner")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Turn:
-    """One turn: a model call, and by number the tool calls of its answer."""
-
-    model: ModelAnswered | None = None
-    at: float = 0.0
-    intents: dict[int, Fact[ToolIntended]] = field(default_factory=dict[int, Fact[ToolIntended]])
-    results: dict[int, ToolReturned] = field(default_factory=dict[int, ToolReturned])
-    #: decisions about unknown outcomes
-    decisions: dict[int, OutcomeDecided] = field(default_factory=dict[int, OutcomeDecided])
-    delegations: dict[int, Fact[DelegationDecided]] = field(default_factory=dict[int, Fact[DelegationDecided]])
 
 
 class RecordedWork:
@@ -88,16 +76,19 @@ class RecordedWork:
         self.instance = instance
         self._history = history
         self._facts: Sequence[Fact] = history.work.get(instance, ())
-        given = self._newest(OutputRecorded)
-        self.output = None if given is None else given.data.output
-        self.failure = failure or self._newest(FailureRecorded)
+        given, failed = self._all(OutputRecorded), self._all(FailureRecorded)
+        self.output = given[-1].data.output if given else None
+        self.failure = failure or (failed[-1] if failed else None)
 
-    def _newest(self, kind: type[_F]) -> Fact[_F] | None:
-        found = (fact for fact in reversed(self._facts) if isinstance(fact.data, kind))
-        return cast("Fact[_F] | None", next(found, None))
+    @cached_property
+    def _by_kind(self) -> Mapping[type[FactData], Sequence[Fact]]:
+        found: dict[type[FactData], list[Fact]] = {}
+        for fact in self._facts:
+            found.setdefault(type(fact.data), []).append(fact)
+        return found
 
-    def _all(self, kind: type[_F]) -> Iterable[Fact[_F]]:
-        return (cast("Fact[_F]", fact) for fact in self._facts if isinstance(fact.data, kind))
+    def _all(self, kind: type[_F]) -> Sequence[Fact[_F]]:
+        return cast("Sequence[Fact[_F]]", self._by_kind.get(kind, ()))
 
     @property
     def key(self) -> str:
@@ -109,12 +100,12 @@ class RecordedWork:
     @cached_property
     def is_recorded(self) -> bool:
         """Whether the task did anything that the record shows."""
-        return not self.is_unfinished or any(isinstance(fact.data, _SHOWN) for fact in self._facts)
+        return not (self.is_unfinished and self._by_kind.keys().isdisjoint(_SHOWN))
 
     @property
     def is_handler(self) -> bool:
         """Whether a function did it, and no agent."""
-        return any(isinstance(fact.data, _TURNS) and fact.name.endswith(_WHOLE) for fact in self._facts)
+        return any(fact.name.endswith(_WHOLE) for kind in _TURNS for fact in self._all(kind))
 
     @property
     def is_unfinished(self) -> bool:
@@ -162,7 +153,7 @@ class RecordedWork:
     def workers_that_gave(self) -> list[tuple[RecordedWork, TaskOutput]]:
         """Return the workers whose result it received with their summaries, in the order in which they were done (S-HIER-6)."""
         found: list[tuple[RecordedWork, TaskOutput]] = []
-        for decision, result in self._attempts():
+        for decision, result in self._attempts:
             worker = self._workers.get(decision.name) if result is not None and result.is_success else None
             output = None if worker is None else worker.summary()
             if worker is not None and output is not None:
@@ -229,7 +220,7 @@ class RecordedWork:
     def _folded_trace(self, node: Node | None, state: str) -> TaskTrace:
         """Return the trace that its effects give."""
         began = (began_at(fact) for fact in self._facts if not isinstance(fact.data, StimulusRecorded))
-        models = [self._model(turn) for _, turn in sorted(self._turns.items())]
+        models = self._models()
         is_manager = self._history.plan.hierarchy is not None and delegating_call(self.instance) is None
         effects = TaskEffects(
             task_description=self.key if node is None else node.description,
@@ -239,18 +230,15 @@ class RecordedWork:
             capture_mode=self._history.head.capture_mode,
             models=models,
             tool_call_count=_count_calls(models),
-            delegations=[self._delegation(*each, state, is_nested=not is_manager) for each in self._attempts()],
+            delegations=[self._delegation(*each, state, is_nested=not is_manager) for each in self._attempts],
             is_manager=is_manager,
             retry_count=sum(model.retries for model in models),
             is_handler=not models and node is not None and node.agent_key is None,
             is_outcome_unknown=self._is_handler_unknown,
             reviews=self._reviews(),
             instance=self.instance,
-            embedding_tokens=sum(
-                fact.data.embedding_tokens
-                for fact in self._facts
-                if isinstance(fact.data, MemoryRecalled | MemoryStored)
-            ),
+            embedding_tokens=sum(fact.data.embedding_tokens for fact in self._all(MemoryRecalled))
+            + sum(fact.data.embedding_tokens for fact in self._all(MemoryStored)),
             sampled=list({fact.name: fact.data for fact in self._all(SamplingAnswered)}.items()),
         )
         output = self.task_output()
@@ -269,12 +257,14 @@ class RecordedWork:
     @property
     def _is_handler_unknown(self) -> bool:
         """Whether its handler or runner was called, and nobody knows what came of it (S-DUR-26)."""
-        calls = [fact.data for fact in self._facts if isinstance(fact.data, _TURNS) and fact.name.endswith(_WHOLE)]
+        if not self.is_handler:
+            return False
         # A runner may be asked again after it answered.
-        last = next((each for each in reversed(calls) if isinstance(each, ToolIntended | ToolReturned)), None)
+        calls = (fact.data for fact in reversed(self._facts) if fact.name.endswith(_WHOLE))
+        last = next((each for each in calls if isinstance(each, ToolIntended | ToolReturned)), None)
         if isinstance(last, ToolReturned):
             return last.is_unknown
-        return bool(calls) and not self._has_exited  # which it did by asking for the end of the run
+        return not self._has_exited  # which it did by asking for the end of the run
 
     def _reviews(self) -> list[Mapping[str, object]]:
         """Return its gates in the order in which they were requested, as a trace shows them."""
@@ -287,86 +277,64 @@ class RecordedWork:
             for name, gate in asked.items()
         ]
 
-    # Its turns.
+    # Its model calls, by turn, and calls of tools, by turn and number.
+
+    def _calls(self, kind: type[_F]) -> Mapping[tuple[int, int], Fact[_F]]:
+        return {_place_of(fact): fact for fact in self._all(kind) if not fact.name.endswith(_WHOLE)}
 
     @cached_property
-    def _turns(self) -> Mapping[int, _Turn]:
-        turns: dict[int, _Turn] = {}
-        for fact in self._facts:
-            data = fact.data
-            if not isinstance(data, _TURNS) or fact.name.endswith(_WHOLE):
-                continue
-            *_, number, what = ("", *fact.name.split("/"))
-            call = "0" if what == "model" else what.removeprefix("call-")
-            if not (number.isdecimal() and call.isdecimal()):
-                raise RecordError(f"The record is damaged: '{fact.name}' is no name of an effect")
-            turn = turns.setdefault(int(number), _Turn())
-            match data:
-                case ModelAnswered():
-                    turn.model, turn.at = data, fact.at
-                case ToolIntended():
-                    turn.intents[int(call)] = cast("Fact[ToolIntended]", fact)
-                case ToolReturned():
-                    turn.results[int(call)] = data
-                case DelegationDecided():
-                    turn.delegations[int(call)] = cast("Fact[DelegationDecided]", fact)
-                case OutcomeDecided():
-                    turn.decisions[int(call)] = data
-        return turns
-
-    def _attempts(self) -> list[tuple[Fact[DelegationDecided], ToolReturned | None]]:
-        """Return decisions about delegating work and their results, in the order of the calls."""
-        return [
-            (turn.delegations[call], turn.results.get(call))
-            for _, turn in sorted(self._turns.items())
-            for call in sorted(turn.delegations)
-        ]
+    def _attempts(self) -> Sequence[tuple[Fact[DelegationDecided], ToolReturned | None]]:
+        """Decisions about delegating work and their results, in the order of the calls."""
+        decisions = self._calls(DelegationDecided)
+        results = self._calls(ToolReturned) if decisions else {}
+        found = ((decisions[place], results.get(place)) for place in sorted(decisions))
+        return [(decision, None if result is None else result.data) for decision, result in found]
 
     @cached_property
     def _workers(self) -> Mapping[str, RecordedWork]:
         """The delegated work of which anything is recorded, by the name of the call."""
-        names = (decision.name for decision, _ in self._attempts())
+        names = (decision.name for decision, _ in self._attempts)
         workers = {name: RecordedWork(self._history, delegated_instance(name)) for name in names}
         return {name: worker for name, worker in workers.items() if worker.is_recorded}
 
-    def _model(self, turn: _Turn) -> ModelEffect:
-        answer = turn.model
-        if answer is None:
-            answer = ModelAnswered(request_digest="", started_at=turn.at, latency_s=0.0, text=None)
-        effect = effect_of(answer)
-        effect.is_final = not answer.tool_calls
-        effect.tools = [
-            self._tool(turn, number, answer.tool_calls)
-            for number in sorted({*turn.intents, *turn.results, *turn.delegations})
-        ]
-        return effect
+    def _models(self) -> list[ModelEffect]:
+        answers = {_place_of(fact)[0]: fact for fact in self._all(ModelAnswered)}
+        intents, results = self._calls(ToolIntended), self._calls(ToolReturned)
+        decisions, delegations = self._calls(OutcomeDecided), self._calls(DelegationDecided)
+        turns: dict[int, set[int]] = {turn: set() for turn in (*answers, *(turn for turn, _ in decisions))}
+        for turn, number in (*intents, *results, *delegations):
+            turns.setdefault(turn, set()).add(number)
+        models: list[ModelEffect] = []
+        for turn, numbers in sorted(turns.items()):
+            answered = answers.get(turn)
+            at, answer = (0.0, _NO_ANSWER) if answered is None else (answered.at, answered.data)
+            effect = effect_of(answer)
+            effect.is_final = not answer.tool_calls
+            for number in sorted(numbers):
+                place = turn, number
+                call = answer.tool_calls[number] if number < len(answer.tool_calls) else ToolCall(id="", name="")
+                intent, result = intents.get(place), results.get(place)
+                if intent is not None:
+                    call = ToolCall(id=call.id, name=intent.data.tool_name, arguments=intent.data.arguments)
+                if result is not None:
+                    effect.tools.append(_tool_of(call, result.data))
+                    continue
+                asked = intent or delegations.get(place)
+                began = at if asked is None else asked.at
+                effect.tools.append(self._open_tool(call, intent, began, decisions.get(place)))
+            models.append(effect)
+        return models
 
-    def _tool(self, turn: _Turn, number: int, calls: Sequence[ToolCall]) -> ToolEffect:
-        intent, result = turn.intents.get(number), turn.results.get(number)
-        call = calls[number] if number < len(calls) else ToolCall(id="", name="")
-        if intent is not None:
-            call = ToolCall(id=call.id, name=intent.data.tool_name, arguments=intent.data.arguments)
-        if result is not None:
-            return ToolEffect(
-                call=call,
-                outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
-                text=result.text,
-                started_at=result.started_at,
-                duration_s=result.duration_s,
-                structured_output=result.structured_output,
-                repairs=result.repairs,
-            )
-        asked_at = intent or turn.delegations.get(number)
-        begun = turn.at if asked_at is None else asked_at.at
-        exited = (
-            None if intent is None else {exit_.data.call: exit_ for exit_ in self._all(ExitRecorded)}.get(intent.name)
-        )
-        if exited is not None:
-            text, took_s = describe_exit(exited.data.text), exited.at - begun
-            return ToolEffect(call=call, outcome="success", text=text, started_at=begun, duration_s=took_s)
-        decided = turn.decisions.get(number)
-        text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.answer}"
-        return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
+    def _open_tool(
+        self, call: ToolCall, intent: Fact[ToolIntended] | None, began: float, decided: Fact[OutcomeDecided] | None
+    ) -> ToolEffect:
+        """Return a call without a result: it asked for the end of the run, or its outcome is unknown."""
+        exits = {each.data.call: each for each in self._all(ExitRecorded)} if intent is not None else {}
+        if intent is not None and (exited := exits.get(intent.name)) is not None:
+            text, took_s = describe_exit(exited.data.text), exited.at - began
+            return ToolEffect(call=call, outcome="success", text=text, started_at=began, duration_s=took_s)
+        text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.answer}"
+        return ToolEffect(call=call, outcome="unknown", text=text, started_at=began, duration_s=0.0)
 
     def _delegation(
         self, decision: Fact[DelegationDecided], result: ToolReturned | None, state: str, *, is_nested: bool
@@ -405,6 +373,31 @@ class RecordedWork:
             output=None if errors else output,
             trace=worker.trace(state) if worker is not None and is_nested else None,
         )
+
+
+def _place_of(fact: Fact) -> tuple[int, int]:
+    """Return the turn and the number of a call; of a model call the number is 0.
+
+    Raises:
+        RecordError: its name is none of an effect.
+    """
+    *_, turn, what = ("", *fact.name.rsplit("/", 2))
+    number = "0" if what == "model" else what.removeprefix("call-")
+    if not (turn.isdecimal() and number.isdecimal()):
+        raise RecordError(f"The record is damaged: '{fact.name}' is no name of an effect")
+    return int(turn), int(number)
+
+
+def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
+    return ToolEffect(
+        call=call,
+        outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+        text=result.text,
+        started_at=result.started_at,
+        duration_s=result.duration_s,
+        structured_output=result.structured_output,
+        repairs=result.repairs,
+    )
 
 
 def _count_calls(models: Sequence[ModelEffect]) -> int:

@@ -199,6 +199,8 @@ class RunHistory:
         agents = (agent for agent in self.plan.agents if agent.key != MANAGER_KEY or not is_managed)
         self._roles = {agent.key: agent.role for agent in agents}
         self._tree.begin(self.plan, is_dynamic=header.is_dynamic)
+        if not self._has_details:
+            self._tree.add_declared()
         self._found.append(changes.RunStarted(fact))
 
     def _resume(self, fact: Fact[RunResumed]) -> None:
