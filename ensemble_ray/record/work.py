@@ -282,6 +282,12 @@ class RecordedWork:
     def _calls(self, kind: type[_F]) -> Mapping[tuple[int, int], Fact[_F]]:
         return {_place_of(fact): fact for fact in self._all(kind) if not fact.name.endswith(_WHOLE)}
 
+    @property
+    def call_ids(self) -> Sequence[Sequence[str]]:
+        """The models' own ids of their tool requests, by model call and request."""
+        turns = {_place_of(each)[0]: [call.id for call in each.data.tool_calls] for each in self._all(ModelAnswered)}
+        return [turns.get(turn, ()) for turn in range(max(turns, default=-1) + 1)]
+
     @cached_property
     def _attempts(self) -> Sequence[tuple[Fact[DelegationDecided], ToolReturned | None]]:
         """Decisions about delegating work and their results, in the order of the calls."""

@@ -1,16 +1,14 @@
-"""What the facts of a planned run give to whoever goes on with it. Package: record. Pure, but for the reading (S-DUR-30).
+"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30). Package: record.
 
-In: its facts in order, page by page. Out: what its source was told, and what came of its tasks, as results. Outputs are
-handed on as data when they pass by, and are not kept here: who holds them decides whether and where they become objects,
-since a scheduler runs no user code. All is known by instance, since a task may have several executions.
-Never: a repetition of what is recorded.
+Recorded outputs are passed on as data and are not kept here: their holder decides whether and where they become objects, since a
+scheduler runs no user code. Effects are read a second time where they are needed, by a history with details.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult, count_incomplete
@@ -43,23 +41,13 @@ Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
 
 
-@dataclass(frozen=True, slots=True)
-class _OutputFigures:
+class _OutputFigures(NamedTuple):
     """What scheduling needs of a task's output."""
 
     at: float
     duration_s: float
     total_tokens: int
     tool_call_count: int
-
-    @classmethod
-    def of(cls, output: TaskOutput) -> _OutputFigures:
-        return cls(
-            output.completed_at.timestamp(),
-            output.duration.total_seconds(),
-            output.metrics.total_tokens,
-            output.tool_call_count,
-        )
 
 
 class PlannedRecovery:
@@ -82,7 +70,6 @@ class PlannedRecovery:
         self.head = self._history.head
         self._keep = keep
         self._is_resumed = is_resumed
-        self._is_empty = True
         self._stimuli = RecordedStimuli()
         #: early ends that tasks recorded, or the source was told of, by instance
         self._exits: dict[str, Exited] = {}
@@ -106,7 +93,7 @@ class PlannedRecovery:
         Raises:
             RecordError: one of them is damaged.
         """
-        recovery = cls(keep or _keep_nothing, is_resumed=is_resumed)
+        recovery = cls(keep or (lambda _, __: None), is_resumed=is_resumed)
         recovery.apply(facts)
         recovery.end_pages()
         recovery.effects_taker()(facts)
@@ -121,7 +108,6 @@ class PlannedRecovery:
             RecordError: one of them is damaged.
         """
         for fact in facts:
-            self._is_empty = False
             match fact.data:
                 case StimulusRecorded():
                     self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
@@ -171,7 +157,9 @@ class PlannedRecovery:
         match end:
             case OutputRecorded() as recorded:
                 output = typed_output({**recorded.output_data(), "trace": None})  # which is large
-                self._outputs[fact.name], self._texts[fact.name] = _OutputFigures.of(output), output.raw
+                at, duration_s = output.completed_at.timestamp(), output.duration.total_seconds()
+                figures = _OutputFigures(at, duration_s, output.metrics.total_tokens, output.tool_call_count)
+                self._outputs[fact.name], self._texts[fact.name] = figures, output.raw
                 self._keep(fact.name, recorded)
             case FailureRecorded():
                 self._failures.put(fact.name, cast("Fact[FailureRecorded]", fact))
@@ -190,7 +178,7 @@ class PlannedRecovery:
         self._exits = {instance: each for instance, each in self._exits.items() if not is_undone(each)}
 
     @property
-    def unexplained(self) -> frozenset[str]:
+    def _unexplained(self) -> frozenset[str]:
         """Instances of tasks that gave nothing, of which only their effects tell what they did."""
         return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
@@ -202,11 +190,11 @@ class PlannedRecovery:
     @property
     def needs_effects(self) -> bool:
         """Whether the record is to be read again, for effects."""
-        return bool(self.unexplained) or self.is_managed
+        return bool(self._unexplained) or self.is_managed
 
     def effects_taker(self) -> TakePage:
         """Return what takes facts of all kinds, of a second reading."""
-        unexplained, is_managed = self.unexplained, self.is_managed
+        unexplained, is_managed = self._unexplained, self.is_managed
 
         def take(facts: Sequence[Fact]) -> None:
             for fact in facts:
@@ -232,7 +220,7 @@ class PlannedRecovery:
                 self._history.apply(fact)
             case DelegationDecided() | ToolReturned():
                 self._history.apply(fact)
-            case _ if is_whole or any(_is_inside(fact.instance, each) for each in self._untraced):
+            case _ if is_whole or any(f"{fact.instance}/".startswith(f"{each}/") for each in self._untraced):
                 self._history.apply(fact)
             case _:
                 pass
@@ -242,7 +230,7 @@ class PlannedRecovery:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is recorded."""
-        return self._is_empty
+        return not self.head.run_id
 
     @property
     def is_managed(self) -> bool:
@@ -433,10 +421,6 @@ async def read_planned(
     return recovery
 
 
-def _keep_nothing(instance: str, recorded: OutputRecorded) -> None:
-    """Take an output that nobody asks for."""
-
-
 def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
     """Return an output without what is large in it."""
     return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
@@ -447,7 +431,3 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
-
-
-def _is_inside(instance: str, outer: str) -> bool:
-    return instance == outer or instance.startswith(f"{outer}/")
