@@ -24,7 +24,7 @@ from ensemble_ray.record.result import (
     planned_results,
     violation_trace,
 )
-from ensemble_ray.record.resume.run_head import name_in
+from ensemble_ray.record.resume.run_head import RunHead, name_in
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.units import EndedUnits, ended_units
 from ensemble_ray.record.work import RecordedWork
@@ -38,7 +38,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-__all__ = ["failed_delegations", "fold_output", "fold_trace", "output_of", "outputs_of", "trace_of", "works_of"]
+__all__ = ["fold_output", "fold_trace", "output_of", "outputs_of", "trace_of", "works_of"]
 
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
@@ -88,7 +88,7 @@ def output_of(
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
     """Return the output of a finished run; see `fold_output`."""
-    head = history.head
+    head = _head_of(history)
     if head.end is None or head.state not in _WITH_OUTPUT:
         why = "has not ended" if head.end is None else f"is {head.state.value}"
         raise IllegalStateError(f"Run '{head.run_id}' has no output: it {why}")
@@ -127,9 +127,10 @@ def works_of(history: RunHistory) -> list[RecordedWork]:
     return sorted(works, key=rank)
 
 
-def failed_delegations(work: RecordedWork, history: RunHistory) -> tuple[TaskTrace, ...]:
-    """Return what workers of a manager did that failed (S-TRC-43); that of other workers is in the traces of their tasks."""
-    return () if history.plan.hierarchy is None else tuple(work.worker_traces(RunState.FAILED.value, has_failed=True))
+def _head_of(history: RunHistory) -> RunHead:
+    if not history.head.run_id:
+        raise RecordError("There are no facts to fold: the record is empty")
+    return history.head
 
 
 def _outputs(works: Iterable[RecordedWork], output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
@@ -145,9 +146,8 @@ def _assemble(
     object_ids: Mapping[str, str] | None = None,
 ) -> tuple[ExecutionTrace, RunResults]:
     """Return the trace of a run and its results, as far as `outputs`, by instance, and `delegated` contain them."""
-    head, state = history.head, history.head.state.value
-    if not head.run_id:
-        raise RecordError("There are no facts to fold: the record is empty")
+    head = _head_of(history)
+    state = head.state.value
     traces = [(work.instance, work.trace(state)) for work in works]
     ended = _ended(history, outputs)
     results = planned_results(
@@ -155,9 +155,7 @@ def _assemble(
         traces,
         [_agent_summary(each) for each in head.header.agents or ()],
         delegated=delegated,
-        worker_traces=[]
-        if history.plan.hierarchy is None
-        else [each for work in works for each in work.worker_traces(state)],
+        worker_traces=[each for work in works for each in work.worker_traces(state)],
         object_ids=object_ids or {},
     )
     run = RunResultHead(

@@ -38,6 +38,7 @@ from ensemble_ray.record.levels import place_trace
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
@@ -196,9 +197,18 @@ class RecordedWork:
         except ValueError as error:
             raise RecordError(f"The record is damaged: TaskTrace of task '{self.key}': {error}") from error
 
-    def worker_traces(self, state: str, *, has_failed: bool = False) -> list[TaskTrace]:
-        """Return the traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed."""
-        return [each.trace(state) for each in self._workers.values() if each.has_failed or not has_failed]
+    def worker_traces(self, state: str) -> list[TaskTrace]:
+        """Return the traces of a manager's workers, in the order in which they were asked; see `trace`."""
+        return [each.trace(state) for each in self._workers.values()] if self._is_manager else []
+
+    def failed_delegations(self) -> tuple[TaskTrace, ...]:
+        """Return the traces of a manager's workers that failed (S-TRC-43); those of other workers are in its own trace."""
+        failed = (each for each in self._workers.values() if each.has_failed) if self._is_manager else ()
+        return tuple(each.trace(RunState.FAILED.value) for each in failed)
+
+    @property
+    def _is_manager(self) -> bool:
+        return self._history.plan.hierarchy is not None and delegating_call(self.instance) is None
 
     @property
     def _node(self) -> Node | None:
@@ -221,7 +231,6 @@ class RecordedWork:
         """Return the trace that its effects give."""
         began = (began_at(fact) for fact in self._facts if not isinstance(fact.data, StimulusRecorded))
         models = self._models()
-        is_manager = self._history.plan.hierarchy is not None and delegating_call(self.instance) is None
         effects = TaskEffects(
             task_description=self.key if node is None else node.description,
             expected_output="" if node is None else node.expected_output,
@@ -230,8 +239,8 @@ class RecordedWork:
             capture_mode=self._history.head.capture_mode,
             models=models,
             tool_call_count=_count_calls(models),
-            delegations=[self._delegation(*each, state, is_nested=not is_manager) for each in self._attempts],
-            is_manager=is_manager,
+            delegations=[self._delegation(*each, state, is_nested=not self._is_manager) for each in self._attempts],
+            is_manager=self._is_manager,
             retry_count=sum(model.retries for model in models),
             is_handler=not models and node is not None and node.agent_key is None,
             is_outcome_unknown=self._is_handler_unknown,

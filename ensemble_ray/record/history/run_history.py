@@ -71,7 +71,7 @@ class RunHistory:
             facts: The first facts.
             limit: How many executions to keep; `left_out` counts the others.
             has_details: Whether to keep the facts of executions, for readers that show everything. Such a history reads as much
-                as it can of a damaged plan, and does not follow the run's source: what only the source wanted is pending in it.
+                as it can of a damaged plan, and does not follow the run's source: it contains only executions that recorded something.
         """
         self.head = RunHead()
         self.plan = readable_plan(self.head.header)
@@ -133,11 +133,13 @@ class RunHistory:
         if self._has_details:
             self._keep(fact)
         rule = self._RULES.get(type(fact.data))  # first, since most facts are of executions
-        if rule is None:
+        if rule is None or not self.head.run_id:
             self.head.apply(fact)
+        elif self.head.last_at < fact.at:
+            self.head.last_at = fact.at
+        if rule is None:
             self._apply_rest(fact)
         else:
-            self.head.note_time(fact)
             self._apply_work(fact, rule)
         return self._found
 

@@ -23,7 +23,6 @@ from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.source import RecordedStimuli, is_undone
-from ensemble_ray.record.trace import failed_delegations
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
@@ -340,7 +339,7 @@ class PlannedRecovery:
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
             text=self._texts.get(instance),
-            failed_delegations=failed_delegations(self._work_of(instance), self._history),
+            failed_delegations=self._work_of(instance).failed_delegations(),
         )
 
     def _result(
@@ -363,7 +362,7 @@ class PlannedRecovery:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=reason,
-            failed_delegations=failed_delegations(work, self._history),
+            failed_delegations=work.failed_delegations(),
         )
 
     def _work_of(self, instance: str) -> RecordedWork:

@@ -64,7 +64,9 @@ class RunHead:
 
     def apply(self, fact: Fact) -> None:
         """Apply the next fact."""
-        self.note_time(fact)
+        if not self.run_id:
+            self.run_id, self._recorded_at = fact.run, fact.at
+        self.last_at = max(self.last_at, fact.at)
         match fact.data:
             case PlanRecorded() as header:
                 self.header, self._recorded_at = header, fact.at
@@ -85,12 +87,6 @@ class RunHead:
                 self.lost.append(reason)
             case _:
                 pass
-
-    def note_time(self, fact: Fact) -> None:
-        """Apply a fact of an execution."""
-        if not self.run_id:
-            self.run_id, self._recorded_at = fact.run, fact.at
-        self.last_at = max(self.last_at, fact.at)
 
     def _take_tags(self, options: Mapping[str, object] | None) -> None:
         self.tags = {**tags_in({"tags": self.header.tags}), **tags_in(options)}
