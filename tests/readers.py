@@ -21,9 +21,9 @@ from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import RecordedExecution, RunHistory
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.record.trace import trace_of, works_of
 from ensemble_ray.record.view.spans import recorded_spans

@@ -44,8 +44,8 @@ from ensemble_ray.errors import RunExistsError, message_of
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
+from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason

@@ -14,6 +14,7 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LONGEST_MESSAGE, RecordedError
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.failures import failures_seen
+from ensemble_ray.record.head import RunHead, name_in
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.result import (
     RunEnd,
@@ -24,7 +25,6 @@ from ensemble_ray.record.result import (
     planned_results,
     violation_trace,
 )
-from ensemble_ray.record.resume.run_head import RunHead, name_in
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.units import EndedUnits, ended_units
 from ensemble_ray.record.work import RecordedWork

@@ -27,6 +27,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.head import RunHead, locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import (
@@ -38,7 +39,6 @@ from ensemble_ray.record.resume.fork import (
     reused_differences,
 )
 from ensemble_ray.record.resume.run_budget import budget_of, options_of_fork, recorded_options
-from ensemble_ray.record.resume.run_head import RunHead, locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.planning import plan_again

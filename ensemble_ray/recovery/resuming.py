@@ -19,13 +19,13 @@ from ensemble_ray.loader import find_planned_form, load_source
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.advice import read_fork_advice
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.unknown_outcomes import check_outcomes

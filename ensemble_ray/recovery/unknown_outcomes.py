@@ -21,7 +21,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.head import RunHead
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["check_outcomes"]

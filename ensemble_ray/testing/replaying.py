@@ -28,11 +28,11 @@ from ensemble_ray.ports.services import Services
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.head import locate_errors, origin_in, read_head
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.identity.digest import compare_fields
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.record.trace import outputs_of
 from ensemble_ray.record.work import RecordedWork

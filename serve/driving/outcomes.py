@@ -7,8 +7,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, RecordError, RunState
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.trace import fold_output
 from ensemble_ray.serve.failures import code_of, failure_of, is_refusal, is_shown
 from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
@@ -16,7 +16,7 @@ from ensemble_ray.serve.schemas import Failure, FinishedRun
 
 if TYPE_CHECKING:
     from ensemble_ray import EnsembleOutput
-    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.head import RunHead
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.values.reviews import OpenReview as RecordedReview
 

@@ -18,7 +18,7 @@ from ensemble_ray.events.wire import WireEvent
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.following.projection import EventProjection
-from ensemble_ray.record.resume.run_head import RunHead
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.studio.views.totals import RunTotals
 from ensemble_ray.values.outputs import RunState

@@ -23,8 +23,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.serve.driving.outcomes import outcome_of_error, recorded_outcome
 from ensemble_ray.serve.failures import is_shown

@@ -74,7 +74,7 @@ def fork(
     from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.run_head import read_head
+    from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
 
     values, options = read_inputs(inputs or (), inputs_file), run_options(max_tokens, max_cost, tags)

@@ -21,7 +21,7 @@ from ensemble_ray.cli.inputs.tags import Tags, run_options
 
 if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.head import RunHead
 
 __all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
@@ -67,7 +67,7 @@ def resume(
     """
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.run_head import read_head
+    from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.resuming import begin_again
 
     options = run_options(max_tokens, max_cost, tags)

@@ -112,8 +112,8 @@ def _show_run(
     """Print a run; `is_partial`: what is left of its record."""
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.history import RunHistory
-    from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.trace import trace_of
     from ensemble_ray.record.units import verdicts_of
     from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
@@ -162,7 +162,7 @@ def _show_run(
 def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     """Write the graph of a run as it ran."""
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.run_head import locate_errors, read_head
+    from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.source import recorded_plan
     from ensemble_ray.record.trace import fold_trace
     from ensemble_ray.visualization.exporter import DagExporter
@@ -205,7 +205,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
         ValidationError: nothing is recorded of such a task.
     """
     from ensemble_ray.errors import ValidationError
-    from ensemble_ray.record.resume.run_head import HEAD_KINDS
+    from ensemble_ray.record.head import HEAD_KINDS
     from ensemble_ray.record.view.units import is_named
     from ensemble_ray.values.ids import RUN, task_instance
 

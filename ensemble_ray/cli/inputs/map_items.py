@@ -18,7 +18,7 @@ from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.task import build_user_prompt
-from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.record.head import read_head
 from ensemble_ray.text.token_estimate import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:

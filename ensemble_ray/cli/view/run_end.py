@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.record.head import locate_errors, read_head
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
-from ensemble_ray.record.resume.run_head import locate_errors, read_head
 from ensemble_ray.record.trace import fold_output
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState

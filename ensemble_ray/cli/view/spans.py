@@ -68,7 +68,7 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
     from ensemble_ray.events.telemetry.listener import missing_packages
     from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.run_head import locate_errors
+    from ensemble_ray.record.head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 
     receiver = None if url == _ENVIRONMENT else url

@@ -22,10 +22,10 @@ from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes
 from ensemble_ray.record.history.executions import ExecutionTree
 from ensemble_ray.record.identity.map_reduce import map_key
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, read_stimulus, readable_plan, recorded_plan
 from ensemble_ray.record.totals import ExecutionTotals
 from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds

@@ -17,8 +17,8 @@ from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.record.head import name_in
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason, RunState

@@ -42,11 +42,11 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import merge_warnings
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.map_reduce.opening import open_items, rules_of, window_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.rerun import is_answered
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.runs.map_reduce.opening import open_items
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.instructions import End

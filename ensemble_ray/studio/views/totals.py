@@ -18,8 +18,8 @@ from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.reviews import ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
 from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fold_gates
-from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.spent import SpentTally
 from ensemble_ray.record.totals import ExecutionTotals
 from ensemble_ray.studio.schemas.runs import RunRow

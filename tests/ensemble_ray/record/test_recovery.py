@@ -14,9 +14,9 @@ from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.rendering import in_json_form, plain_data
 from ensemble_ray.record.resume.planned import PlannedRecovery
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data

@@ -20,8 +20,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.resume.fork import plan_unit_fork
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.trace import fold_trace
