@@ -44,7 +44,6 @@ __all__ = [
     "read_stimulus",
     "readable_plan",
     "recorded_plan",
-    "relevant",
 ]
 
 
@@ -125,12 +124,26 @@ def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
 
 
 class ReplayedSource:
-    """The source of a recorded run, fed with the recorded stimuli one by one."""
+    """The source of a recorded plan, which receives the recorded stimuli again.
+
+    Attributes:
+        source: The machine.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._source: PlanSource = machine_for(plan)
+        self.source: PlanSource = machine_for(plan)
         self._stimuli = RecordedStimuli()
+
+    def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
+        """Apply stimuli that came together, except those that mean nothing to the source now. Return its instructions.
+
+        That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
+        """
+        known = [
+            each for each in stimuli if not isinstance(each, Cancelled) or self.source.is_cancelling(each.instance)
+        ]
+        return self.source.handle(*known) if known else []
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
         """Apply the next stimulus. Return the source's instructions; an empty list inside a group.
@@ -139,7 +152,7 @@ class ReplayedSource:
             RecordError: The fact is damaged.
         """
         self._stimuli.apply(fact)
-        return [] if self._stimuli.is_open else self._handle(self._stimuli.numbered[-1])
+        return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
     def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
         """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far, or after a restart the new ones."""
@@ -148,41 +161,35 @@ class ReplayedSource:
         if fact.data.is_restart:
             new = self._stimuli.numbered[count:]
         else:
-            self._source, new = machine_for(self._plan), self._stimuli.numbered
-        return [instruction for group in new for instruction in self._handle(group)]
+            self.source, new = machine_for(self._plan), self._stimuli.numbered
+        return [instruction for group in new for instruction in self._handle_group(group)]
 
-    def _handle(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
-        found = relevant(self._source, [stimulus for _, stimulus in group])
-        return self._source.handle(*found) if found else []
+    def _handle_group(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
+        return self.handle([stimulus for _, stimulus in group])
 
 
-class FoldedSource:
-    """A source, and what it has wanted so far."""
+class FoldedSource(ReplayedSource):
+    """A replayed source, and what it has wanted so far."""
 
     def __init__(self, plan: Plan) -> None:
         """Make one without a stimulus; no task of it waits for a slot, so that nothing depends on when others ended."""
-        self.source = machine_for(replace(plan, max_parallel_tasks=None))
+        super().__init__(replace(plan, max_parallel_tasks=None))
         #: by instance: what was wanted last
         self.starts: dict[str, Start] = {}
         #: open questions, each with how long the history of its unit was when it was asked
         self.questions: dict[Question, int] = {}
 
-    def apply(self, stimuli: Sequence[Stimulus]) -> list[Start]:
-        """Apply what came together, but for what means nothing to it; return the tasks that it wants started."""
-        known = [
-            stimulus
-            for stimulus in relevant(self.source, stimuli)
-            if not isinstance(stimulus, Evaluated) or stimulus.question in self.questions
-        ]
+    def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
+        """Apply stimuli that came together; answers to questions that are not open mean nothing to the source, too."""
+        known = [each for each in stimuli if not isinstance(each, Evaluated) or each.question in self.questions]
         for stimulus in known:
             if isinstance(stimulus, Evaluated):
                 del self.questions[stimulus.question]
-        wanted: list[Start] = []
-        for instruction in self.source.handle(*known) if known else ():
+        wanted = super().handle(known)
+        for instruction in wanted:
             match instruction:
-                case Start():
-                    self.starts[instruction.instance] = instruction
-                    wanted.append(instruction)
+                case Start(instance=instance):
+                    self.starts[instance] = instruction
                 case Evaluate(question=question):
                     self.questions[question] = len(self.source.history_of(_unit_of(question)))
                 case _:
@@ -212,14 +219,6 @@ def path_of_question(question: Question) -> str:
             return f"{question.unit}#{question.step - 1}"
         case _:
             raise TypeError(f"{question} is of no unit")
-
-
-def relevant(source: PlanSource, stimuli: Sequence[Stimulus]) -> list[Stimulus]:
-    """Return the stimuli that mean something to a source now.
-
-    That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
-    """
-    return [each for each in stimuli if not isinstance(each, Cancelled) or source.is_cancelling(each.instance)]
 
 
 def is_undone(stimulus: Stimulus) -> bool:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
 from ensemble_ray.record.levels import in_level_order
-from ensemble_ray.record.source import RecordedStimuli, path_of_question, relevant
+from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, path_of_question
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
 from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
-from ensemble_ray.schedule.unit_machines import make_machine
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.joined import join_iterations
 from ensemble_ray.values.trace import PhaseTrace, TaskTrace
@@ -207,9 +206,12 @@ class PredicateAnswer:
 
 def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
     """Return what became of the units of a recorded plan, also if they had not ended when the record did."""
-    source = NestedSource(plan, make_machine)
+    replayed = ReplayedSource(plan)
     for group in stimuli.groups:
-        source.handle(*relevant(source, group))
+        replayed.handle(group)
+    source = replayed.source
+    if not isinstance(source, NestedSource):
+        return EndedUnits(plan=plan, outputs=outputs)
     return EndedUnits(plan=plan, results=source.results(), failures=source.failures(), outputs=outputs)
 
 

@@ -78,5 +78,5 @@ async def _list_wanted(store: RunStore, run_id: str, head: RunHead) -> frozenset
     stimuli.undo()
     source = FoldedSource(recorded_plan(head.header.plan or {}))
     for group in stimuli.groups:
-        source.apply(group)
+        source.handle(group)
     return frozenset(source.source.running)

@@ -67,7 +67,7 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOu
                 if isinstance(question, UntilHolds | EdgeMatches):
                     yield AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
         known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
-        yield from source.apply(known)
+        yield from (each for each in source.handle(known) if isinstance(each, Start))
 
 
 class RepeatedPredicates:

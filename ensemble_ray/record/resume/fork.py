@@ -354,10 +354,10 @@ class _Cut:
     def apply(self, group: Sequence[tuple[int, Stimulus]]) -> None:
         """Apply to both sources what concerns them of a group."""
         used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
-        self._then.apply([stimulus for _, stimulus in group])
+        self._then.handle([stimulus for _, stimulus in group])
         if not used:
             return
-        self._now.apply([stimulus for _, stimulus in used])
+        self._now.handle([stimulus for _, stimulus in used])
         ends = (stimulus for _, stimulus in used if isinstance(stimulus, Completed | Exited | Cancelled))
         self._kept.update(dict.fromkeys(end.instance for end in ends))
         for more, (seq, stimulus) in zip(range(len(used) - 1, -1, -1), used, strict=True):
