@@ -172,7 +172,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}
         tasks = {name: each for name, each in tasks.items() if name not in inner or each.model_calls}
         tokens = [each.total_tokens for each in steps.values()]
-        costs = [each.cost for each in steps.values() if each.cost is not None]
+        costs = [cost[0] for each in steps.values() if (cost := view.steps.show(each).cost) is not None]
         total = None if None in tokens else sum(each or 0 for each in tokens)
         calls = sum(each.model_calls for each in steps.values())
         assert row.tokens == (total if calls else None)

@@ -214,17 +214,23 @@ class EventProjection:
         key = what.unit.rpartition("/")[2]
         unit = self._history.units.get(key)
         if isinstance(what, IterationEnded):
-            return _iteration(execution.id, what, unit, self._texts)
-        return messages.graph_state_completed(
-            name=unit.name if isinstance(unit, GraphUnit) else key,
-            state=what.state,
-            number=what.step,
-            most=unit.max_steps if isinstance(unit, GraphUnit) else 0,
-            output="\n\n".join(self._texts.get(each, "") for each in what.output.instances),
-            next_state=what.next_state,
-            duration_s=what.duration_s,
-            instance=execution.id,
-        )
+            instances, message = what.instances, _iteration(execution.id, what, unit, self._texts)
+        else:
+            instances = what.output.instances
+            message = messages.graph_state_completed(
+                name=unit.name if isinstance(unit, GraphUnit) else key,
+                state=what.state,
+                number=what.step,
+                most=unit.max_steps if isinstance(unit, GraphUnit) else 0,
+                output="\n\n".join(self._texts.get(each, "") for each in instances),
+                next_state=what.next_state,
+                duration_s=what.duration_s,
+                instance=execution.id,
+            )
+        if "/" not in what.unit:  # no unit around it shows them again
+            for each in instances:
+                self._texts.pop(each, None)
+        return message
 
 
 def _iteration(instance: str, what: IterationEnded, unit: Unit | None, texts: Mapping[str, str]) -> Message:

@@ -132,7 +132,7 @@ class ExecutionTree:
         node = self.nodes.get(key)
         if node is not None:
             kind = self._kind_of(node)
-            return RecordedExecution(id=instance, kind=kind, node=key, agent=node.agent_role, level=node.level)
+            return RecordedExecution(id=instance, kind=kind, node=node.key, agent=node.agent_role, level=node.level)
         return self._make_dynamic(instance, key) if self._is_dynamic else RecordedExecution(id=instance, kind="task")
 
     def _make_dynamic(self, instance: str, key: str) -> RecordedExecution:

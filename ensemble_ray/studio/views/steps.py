@@ -14,9 +14,10 @@ from ensemble_ray.studio.views.step_state import ShownStep, title_of
 from ensemble_ray.values.ids import node_key
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.history import RecordedExecution
-    from ensemble_ray.record.totals import ExecutionTotals
+    from ensemble_ray.record.totals import UsageTally
     from ensemble_ray.studio.schemas.steps import StepSchema
 
 __all__ = ["MOST_STEPS", "StepsView"]
@@ -41,8 +42,8 @@ class StepsView:
         return self._history.executions
 
     @property
-    def totals(self) -> ExecutionTotals:
-        """What all executions of the run used."""
+    def usage(self) -> UsageTally:
+        """What the run used."""
         return self._history.totals
 
     @property
@@ -70,17 +71,21 @@ class StepsView:
         failed = (each for each in self.states.values() if each.status == "failed" and not each.is_unit)
         return min(failed, key=lambda each: each.ended_at or 0.0, default=None)
 
-    def apply(self, fact: Fact) -> None:
-        """Apply the next fact.
+    def apply(self, fact: Fact) -> RecordedOutput | None:
+        """Apply the next fact and return the output that it recorded.
 
         Raises:
             RecordError: The fact is damaged.
         """
+        output = None
         for change in self._history.apply(fact):
             if isinstance(change, _NOT_SHOWN):
                 continue
+            if isinstance(change, history.ExecutionEnded):
+                output = change.output or output
             if not self.left_out or change.execution.id in self.states:
                 self.show(change.execution).apply(change)
+        return output
 
     def interrupt(self, at: float) -> None:
         """Note that no process works on the run any more, though it has no end."""
