@@ -11,19 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.events import messages
 from ensemble_ray.events.messages import Message, ShownTask
 from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
-from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.plan.units import GraphUnit, LoopUnit
 from ensemble_ray.record import history
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import UNKNOWN_TOKENS
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
     from ensemble_ray.facts.runs import PlanRecorded
@@ -149,22 +150,24 @@ class EventProjection:
         execution, fact = change.execution, change.fact
         if execution.kind == "delegation":
             return ()
-        if isinstance(fact.data, OutputRecorded):
-            return (self._complete(execution, fact.data),)
+        if change.output is not None:
+            return (self._complete(execution, change.output),)
         if change.status == "failed":
             return (messages.task_failed(self._task(execution), at=fact.at, reason=change.reason),)
         return ()
 
-    def _complete(self, execution: RecordedExecution, recorded: OutputRecorded) -> Message:
-        output = typed_output({**recorded.output_data(), "trace": None})  # the trace is large
+    def _complete(self, execution: RecordedExecution, output: RecordedOutput) -> Message:
+        if output.completed_at is None or output.duration_s is None:
+            raise RecordError(f"The record is damaged: output of task '{execution.id}' has no end or no duration")
+        tokens = output.metrics.get("total_tokens")
         if self._history.units:
             self._texts[execution.id] = output.raw
         task = replace(self._task(execution), description=output.task_description, agent_role=output.agent_role)
         return messages.task_completed(
             task,
-            at=output.completed_at.timestamp(),
-            duration_s=output.duration.total_seconds(),
-            token_count=output.metrics.total_tokens,
+            at=output.completed_at,
+            duration_s=output.duration_s,
+            token_count=tokens if isinstance(tokens, int) else UNKNOWN_TOKENS,
             tool_call_count=output.tool_call_count,
         )
 
