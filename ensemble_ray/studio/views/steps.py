@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ensemble_ray.plan.units import GraphUnit
 from ensemble_ray.record import history
+from ensemble_ray.schedule.instructions import StepEnded
 from ensemble_ray.studio.views.step_state import ShownStep, title_of
 from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.unit_traces import GraphTrace, GraphTraceStep
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.ends import RecordedOutput
@@ -35,6 +38,8 @@ class StepsView:
     def __init__(self) -> None:
         self._history = history.RunHistory(limit=MOST_STEPS)
         self._shown: dict[str, ShownStep] = {}
+        #: steps of the graph that ended
+        self._graph_steps: list[GraphTraceStep] = []
 
     @property
     def states(self) -> Mapping[str, RecordedExecution]:
@@ -83,9 +88,35 @@ class StepsView:
                 continue
             if isinstance(change, history.ExecutionEnded):
                 output = change.output or output
+            elif isinstance(change, history.RoundEnded):
+                self._end_round(change)
             if not self.left_out or change.execution.id in self.states:
                 self.show(change.execution).apply(change)
         return output
+
+    def _end_round(self, change: history.RoundEnded) -> None:
+        what = change.what
+        if isinstance(what, StepEnded):
+            step = GraphTraceStep(
+                path=change.execution.id, state_name=what.state, step_number=what.step, next_state=what.next_state
+            )
+            self._graph_steps.append(step)
+
+    def graph_trace(self) -> GraphTrace | None:
+        """Return the steps of the run's graph that ended; None: it has no graph, or none has begun."""
+        found = next((state for state in self.states.values() if state.kind == "graph" and state.started_at), None)
+        unit = None if found is None else self._history.units.get(found.node or "")
+        if found is None or not isinstance(unit, GraphUnit):
+            return None
+        return GraphTrace(
+            graph_name=unit.name,
+            path=found.id,
+            start_state=unit.start,
+            termination_reason=None,
+            steps_run=len(self._graph_steps),
+            max_steps=unit.max_steps,
+            steps=tuple(self._graph_steps),
+        )
 
     def interrupt(self, at: float) -> None:
         """Note that no process works on the run any more, though it has no end."""
