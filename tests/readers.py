@@ -16,7 +16,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from ensemble_ray.cli.view.followed import FollowedEvents
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
@@ -145,10 +145,10 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
 
 def _progress(facts: Sequence[Fact]) -> Iterator[Said]:
     """Say what the command line shows of a run of another process."""
-    projection, followed, progress = EventProjection(facts[0].run), FollowedEvents(), TaskProgress()
+    projection, progress = EventProjection(facts[0].run), TaskProgress()
     for fact in facts:
         for message in projection.apply(fact):
-            event = followed.event_of(message)
+            event = event_of(message)
             if event is not None:
                 progress.receive(event, fact.at)
         yield {

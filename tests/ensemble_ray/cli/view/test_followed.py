@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ensemble_ray.cli.view.followed import FollowedEvents
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.events.wire import WireEvent
@@ -15,8 +15,7 @@ ASKED = {"instance": "draft#0", "delegation_id": "1", "delegating_agent_role": "
 
 
 def _lines(progress: TaskProgress | ItemProgress, *messages: tuple[str, Mapping[str, object]]) -> list[str]:
-    events = FollowedEvents()
-    found = [events.event_of(WireEvent(type=name, data=data)) for name, data in messages]
+    found = [event_of(WireEvent(type=name, data=data)) for name, data in messages]
     received = [progress.receive(event, at) for at, event in enumerate(found) if event is not None]
     return [line for line in received if line is not None]
 
