@@ -170,11 +170,12 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         tasks = {name: each for name, each in steps.items() if each.kind != "delegation"}
         # An item of several tasks is a step, too.
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}
-        tasks = {name: each for name, each in tasks.items() if name not in inner or each.model_calls}
-        tokens = [each.total_tokens for each in steps.values()]
-        costs = [cost[0] for each in steps.values() if (cost := view.steps.show(each).cost) is not None]
+        shown = {name: view.steps.show(each) for name, each in steps.items()}
+        tasks = {name: each for name, each in tasks.items() if name not in inner or shown[name].model_calls}
+        tokens = [each.total_tokens for each in shown.values()]
+        costs = [each.cost[0] for each in shown.values() if each.cost is not None]
         total = None if None in tokens else sum(each or 0 for each in tokens)
-        calls = sum(each.model_calls for each in steps.values())
+        calls = sum(each.model_calls for each in shown.values())
         assert row.tokens == (total if calls else None)
         assert view.totals.cost == (sum(costs) if costs else None)
         yield {

@@ -154,6 +154,11 @@ class WorkRecorded(NamedTuple):
 
     execution: RecordedExecution
     fact: Fact
+    #: that it used; -1: the provider did not count
+    input_tokens: int = 0
+    output_tokens: int = 0
+    #: answers to servers of its tools
+    model_calls: int = 0
 
 
 #: A change of one execution.

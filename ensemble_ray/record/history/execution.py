@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ToolIntended
@@ -72,10 +71,6 @@ class RecordedExecution:
     wanted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    #: -1: unknown
-    input_tokens: int = 0
-    output_tokens: int = 0
-    model_calls: int = 0
     #: one line
     error: str | None = None
     #: tool calls of the last answer
@@ -105,12 +100,6 @@ class RecordedExecution:
     def has_result(self) -> bool:
         """Whether it completed, failed or ended the run."""
         return self.status in _RESULTS
-
-    @property
-    def total_tokens(self) -> int | None:
-        """Tokens of all its model calls; None: one of them was not counted."""
-        known = self.input_tokens >= 0 and self.output_tokens >= 0
-        return self.input_tokens + self.output_tokens if known else None
 
     @property
     def task(self) -> RecordedExecution:
@@ -149,12 +138,6 @@ class RecordedExecution:
             self.attempts = 1
         if self.status not in _ENDS or self.status in {"interrupted", "skipped"}:
             self.status, self.ended_at = "waiting" if self.gates else "running", None
-
-    def count(self, input_tokens: int, output_tokens: int) -> None:
-        """Count a model call; -1: the provider did not count."""
-        self.model_calls += 1
-        self.input_tokens = add_tokens((self.input_tokens, input_tokens))
-        self.output_tokens = add_tokens((self.output_tokens, output_tokens))
 
     def open_call(self, name: str, intent: ToolIntended) -> None:
         """Note a call that begins."""

@@ -30,7 +30,6 @@ from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
 from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
-from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
@@ -254,17 +253,16 @@ class RunHistory:
     def _apply_answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> None:
         answer = fact.data
         execution.begin(answer.started_at)
-        execution.count(int(answer.input_tokens), int(answer.output_tokens))
         execution.requested = answer.tool_calls
         self._found.append(changes.ModelReplied(execution, fact))
 
     def _apply_sampling(self, execution: RecordedExecution, fact: Fact[SamplingAnswered]) -> None:
-        execution.count(int(fact.data.input_tokens), int(fact.data.output_tokens))
-        self._found.append(changes.WorkRecorded(execution, fact))
+        sent, received = int(fact.data.input_tokens), int(fact.data.output_tokens)
+        self._found.append(changes.WorkRecorded(execution, fact, sent, received, model_calls=1))
 
     def _apply_memory(self, execution: RecordedExecution, fact: Fact[MemoryRecalled | MemoryStored]) -> None:
-        execution.input_tokens = add_tokens((execution.input_tokens, fact.data.embedding_tokens))
-        self._apply_other(execution, fact)
+        execution.begin(fact.at)
+        self._found.append(changes.WorkRecorded(execution, fact, fact.data.embedding_tokens))
 
     def _apply_other(self, execution: RecordedExecution, fact: Fact) -> None:
         execution.begin(fact.at)

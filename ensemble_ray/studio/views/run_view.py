@@ -200,9 +200,10 @@ class RunView:
         for state in self.steps.states.values():
             if state.is_unit or not (state.agent and state.started_at is not None):
                 continue
-            agents.setdefault(state.agent, []).append(state.total_tokens)
-            if (cost := self.steps.show(state).cost) is not None:
-                costs[state.agent] = costs.get(state.agent, Decimal(0)) + cost[0]
+            shown = self.steps.show(state)
+            agents.setdefault(state.agent, []).append(shown.total_tokens)
+            if shown.cost is not None:
+                costs[state.agent] = costs.get(state.agent, Decimal(0)) + shown.cost[0]
         by_agent = [
             AgentBudget(
                 agent=agent,

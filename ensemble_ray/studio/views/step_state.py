@@ -17,6 +17,7 @@ from ensemble_ray.record import history
 from ensemble_ray.studio.schemas.steps import StepSchema, StepTokens
 from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.steps import Effect, SegmentKind
@@ -60,6 +61,10 @@ class ShownStep:
 
     execution: history.RecordedExecution
     title: str
+    #: -1: unknown
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model_calls: int = 0
     #: of its output's text
     output_digest: str | None = None
     #: with its currency; None: not known
@@ -72,6 +77,12 @@ class ShownStep:
     #: names of the calls that began, while it is not completed
     _begun_calls: set[str] | None = None
     _row: tuple[int, StepSchema] | None = None
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens that it used; None: a provider did not count."""
+        known = self.input_tokens >= 0 and self.output_tokens >= 0
+        return self.input_tokens + self.output_tokens if known else None
 
     def apply(self, change: history.ExecutionChange) -> None:
         """Add what a change tells of its time, calls and output."""
@@ -99,8 +110,17 @@ class ShownStep:
             kind, start, _ = self.spans[-1]
             self.spans[-1] = (kind, start, end)
 
-    def _begin_work(self, change: history.GateOpened | history.WorkRecorded) -> None:
+    def _count(self, sent: int, received: int) -> None:
+        self.input_tokens = add_tokens((self.input_tokens, sent))
+        self.output_tokens = add_tokens((self.output_tokens, received))
+
+    def _open_gate(self, change: history.GateOpened) -> None:
         self._begin(change.fact.at)
+
+    def _add_work(self, change: history.WorkRecorded) -> None:
+        self._begin(change.fact.at)
+        self.model_calls += change.model_calls
+        self._count(change.input_tokens, change.output_tokens)
 
     def _delegate(self, change: history.DelegationStarted) -> None:
         self._begin(change.fact.data.started_at)
@@ -108,6 +128,8 @@ class ShownStep:
     def _add_answer(self, change: history.ModelReplied) -> None:
         answer = change.fact.data
         self._begin(answer.started_at)
+        self.model_calls += 1
+        self._count(int(answer.input_tokens), int(answer.output_tokens))
         asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
         if answer.waited_s:
             self._spend("rate_limit", answer.started_at, asked_at)
@@ -161,8 +183,8 @@ class ShownStep:
         for asked in step.gates.values() if step.gates and not step.is_ended else ():
             spans.append(("person", as_millis(asked.at), as_millis(asked.at)))  # noqa: PERF401  a list would lose the kind's type
         tokens = None
-        if step.model_calls:
-            tokens = StepTokens(input=_drop_unknown(step.input_tokens), output=_drop_unknown(step.output_tokens))
+        if self.model_calls:
+            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
         return StepSchema(
             id=step.id,
             node=step.node,
@@ -192,9 +214,9 @@ class ShownStep:
         history.CallStarted: _begin_call,
         history.CallEnded: _add_call,
         history.DelegationStarted: _delegate,
-        history.GateOpened: _begin_work,
+        history.GateOpened: _open_gate,
         history.GateClosed: _close_gate,
-        history.WorkRecorded: _begin_work,
+        history.WorkRecorded: _add_work,
         history.ExecutionEnded: _end,
     }
 
