@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.history import ExecutionEnded, RunHistory
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.resume.run_head import locate_errors, read_head
-from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import RunState
 
@@ -124,11 +124,10 @@ async def _planned_text(store: RunStore, run_id: str) -> str:
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:
     """Return the text of a map-reduce's last reduce; None where there is none, as of a map."""
+    history, text = RunHistory(), None
     for instance in map(instance_of, (FINAL, DIRECT)):
-        task = TaskFold(instance=instance)
         for fact in await store.facts_of(run_id, instance):
-            if fact.instance == instance:
-                task.apply(fact)
-        if (output := task.summary()) is not None:
-            return output.raw
-    return None
+            for change in history.apply(fact):
+                if isinstance(change, ExecutionEnded) and change.execution.id == instance and change.output is not None:
+                    text = change.output.raw
+    return text

@@ -99,7 +99,11 @@ class RunView:
             RecordError: one of them is damaged.
         """
         for fact in facts:
-            self.totals.add(fact, self.steps.apply(fact))
+            output = None
+            try:
+                output = self.steps.apply(fact)
+            finally:  # the next facts are read behind a damaged one, too
+                self.totals.add(fact, output)
 
     def settle(self, summary: RecordedRun) -> None:
         """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
