@@ -1,4 +1,4 @@
-"""How tasks ended. Package: facts. Pure."""
+"""How tasks ended. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import Duration
-
-__all__ = [
-    "ExitRecorded",
-    "FailureRecorded",
-    "OutputRecorded",
-    "RecordedOutput",
-    "read_output",
-    "read_reason",
-    "read_trace",
-]
 
 _DURATION = TypeAdapter[timedelta](Duration)
 

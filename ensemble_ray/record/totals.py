@@ -1,4 +1,4 @@
-"""Tokens and calls of a run, counted from its facts: what its executions used, and what its budget counts. Package: record. Pure.
+"""Tokens and calls of a run, counted from its facts: what its executions used, and what its budget counts. Pure.
 
 The executions are all of its tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied
 (S-MET-38). A budget leaves out copies, and includes calls that made agents or reflected on outputs (S-BUD-7, S-BUD-9).
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ensemble_ray.execute.spending import answer_tokens
+from ensemble_ray.execute.scope import answer_tokens
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.lenient import as_count, as_mapping
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.values.amounts import Amount, price
-from ensemble_ray.values.metrics import add_tokens
+from ensemble_ray.values.metrics import Amount, add_tokens, price
 from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact, FactData
     from ensemble_ray.values.metrics import CostConfiguration
-
-__all__ = ["PAID", "UsageTally"]
 
 #: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
 PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)

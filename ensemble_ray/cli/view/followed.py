@@ -1,4 +1,4 @@
-"""Messages about a run as the events that its progress is made of. Package: cli. Pure."""
+"""Messages about a run as the events that its progress is made of. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.events.wire import WireEvent
-
-__all__ = ["event_of"]
+    from ensemble_ray.events.messages import WireEvent
 
 _EVENTS: Mapping[str, type[Event]] = {
     "ensemble_started": EnsembleStartedEvent,

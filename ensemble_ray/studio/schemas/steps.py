@@ -1,4 +1,4 @@
-"""Steps of a run as the page shows them: as a row, and in all detail. Package: studio. Pure."""
+"""Steps of a run as the page shows them: as a row, and in all detail. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,6 @@ from pydantic import Field
 from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
 from ensemble_ray.studio.schemas.runs import ReviewSchema, RunDetailSchema
 from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, StudioSchema, Text
-
-__all__ = [
-    "AnswerSchema",
-    "ConstraintCheck",
-    "ContextCut",
-    "GuardrailCheck",
-    "LiveSteps",
-    "MessageSchema",
-    "RequestedCall",
-    "SegmentKind",
-    "StepDetail",
-    "StepError",
-    "StepList",
-    "StepPlace",
-    "StepSchema",
-    "StepTokens",
-    "ToolCallDetail",
-]
 
 #: What the time of a step went to.
 SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]

@@ -1,4 +1,4 @@
-"""One row of a run's steps: an execution of the run's history, and what its changes add for a page. Package: studio. Pure.
+"""One row of a run's steps: an execution of the run's history, and what its changes add for a page. Pure.
 
 It never holds a text of a model or a tool longer than a line.
 """
@@ -21,8 +21,6 @@ from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.steps import Effect, SegmentKind
-
-__all__ = ["TITLE", "ShownStep", "as_millis", "cost_of", "title_of"]
 
 #: Longest title, characters.
 TITLE = 120

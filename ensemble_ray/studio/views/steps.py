@@ -1,4 +1,4 @@
-"""The steps of a run: rows of the executions in its history. Package: studio. Pure.
+"""The steps of a run: rows of the executions in its history. Pure.
 
 Of very many steps the first ones are shown; `left_out` says how many are not.
 """
@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble_ray.plan.units import GraphUnit
+from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.record import history
 from ensemble_ray.schedule.instructions import StepEnded
 from ensemble_ray.studio.views.step_state import ShownStep, title_of
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.unit_traces import GraphTrace, GraphTraceStep
+from ensemble_ray.values.trace import GraphTrace, GraphTraceStep
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.ends import RecordedOutput
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.record.totals import UsageTally
     from ensemble_ray.studio.schemas.steps import StepSchema
-
-__all__ = ["MOST_STEPS", "StepsView"]
 
 #: Steps that are shown of one run.
 MOST_STEPS = 50_000

@@ -19,7 +19,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.totals import UsageTally
-from ensemble_ray.values.amounts import Amount
+from ensemble_ray.values.metrics import Amount
 from ensemble_ray.values.value import utc_of
 
 RUN = "run-1"
