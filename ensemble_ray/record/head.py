@@ -1,4 +1,4 @@
-"""How a run began and how it stands: the part of its history that a few facts of the run as a whole decide. Package: record. Pure."""
+"""How a run began and how it stands: the part of its history that a few facts of the run as a whole decide. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.definition.run_tags import tags_in
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.definition.run_options import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.runs import (
@@ -25,8 +25,6 @@ from ensemble_ray.values.trace import CaptureMode
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "name_in", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)

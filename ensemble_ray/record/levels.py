@@ -1,4 +1,4 @@
-"""The levels of a map-reduce: traces and outputs in their places, and a few numbers for each level. Package: record. Pure."""
+"""The levels of a map-reduce: traces and outputs in their places, and a few numbers for each level. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,11 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskFailure
-    from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.metrics import TaskMetrics
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ExecutionTrace, ToolCallTrace
-
-__all__ = [
-    "LevelTally",
-    "in_level_order",
-    "level_summaries",
-    "level_tallies",
-    "place_trace",
-    "placed_outcome",
-    "tally_data",
-    "unknown_calls",
-]
 
 _T = TypeVar("_T")
 

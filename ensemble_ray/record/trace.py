@@ -1,4 +1,4 @@
-"""The trace and the output of a run: readers of its history. Package: record. Pure.
+"""The trace and the output of a run: readers of its history. Pure.
 
 The run may be finished, failed, cancelled or torn: a torn record is no error, it is a run of which less is known.
 """
@@ -37,8 +37,6 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["fold_output", "fold_trace", "output_of", "outputs_of", "trace_of", "works_of"]
 
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})

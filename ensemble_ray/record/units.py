@@ -1,4 +1,4 @@
-"""The units of a run: what became of them, the outputs that they show, and their histories and traces. Package: record. Pure.
+"""The units of a run: what became of them, the outputs that they show, and their histories and traces. Pure.
 
 A live run has them from its machines, a record from the stimuli of its source: `ended_units`. Nothing is copied but joined iterations.
 """
@@ -11,38 +11,29 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
 from ensemble_ray.record.levels import in_level_order
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, path_of_question
-from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
+from ensemble_ray.schedule.instructions import (
+    EdgeMatches,
+    GraphResult,
+    LoopResult,
+    PhaseResult,
+    UnitFailure,
+    UnitResult,
+    UntilHolds,
+)
 from ensemble_ray.schedule.nested import NestedSource
-from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
-from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
+from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.joined import join_iterations
-from ensemble_ray.values.trace import PhaseTrace, TaskTrace
-from ensemble_ray.values.unit_outputs import GraphHistory, GraphStep, LoopHistory, UnitOutputs
-from ensemble_ray.values.unit_traces import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus
+from ensemble_ray.values.task_output import GraphHistory, GraphStep, LoopHistory, UnitOutputs, join_iterations
+from ensemble_ray.values.trace import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus, PhaseTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = [
-    "EndedUnits",
-    "KeyedOutput",
-    "PredicateAnswer",
-    "ended_units",
-    "graph_trace",
-    "key_of_path",
-    "loop_traces",
-    "phase_traces",
-    "unit_outputs",
-    "unit_results",
-    "verdicts_of",
-]
 
 
 class KeyedOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Package: record. Pure.
+"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Pure.
 
 In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
 Never: anything kept of a call that has a known result.
@@ -20,8 +20,6 @@ from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
 
 #: Kinds of facts that tell of them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)

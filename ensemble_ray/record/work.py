@@ -1,4 +1,4 @@
-"""What one execution of a task did and gave: a reader of a history with details. Package: record. Pure.
+"""What one execution of a task did and gave: a reader of a history with details. Pure.
 
 Never: an import of a class that the record names; records are data.
 """
@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
-from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
-from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
-from ensemble_ray.execute.exits import describe_exit
-from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.review.tracing import review_entry
+from ensemble_ray.execute.delegation.decisions import EXPECTED_OUTPUT
+from ensemble_ray.execute.effects import (
+    CallOutcome,
+    DelegationEffect,
+    ModelEffect,
+    TaskEffects,
+    ToolEffect,
+    typed_output,
+)
+from ensemble_ray.execute.review.gates import review_entry
+from ensemble_ray.execute.scope import describe_exit
 from ensemble_ray.facts.effects import (
     DelegationDecided,
     ModelAnswered,
@@ -44,8 +50,6 @@ from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.record.history import RunHistory
-
-__all__ = ["NO_RESULT", "RecordedWork"]
 
 _F = TypeVar("_F", bound=FactData)
 

@@ -9,16 +9,14 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Unpack
 
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.loader import find_planned_form, load_source
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
@@ -26,24 +24,23 @@ from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.advice import read_fork_advice
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.recovery.unknown_outcomes import check_outcomes
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
-from ensemble_ray.values.amounts import Amount, RunBudget
-from ensemble_ray.values.directives import ModelSwitch, add_switch
+from ensemble_ray.teamfile import find_planned_form, load_source
+from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.reviews import ModelSwitch, add_switch
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.loader import Runnable
+    from ensemble_ray.definition.fields import Origin
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-
-__all__ = ["aresume", "begin_again", "check_resumable", "planned_form", "recorded_definition", "resume"]
+    from ensemble_ray.teamfile import Runnable
 
 _log = bounded_logger(__name__)
 #: How long processes of a local cluster may outlive it when its driver was killed, s; measured: 4 to 10. How often they are looked at, s.
@@ -191,10 +188,10 @@ async def begin_again(
 
 async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
-    tally = SpentTally(definition.cost_configuration)
+    tally = UsageTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        await read_pages(store, run_id, kinds_of(*PAID), tally.apply)
-    return tally.total
+        await read_pages(store, run_id, kinds_of(*PAID), tally.apply_all)
+    return tally.spent
 
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
@@ -241,7 +238,7 @@ async def _is_cluster_there(found: RecordedRun) -> bool:
     owner = found.owner_process
     if owner is None or owner[1] != socket.gethostname():
         return False
-    from ensemble_ray.process.cluster_finding import find_cluster  # most runs that are resumed do not go on
+    from ensemble_ray.process.private_files import find_cluster  # most runs that are resumed do not go on
 
     cluster = await threads.run(find_cluster, owner[0])
     if cluster is None:

@@ -1,10 +1,10 @@
-"""Memory of a run that goes on: what its earlier processes recorded of what tasks gave and were shown. Package: runs."""
+"""Memory of a run that goes on: what its earlier processes recorded of what tasks gave and were shown."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.memory import MemoryStored
@@ -13,8 +13,6 @@ from ensemble_ray.facts.reflection import ReflectionRecalled
 if TYPE_CHECKING:
     from ensemble_ray.runs.launching import RunScope
     from ensemble_ray.runs.ports import RunRequest
-
-__all__ = ["restore_reflections", "restore_short_term"]
 
 
 async def restore_reflections(request: RunRequest, scope: RunScope) -> None:

@@ -1,4 +1,4 @@
-"""FlowDrawer: graphs of runs with places for their nodes. Package: studio.
+"""FlowDrawer: graphs of runs with places for their nodes.
 
 In: a run's plan and its steps. Out: its graph as declared, with what ran of each node, or as it ran. Rules: places depend on nodes and
 edges alone, so that a run whose steps only change their status is not laid out again; a layout is computed in a thread.
@@ -10,25 +10,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.process.forks import new_lock
-from ensemble_ray.process.threads import threads
-from ensemble_ray.record.source import RecordedStimuli, recorded_plan
-from ensemble_ray.record.units import ended_units, graph_trace
+from ensemble_ray.process.forks import new_lock, threads
+from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.studio.schemas.flow import FlowSchema
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.studio.schemas.steps import StepSchema
-    from ensemble_ray.values.unit_traces import GraphTrace
+    from ensemble_ray.values.trace import GraphTrace
     from ensemble_ray.visualization.flow import Flow
     from ensemble_ray.visualization.layout import Layout
-
-__all__ = ["FlowDrawer", "FlowView", "graph_trace_of"]
 
 FlowView = Literal["declared", "ran"]
 #: Layouts that are kept.
@@ -97,16 +92,3 @@ class FlowDrawer:
                 while len(self._layouts) > _KEPT:
                     self._layouts.popitem(last=False)
         return PlacedFlow(flow=graph, layout=layout)
-
-
-def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded]]) -> GraphTrace | None:
-    """Return the steps that a run's graph took; None: it has none.
-
-    Args:
-        header: The run's first fact.
-        stimuli: What its source was told since.
-
-    Raises:
-        RecordError: one of them is damaged.
-    """
-    return graph_trace(ended_units(recorded_plan(header.plan or {}), RecordedStimuli(stimuli), {}))

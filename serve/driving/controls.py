@@ -1,4 +1,4 @@
-"""What people say to runs while these go on: directives, other models, and decisions at gates. Package: serve.
+"""What people say to runs while these go on: directives, other models, and decisions at gates.
 
 In: runs that are driven here, and the store of their records. Out: what the run or its record took; a `Refusal` where neither takes it.
 """
@@ -29,8 +29,6 @@ from ensemble_ray.serve.refusals import Refusal
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.driving.active import ActiveRun
-
-__all__ = ["decide_gate", "inject_directive", "open_gates", "switch_run_model"]
 
 #: Who decides where nobody is asked who they are.
 _ANYBODY = "a client of the endpoint"

@@ -22,7 +22,7 @@ from ensemble_ray import (
     TaskHandlerContext,
 )
 from ensemble_ray.facts.runs import RecordedError
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress

@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on. Package: cli. Pure; every event comes with its time.
+"""What is shown of a run while it goes on. Pure; every event comes with its time.
 
 In: the run's events in order, and seconds since the start. Out: lines of text, and the block that a terminal redraws.
 `Progress` is what the display knows of it; `TaskProgress` follows runs of a plan, `ItemProgress` runs over many items.
@@ -28,10 +28,8 @@ from ensemble_ray.events import (
     TaskStartEvent,
     ToolCallEvent,
 )
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
-
-__all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "label_of"]
 
 #: Running tasks that the block lists.
 _SHOWN_TASKS = 8
@@ -184,6 +182,7 @@ class TaskProgress:
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line; in a block only failures get one."""
+        is_refused = isinstance(event, DelegationFailedEvent) and self._is_refused(event)
         self._count(event, at)
         of_unit = self._units.receive(event)
         if of_unit is not None and not is_live:
@@ -192,7 +191,7 @@ class TaskProgress:
             case TaskFailedEvent():  # the run's error, or the delegation, says why
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
             case DelegationFailedEvent():
-                return _describe_delegation(event)
+                return _describe_delegation(event, is_refused=is_refused)
             case _ if is_live:
                 return None
             case EnsembleStartedEvent():
@@ -265,13 +264,17 @@ class TaskProgress:
                 started_at=at,
             )
             return
-        open_ones.pop(event.delegation_id, None)
         if isinstance(event, DelegationFailedEvent):
-            # Only what a worker raised has a cause (S-DEL-51): everything else was refused before anybody was asked.
-            if event.cause is None:
+            if self._is_refused(event):
                 self.refusals += 1
             else:
                 self.failed_delegations += 1
+        open_ones.pop(event.delegation_id, None)
+
+    def _is_refused(self, event: DelegationFailedEvent) -> bool:
+        """Return whether no worker was asked. Only what a worker raised has a cause (S-DEL-51), which a record does not tell."""
+        open_ones = self._delegated.get(task_instance(event.instance), {})
+        return event.cause is None or event.delegation_id not in open_ones
 
     def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
         key = event.instance or label_of(event)
@@ -368,7 +371,7 @@ def _describe_task(event: _TaskEvent) -> str:
     return f"{screen_line(path, 2 * _LABEL if '/' in path else _LABEL)} {role if role.startswith('(') else f'({role})'}"
 
 
-def _describe_delegation(event: _DelegationEvent) -> str:
+def _describe_delegation(event: _DelegationEvent, *, is_refused: bool = False) -> str:
     """Return what becomes of a delegation, indented by how deep it is."""
     asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
@@ -379,7 +382,7 @@ def _describe_delegation(event: _DelegationEvent) -> str:
             answer = screen_line(event.response.raw_output or "", _BRIEF)
             return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {answer}"
         case DelegationFailedEvent():
-            what = "refused" if event.cause is None else "failed"
+            what = "refused" if is_refused else "failed"
             return f"{what:<8} {inset}{asker} -> {worker}: {screen_line(event.failure_reason, _TEXT)}"
 
 

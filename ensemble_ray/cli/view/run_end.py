@@ -1,4 +1,4 @@
-"""How a recorded run stands, and what it gave, without its team: who attaches to it has only the record. Package: cli."""
+"""How a recorded run stands, and what it gave, without its team: who attaches to it has only the record."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.record.head import locate_errors, read_head
+from ensemble_ray.record.history import ExecutionEnded, RunHistory
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.trace import fold_output
-from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.runs import RecordedError
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["RecordedEnd", "error_data", "notes_of", "read_end", "read_notes"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -124,9 +122,10 @@ async def _planned_text(store: RunStore, run_id: str) -> str:
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:
     """Return the text of a map-reduce's last reduce; None where there is none, as of a map."""
-    text = None
-    async for page in store.read(run_id):
-        for fact in page:
-            if isinstance(fact.data, OutputRecorded) and node_key(fact.instance) in {FINAL, DIRECT}:
-                text = fact.data.read().raw
+    history, text = RunHistory(), None
+    for instance in map(instance_of, (FINAL, DIRECT)):
+        for fact in await store.facts_of(run_id, instance):
+            for change in history.apply(fact):
+                if isinstance(change, ExecutionEnded) and change.execution.id == instance and change.output is not None:
+                    text = change.output.raw
     return text

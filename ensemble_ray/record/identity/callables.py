@@ -1,4 +1,4 @@
-"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36). Package: record.
+"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36).
 
 In: functions, methods, classes, objects. Out: JSON-able data that is the same in every process that has the same code.
 Never: captured values, pickled bytes (they differ from process to process), an error: what has no source is known by
@@ -15,9 +15,7 @@ from types import CodeType, FunctionType
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.record.identity.names import recorded_name
-
-__all__ = ["class_identity", "identity_of"]
+from ensemble_ray.record.identity.names import recorded_name, stable_name
 
 #: Digits of a hash that are kept: enough to tell versions of one function apart.
 _DIGITS = 16
@@ -49,7 +47,7 @@ def class_identity(cls: type[object]) -> dict[str, object]:
 
 
 def _name_of(module: str | None, name: str) -> dict[str, object]:
-    return {"callable": f"{module}.{name}"}
+    return {"callable": stable_name(f"{module}.{name}")}
 
 
 def _is_of(module: str | None, packages: tuple[str, ...]) -> bool:

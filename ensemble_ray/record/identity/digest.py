@@ -1,4 +1,4 @@
-"""Whether two definitions are the same, and where they differ. Package: record. Pure.
+"""Whether two definitions are the same, and where they differ. Pure.
 
 In: JSON-able data of plans. Out: a hash of its canonical text; the paths of what differs.
 Never: ids that are drawn anew for every object, which say nothing about what will run.
@@ -13,9 +13,8 @@ from hashlib import sha256
 from itertools import zip_longest
 from typing import cast
 
+from ensemble_ray.record.identity.names import stable_name
 from ensemble_ray.values.trace import jsonable
-
-__all__ = ["FieldDifference", "compare_fields", "differences", "digest_of", "without_object_ids"]
 
 #: The hidden id of a definition: for look-up inside a process, never part of the record.
 _HIDDEN = "object_id"
@@ -77,8 +76,13 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
         pairs = zip_longest(cast("Sequence[object]", old), cast("Sequence[object]", new), fillvalue=_ABSENT)
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
-    elif old != new:
+    elif old != new and not _is_same_name(old, new):
         found.append(FieldDifference(path or "value", _format(old), _format(new)))
+
+
+def _is_same_name(old: object, new: object) -> bool:
+    """Return whether both are names of the same code of the library, which was in another module before."""
+    return isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new)
 
 
 def _format(value: object) -> str:

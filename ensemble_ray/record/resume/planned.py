@@ -1,4 +1,4 @@
-"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30). Package: record.
+"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30).
 
 Recorded outputs are passed on as data and are not kept here: their holder decides whether and where they become objects, since a
 scheduler runs no user code. Effects are read a second time where they are needed, by a history with details.
@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult, count_incomplete
-from ensemble_ray.execute.outcomes import Resumed
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
+from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, TaskResult, count_incomplete
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
@@ -33,8 +32,6 @@ from ensemble_ray.values.task_output import TaskOutput
 if TYPE_CHECKING:
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["PlannedRecovery", "read_planned"]
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)

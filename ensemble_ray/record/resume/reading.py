@@ -1,4 +1,4 @@
-"""Reading what is recorded of a run that goes on: page by page, whatever its tasks are made of. Package: record.
+"""Reading what is recorded of a run that goes on: page by page, whatever its tasks are made of.
 
 In: a store. Out: pages, for everything that is made of them. Never: more than one page in memory; a body kept elsewhere than
 in a file without a name, until somebody asks for it.
@@ -18,8 +18,6 @@ from ensemble_ray.record.rendering import plain_data
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["KeepFailure", "KeepOutput", "RecordedFailures", "TakePage", "read_pages"]
 
 #: Takes the next facts of a run.
 TakePage = Callable[[Sequence[Fact]], None]

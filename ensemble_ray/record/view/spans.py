@@ -1,4 +1,4 @@
-"""The spans of a recorded run, the same that it sends while it is running: a reader of its history. Package: record. Pure.
+"""The spans of a recorded run, the same that it sends while it is running: a reader of its history. Pure.
 
 There is one for each beginning of the run, and those of its tasks, units, model and tool calls. A span without an end lasts until the last
 fact.
@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.events.telemetry.content import Content
-from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.events.telemetry.task_spans import task_spans
+from ensemble_ray.events.telemetry.spans import Content, UnitTimes, run_spans, task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
@@ -22,12 +20,10 @@ from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.tracing import RunTracing, parse_traceparent
+from ensemble_ray.values.trace import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
-    from ensemble_ray.events.telemetry.span import SpanData
-
-__all__ = ["recorded_spans"]
+    from ensemble_ray.events.telemetry.spans import SpanData
 
 
 @dataclass(slots=True, kw_only=True)

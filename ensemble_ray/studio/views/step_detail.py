@@ -1,4 +1,4 @@
-"""One step in all detail: prompt, answers, calls, output. Package: studio. Pure.
+"""One step in all detail: prompt, answers, calls, output. Pure.
 
 In: the facts of one instance, its row, and what the run says of itself. Out: what the page shows; texts over 64 kB are cut, and their
 lengths told.
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.studio.schemas.steps import StepSchema
 
-__all__ = ["CUT", "cut_detail", "detail_of", "text_of"]
-
 #: Characters of a text that go along with a step.
 CUT = 64 * 1024
 
@@ -71,7 +69,9 @@ def detail_of(
         tool_calls=_calls(facts),
         output=None if output is None else output.raw,
         structured_output=None if output is None else cast("JsonValue", output.parsed_output),
-        guardrails=guardrail_checks(facts, header, row.node, _links(failure)),
+        guardrails=guardrail_checks(
+            header, row.node, _links(failure), has_answer=bool(answers), has_output=output is not None
+        ),
         constraints=_constraints(facts),
         context_cuts=[] if trace is None else _cuts(trace.metadata),
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],

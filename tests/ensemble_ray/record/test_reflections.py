@@ -8,11 +8,11 @@ from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.resume.fork import ForkPlan, copied_facts
-from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.reflections import reflection_rows
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
+from tests.ensemble_ray.record.facts_of_runs import spent_of
 
 LEARNED = TaskReflection(refined_description="a", refined_expected_output="b", observations=["c"], run_count=3)
 
@@ -72,6 +72,6 @@ def test_a_definition_says_who_reflects() -> None:
     assert definition_of(task("a", by, name="a")) == {}
     assert definition_of(task("a", by, name="a", reflection_config=True)) == {"a": {"reflection": {}}}
     with_model = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(model=ScriptedModel("y"))))
-    assert with_model == {"a": {"reflection": {"llm": {"class": "ensemble_ray.testing.scripted.ScriptedModel"}}}}
+    assert with_model == {"a": {"reflection": {"llm": {"class": "ensemble_ray.ScriptedModel"}}}}
     asked = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(strategy=strategy)))
     assert "strategy" in asked["a"]["reflection"]  # type: ignore[index]  nested data

@@ -13,7 +13,7 @@ from ensemble_ray import (
     RunState,
     TaskExecutionError,
 )
-from ensemble_ray.plan.units import EdgeEntry
+from ensemble_ray.plan.plan import EdgeEntry
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.trace import fold_output, fold_trace
