@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ensemble_ray.errors import ConstraintViolationError, IllegalStateError, RecordError
+from ensemble_ray.errors import ConstraintViolationError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
@@ -39,9 +39,10 @@ from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.source import readable_plan, recorded_plan
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import failures_seen
+from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.units.recorded import PredicateAnswer, RecordedUnits
 from ensemble_ray.schedule.hierarchy import violations_of
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
@@ -233,10 +234,7 @@ class RunFold:
         """Return the trace of the run, and what its tasks gave as far as `outputs`, by instance, and `delegated` tell."""
         state, tasks = self.state.value, self._in_order()
         traces = [(fold.instance, self.trace_of(fold, state=state)) for fold in tasks]
-        if self._units is None:
-            ended = EndedUnits(plan=self.plan, outputs=outputs)
-        else:
-            ended = self._units.collect_ends(self._whole_plan, outputs)
+        ended = self._collect_ends(outputs)
         results = planned_results(
             ended,
             traces,
@@ -246,6 +244,11 @@ class RunFold:
             object_ids=object_ids or {},
         )
         return make_trace(self._description(), results, self._run_end(tasks, ended)), results
+
+    def _collect_ends(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+        if self._units is None:
+            return EndedUnits(plan=self.plan, outputs=outputs)
+        return self._units.collect_ends(self._whole_plan, outputs)
 
     def _description(self) -> RunResultHead:
         run_id, _ = self._get_beginning()
@@ -320,6 +323,36 @@ class RunFold:
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
         trace, results = self._assemble(self.outputs(output_types), workers, object_ids)
         return output_with(trace, results, exit_reason=self.exit_reason, run_id=run_id)
+
+    def failure(self) -> BaseException | None:
+        """Return what the failed run raised; None where the record does not say.
+
+        What is no error of this package is a stand-in with its class name and text.
+
+        Raises:
+            RecordError: no facts were taken, or their data is damaged.
+        """
+        places = {instance: position for position, instance in enumerate(self._ended)}
+        completed = [places[instance] for instance in dict.fromkeys(self._completed)]
+        tasks = [
+            FailureSeen(
+                at=failed.at,
+                error=error_from(failed.data.error_data),
+                completed_before=sum(each < places.get(fold.instance, len(places)) for each in completed),
+                node=self._nodes[fold.key],
+            )
+            for fold in self._in_order()
+            if (failed := fold.failure) is not None and fold.output is None and fold.key in self._nodes
+        ]
+        ended = self._collect_ends(self.outputs({}))
+        failures = failures_seen(ended, tasks)
+        if not failures and not self._violations():
+            return None
+        delegated = [output for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())]
+        error = failure_of(ended, failures, delegated)
+        if isinstance(error, EnsembleError):
+            error.trace = self.trace()
+        return error
 
     def outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
         """Return the outputs of the plan's tasks by instance, in order of completion; see `fold_output`."""

@@ -33,10 +33,11 @@ from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.resume.reading import read_pages
+from ensemble_ray.record.units.failures import manager_failure
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.planned_result import conclude, manager_failure
+from ensemble_ray.runs.planned_result import conclude
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.amounts import RunBudget
