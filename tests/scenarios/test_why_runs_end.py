@@ -17,6 +17,7 @@ from ensemble_ray import (
     HierarchicalConstraints,
     Loop,
     MapEnsemble,
+    OpenAIChatModel,
     ParallelExecutionError,
     RunState,
     Runtime,
@@ -31,7 +32,7 @@ from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.serve.driving.outcomes import outcome_of_error, recorded_outcome
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from tests.builders import answer, task
 from tests.command_line import calling
 from tests.ensemble_ray.studio.stored_runs import Anybody
@@ -258,7 +259,10 @@ def test_all_readers_say_why_a_run_failed(
     if begin not in listed:
         problems.append(f"runs: {listed}")
     (data,) = json.loads(call("runs", "--json").printed)
-    if data.get("error", {}).get("message") != reason.message:
+    causes = [{"type": each.error_type, "message": each.message} for each in reason.causes]
+    listed_error = data.get("error", {})
+    shown = (listed_error.get("message"), listed_error.get("place", ""), listed_error.get("causes", []))
+    if shown != (reason.message, reason.place, causes):
         problems.append(f"runs --json: {data}")
     detail = run_blocking(StudioReader(store, can_decide=False).run(RUN, Anybody()))
     seen = detail.error
@@ -338,6 +342,20 @@ def test_a_budget_that_is_spent_is_a_reason(
     assert all(reason.message[:100] in call(*command).printed for command in (("trace", RUN), ("runs",)))
 
 
+@pytest.mark.parametrize("make", [lambda llm: Ensemble(tasks=[task("t")], llm=llm), lambda llm: team(llm=llm)])
+def test_a_run_without_credit_names_itself(
+    make: Callable[..., Any], store: RunStore, inline_runtime: Runtime, model_server: Callable[..., ModelServer]
+) -> None:
+    """S-ERR-50, S-DUR-151: also where it is interrupted, or ends for that."""
+    broke = Fault(status=429, message="You exceeded your current quota", code="insufficient_quota")
+    llm = OpenAIChatModel("m", base_url=model_server(lambda _: broke).base_url, api_key="sk-of-a-test")
+    error = fail(Kind(lambda: make(llm), ""), inline_runtime)
+    assert vars(error)["run_id"] == RUN
+    reason = recorded(store)
+    assert reason.error_type == "AgentExecutionError"
+    assert [each.error_type for each in reason.causes] == ["RateLimitError"]
+
+
 def test_a_run_that_breaks_says_why(
     store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -345,6 +363,7 @@ def test_a_run_that_breaks_says_why(
     full = tmp_path / "full.jsonl"
     full.symlink_to("/dev/full")
     error = fail(Kind(lambda: team(results=full), "RecordError"), inline_runtime)
+    assert vars(error)["run_id"] == RUN
     reason = recorded(store)
     assert (reason.key, reason.error_type, reason.message) == ("", "RecordError", str(error))
     call = calling(capsys)
