@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.source import RecordedStimuli, relevant
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
@@ -18,9 +20,10 @@ from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.unit import HistoryEntry
 
-__all__ = ["FoldedSource", "numbered_groups", "path_of_question"]
+__all__ = ["FoldedSource", "numbered_groups", "path_of_question", "read_wanted"]
 
 
 def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
@@ -90,3 +93,19 @@ def path_of_question(question: Question) -> str:
             return f"{question.unit}#{question.step - 1}"
         case _:
             raise TypeError(f"{question} is of no unit")
+
+
+async def read_wanted(store: RunStore, run_id: str, plan: Plan) -> frozenset[str]:
+    """Return the tasks that the run would do when it goes on.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    stimuli = RecordedStimuli()
+    async for page in store.read(run_id, kinds=kinds_of(StimulusRecorded, RunResumed)):
+        stimuli.take(page)
+    stimuli.undo()
+    source = FoldedSource(plan)
+    for group in stimuli.groups:
+        source.apply(group)
+    return frozenset(source.source.running)
