@@ -342,13 +342,27 @@ def test_a_budget_that_is_spent_is_a_reason(
     assert all(reason.message[:100] in call(*command).printed for command in (("trace", RUN), ("runs",)))
 
 
-@pytest.mark.parametrize("make", [lambda llm: Ensemble(tasks=[task("t")], llm=llm), lambda llm: team(llm=llm)])
+def one_task(llm: OpenAIChatModel) -> Ensemble:
+    """A run of one task."""
+    return Ensemble(tasks=[task("t")], llm=llm)
+
+
+def one_map(llm: OpenAIChatModel) -> MapEnsemble:
+    """A run over one item."""
+    return MapEnsemble(items=[1], map_task=map_task, llm=llm)
+
+
+def refuse(_: object) -> Fault:
+    """An endpoint whose account has no credit."""
+    return Fault(status=429, message="You exceeded your current quota", code="insufficient_quota")
+
+
+@pytest.mark.parametrize("make", [one_task, one_map])
 def test_a_run_without_credit_names_itself(
     make: Callable[..., Any], store: RunStore, inline_runtime: Runtime, model_server: Callable[..., ModelServer]
 ) -> None:
     """S-ERR-50, S-DUR-151: also where it is interrupted, or ends for that."""
-    broke = Fault(status=429, message="You exceeded your current quota", code="insufficient_quota")
-    llm = OpenAIChatModel("m", base_url=model_server(lambda _: broke).base_url, api_key="sk-of-a-test")
+    llm = OpenAIChatModel("m", base_url=model_server(refuse).base_url, api_key="sk-of-a-test")
     error = fail(Kind(lambda: make(llm), ""), inline_runtime)
     assert vars(error)["run_id"] == RUN
     reason = recorded(store)

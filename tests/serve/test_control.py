@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Ensemble, Review
+from ensemble_ray import Ensemble, Review, TaskHandlerContext
 from ensemble_ray.serve.driving import carrying_out
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task
@@ -79,10 +79,15 @@ async def test_a_gate_is_decided_once_and_its_run_goes_on(connect: Connect, monk
     assert ended["result"]["raw"] == "Dear: 38 EUR"
 
 
+def count(_: TaskHandlerContext) -> str:
+    """How many there are."""
+    return "4"
+
+
 async def test_an_edit_that_does_not_fit_is_refused_before_it_is_recorded(connect: Connect) -> None:
     """S-SRV-231: with the reason; the gate stays as it is."""
-    count = task("count", handler=lambda _context: "4", output_type=int, review=Review(timeout=0), name="count")
-    async with connect(Ensemble(tasks=[count], review_wait="detach")) as client:
+    counting = task("count", handler=count, output_type=int, review=Review(timeout=0), name="count")
+    async with connect(Ensemble(tasks=[counting], review_wait="detach")) as client:
         await client.post("/runs?wait=60", json={"run_id": "first"})
         (gate,) = (await client.get("/reviews")).json()["reviews"]
         place = f"/reviews/first/{gate['gate_id']}"
