@@ -181,14 +181,14 @@ class Task(Identified, Generic[Parsed_co]):
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """Only what was given, and context by name: a chain of tasks would otherwise be shown over and over."""
-        for field, info in type(self).model_fields.items():
-            value = getattr(self, field)
-            if field == "context" and value:
-                yield field, [entry.name or entry.description[:40] for entry in self.context]
-            elif field == "agent" and value is not None:
-                yield field, value.role
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name == "context" and value:
+                yield name, [entry.name or entry.description[:40] for entry in self.context]
+            elif name == "agent" and value is not None:
+                yield name, value.role
             elif value != info.default:
-                yield field, value
+                yield name, value
 
 
 def _check_context(arguments: Mapping[str, Any]) -> tuple[object, ...]:
@@ -253,11 +253,11 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (bool(arguments.get("history")), "a history", "history"),
         (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
-    for is_set, what, field in exclusive:
+    for is_set, what, name in exclusive:
         if is_set:
             raise ValidationError(
                 f"Task cannot have both a handler and {what}. "
-                f"A handler does its task without a model: leave out either handler or {field}."
+                f"A handler does its task without a model: leave out either handler or {name}."
             )
     if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):
         raise ValidationError(

@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from ensemble_ray.record.identity.names import stable_name
 from tests.golden.records import Record
 
 __all__ = ["difference", "plain", "plain_facts"]
@@ -40,12 +41,16 @@ def _timeless(value: Any, record: Record) -> Any:
         return {
             name: "TRACE"
             if name == "stack_trace" and each
+            else "DIGEST"
+            if name == "digest" and "definition" in value
             else "TIME"
             if (name.endswith(_TIMES) or name in _TIMED) and each is not None
             else _timeless(each, record)
             for name, each in value.items()
             if not (name in _LATER and "error_type" in value)
         }
+    if isinstance(value, str):
+        return stable_name(value)  # code of the library may have been in another module
     return [_timeless(each, record) for each in value] if isinstance(value, list) else value
 
 

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.record.identity.names import recorded_name
+from ensemble_ray.record.identity.names import recorded_name, stable_name
 
 __all__ = ["class_identity", "identity_of"]
 
@@ -49,7 +49,7 @@ def class_identity(cls: type[object]) -> dict[str, object]:
 
 
 def _name_of(module: str | None, name: str) -> dict[str, object]:
-    return {"callable": f"{module}.{name}"}
+    return {"callable": stable_name(f"{module}.{name}")}
 
 
 def _is_of(module: str | None, packages: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from typing import cast
 
+from ensemble_ray.record.identity.names import stable_name
 from ensemble_ray.values.trace import jsonable
 
 __all__ = ["FieldDifference", "compare_fields", "differences", "digest_of", "without_object_ids"]
@@ -77,8 +78,13 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
         pairs = zip_longest(cast("Sequence[object]", old), cast("Sequence[object]", new), fillvalue=_ABSENT)
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
-    elif old != new:
+    elif old != new and not _is_same_name(old, new):
         found.append(FieldDifference(path or "value", _format(old), _format(new)))
+
+
+def _is_same_name(old: object, new: object) -> bool:
+    """Return whether both are names of the same code of the library, which was in another module before."""
+    return isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new)
 
 
 def _format(value: object) -> str:

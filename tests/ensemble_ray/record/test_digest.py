@@ -73,3 +73,11 @@ def test_differences_are_named_by_their_path(old: object, new: object, expected:
 def test_digests_are_equal_exactly_when_nothing_differs(old: dict[str, object], new: dict[str, object]) -> None:
     """S-SET-39: the two ways of comparing agree."""
     assert (digest_of(old) == digest_of(new)) == (not differences(old, new))
+
+
+def test_code_of_the_library_may_move_to_another_module() -> None:
+    """S-DUR-36: the library's own code is known by its name."""
+    recorded = {"tools": [{"callable": "ensemble_ray.tools.builtin.calculator.CalculatorTool"}]}
+    assert differences(recorded, {"tools": [{"callable": "ensemble_ray.CalculatorTool"}]}) == []
+    assert differences(recorded, {"tools": [{"callable": "ensemble_ray.DateTimeTool"}]}) != []
+    assert differences({"callable": "my.old.Tool"}, {"callable": "my.new.Tool"}) != []

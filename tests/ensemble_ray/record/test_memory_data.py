@@ -54,11 +54,11 @@ def test_the_data_has_what_decides_what_a_task_sees() -> None:
     assert isinstance(found, dict)
     assert found.pop("extractor")
     assert found == {
-        "store": "ensemble_ray.memory.store.InMemoryStore",
+        "store": "ensemble_ray.InMemoryStore",
         "short_term": True,
-        "long_term": "ensemble_ray.memory.embeddings.EmbeddingStoreLongTermMemory",
+        "long_term": "ensemble_ray.EmbeddingStoreLongTermMemory",
         "long_term_max_results": 5,
-        "entity_memory": "ensemble_ray.memory.in_memory.InMemoryEntityMemory",
+        "entity_memory": "ensemble_ray.InMemoryEntityMemory",
     }
 
 

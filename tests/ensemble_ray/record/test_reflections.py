@@ -73,6 +73,6 @@ def test_a_definition_says_who_reflects() -> None:
     assert definition_of(task("a", by, name="a")) == {}
     assert definition_of(task("a", by, name="a", reflection_config=True)) == {"a": {"reflection": {}}}
     with_model = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(model=ScriptedModel("y"))))
-    assert with_model == {"a": {"reflection": {"llm": {"class": "ensemble_ray.testing.scripted.ScriptedModel"}}}}
+    assert with_model == {"a": {"reflection": {"llm": {"class": "ensemble_ray.ScriptedModel"}}}}
     asked = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(strategy=strategy)))
     assert "strategy" in asked["a"]["reflection"]  # type: ignore[index]  nested data
