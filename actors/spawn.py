@@ -13,28 +13,8 @@ import ray
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
+from ensemble_ray.plan.placement import NOTHING, ResourceRequirements
 from ensemble_ray.tools.cpu import call_packed
-
-__all__ = [
-    "NAMESPACE",
-    "SCHEDULER",
-    "actor_class",
-    "cpu_call",
-    "disposable",
-    "event_hub",
-    "existing",
-    "existing_journals",
-    "existing_schedulers",
-    "existing_shared",
-    "journal_actor",
-    "namespace_of",
-    "on_node",
-    "rate_limiter",
-    "run_driver",
-    "scheduler",
-    "scheduler_name",
-]
 
 NAMESPACE = "ensemble_ray"
 #: Name of the first scheduler; a number follows in those of the others.

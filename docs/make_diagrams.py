@@ -15,16 +15,14 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple, TypeVar
 
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.schedule import branches, loop_states, phase_states, states
-from ensemble_ray.schedule.branches import BRANCH_TRANSITIONS, BranchState
+from ensemble_ray.schedule.graph import BRANCH_TRANSITIONS, BranchState
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
-from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
-from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseState
-from ensemble_ray.schedule.states import TRANSITIONS, TaskState
+from ensemble_ray.schedule.loop import LOOP_TRANSITIONS, LoopState
+from ensemble_ray.schedule.machine import TRANSITIONS, TaskState
+from ensemble_ray.schedule.phases import PHASE_TRANSITIONS, PhaseState
 
 PAGE = Path(__file__).with_name("architecture.md")
 UNITS_PAGE = Path(__file__).with_name("units.md")
@@ -34,13 +32,11 @@ END = "<!-- {name}, drawn by docs/make_diagrams.py: end -->"
 
 
 class Table(NamedTuple):
-    """States, what leads from one to another, and where their meaning stands."""
+    """States, with a line for each in their docstring, and the transitions between them."""
 
     states: type[StrEnum]
     #: (from, to, why)
     arrows: list[tuple[str, str, str]]
-    #: its docstring has a line for each state
-    module: ModuleType
 
 
 _State = TypeVar("_State", bound=StrEnum)
@@ -57,10 +53,10 @@ def _by_event(transitions: Mapping[tuple[_State, _Event], _State]) -> list[tuple
 
 #: By the name in the markers of the page.
 TABLES = {
-    "tasks": Table(TaskState, [(before, after, why) for (before, after), why in TRANSITIONS.items()], states),
-    "loops": Table(LoopState, _by_event(LOOP_TRANSITIONS), loop_states),
-    "phases": Table(PhaseState, _by_event(PHASE_TRANSITIONS), phase_states),
-    "branches": Table(BranchState, _by_event(BRANCH_TRANSITIONS), branches),
+    "tasks": Table(TaskState, [(before, after, why) for (before, after), why in TRANSITIONS.items()]),
+    "loops": Table(LoopState, _by_event(LOOP_TRANSITIONS)),
+    "phases": Table(PhaseState, _by_event(PHASE_TRANSITIONS)),
+    "branches": Table(BranchState, _by_event(BRANCH_TRANSITIONS)),
 }
 
 
@@ -75,9 +71,9 @@ def state_diagram(name: str) -> str:
 
 
 def state_table(name: str) -> str:
-    """Return a table of what each state means, in the words of the module that defines the states."""
+    """Return a table of what each state means, in the words of the class of the states."""
     table = TABLES[name]
-    meanings = dict(re.findall(r"^`(\w+)` +(.+)$", table.module.__doc__ or "", flags=re.MULTILINE))
+    meanings = dict(re.findall(r"^ *`(\w+)` +(.+)$", table.states.__doc__ or "", flags=re.MULTILINE))
     rows = [f"| `{state}` | {meanings[state]} |" for state in table.states]
     return "\n".join(["| State | Meaning |", "|---|---|", *rows])
 

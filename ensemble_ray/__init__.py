@@ -14,94 +14,77 @@ _EXPORTS = {
     "ensemble_ray.studio.dashboard.dashboard": "WebDashboard",
     "ensemble_ray.studio.dashboard.listener": "WebSocketStreamingListener",
     "ensemble_ray.studio.dashboard.reviews": "WebReviewHandler",
-    "ensemble_ray.definition.agent": "Agent",
-    "ensemble_ray.definition.remote_agent": "RemoteAgent",
-    "ensemble_ray.definition.durability": "Durability OnUnknown",
-    "ensemble_ray.definition.run_options": "RunOptions",
-    "ensemble_ray.definition.graph": "Graph MaxStepsAction",
-    "ensemble_ray.definition.graph_edges": "GraphEdge GraphFork GraphJoin",
-    "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction",
-    "ensemble_ray.definition.phase": "Phase PhaseReview",
-    "ensemble_ray.definition.unit_output": "UnitOutput",
-    "ensemble_ray.definition.until": "Until",
-    "ensemble_ray.definition.hierarchy": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
-    "ensemble_ray.definition.retry_policy": "RetryPolicy",
-    "ensemble_ray.definition.task": "Task",
-    "ensemble_ray.definition.workflow": "ParallelErrorStrategy Workflow",
+    "ensemble_ray.definition.agent": "Agent RemoteAgent",
+    "ensemble_ray.definition.fields": "Durability OnUnknown ParallelErrorStrategy Workflow",
+    "ensemble_ray.definition.run_options": "RunOptions RetryPolicy",
+    "ensemble_ray.definition.graph": "Graph MaxStepsAction GraphEdge GraphFork GraphJoin",
+    "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction Until",
+    "ensemble_ray.definition.phase": "Phase PhaseReview PhaseReviewDecision",
+    "ensemble_ray.definition.task": "UnitOutput Task ReflectionConfig ReflectionInput",
+    "ensemble_ray.definition.ensemble": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
     "ensemble_ray.serve.process_control": "ProcessControl",
-    "ensemble_ray.values.agent_output": "AgentOutput",
+    "ensemble_ray.values.outputs": "AgentOutput EnsembleOutput ExitReason FailedItem ItemResult RunState",
     "ensemble_ray.values.delegation": """
         DelegationContext DelegationPolicy DelegationPolicyContext DelegationPolicyResult DelegationPriority
-        DelegationRequest DelegationResponse DelegationStatus
+        DelegationRequest DelegationResponse DelegationStatus TaskAnswer TaskRequest
     """,
     "ensemble_ray.ensemble": "Ensemble run",
     "ensemble_ray.errors": """
-        AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError
-        GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
-        ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
-        ReviewDecidedError ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
-        UnknownOutcomeError ValidationError
+        AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
+        IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError ParallelExecutionError
+        PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError
+        ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError
+        TryAgain UnknownOutcomeError ValidationError EnsembleError GraphNoEdgeMatchedError MaxGraphStepsExceededError
+        MaxLoopIterationsExceededError
     """,
-    "ensemble_ray.errors.root": "EnsembleError",
-    "ensemble_ray.errors.units": "GraphNoEdgeMatchedError MaxGraphStepsExceededError MaxLoopIterationsExceededError",
-    "ensemble_ray.events.log": "EventStream",
+    "ensemble_ray.events.delivery": "EventStream EnsembleListener",
     "ensemble_ray.events": """
         DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
         EnsembleStartedEvent Event FileChangedEvent GraphStateCompletedEvent LlmIterationCompletedEvent
-        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskReflectedEvent
-        TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
+        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent
+        TaskReflectedEvent TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
     """,
     "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
-    "ensemble_ray.execute.handler_context": "TaskHandlerContext",
-    "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
-    "ensemble_ray.execute.tools.unknown_effect": "UnknownEffect",
+    "ensemble_ray.execute.callables": "TaskHandlerContext",
+    "ensemble_ray.execute.agent.structured": "ParseResult extract_json parse_output",
+    "ensemble_ray.prompts.output_format": "describe_schema",
+    "ensemble_ray.execute.effects": "UnknownEffect",
     "ensemble_ray.coordinator.map_reduce.item_log": "ItemStream",
     "ensemble_ray.memory.embeddings": "EmbeddingStoreLongTermMemory",
     "ensemble_ray.memory.embedding_models": "LocalEmbeddingModel",
-    "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
-    "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
+    "ensemble_ray.memory.store": """
+        EnsembleMemory InMemoryEmbeddingStore InMemoryEntityMemory InMemoryReflectionStore MemoryStore
+    """,
     "ensemble_ray.memory.openai_embeddings": "OpenAIEmbeddingModel",
-    "ensemble_ray.memory.postgres.memory": "PostgresMemory",
-    "ensemble_ray.memory.postgres.reflections": "PostgresReflectionStore",
-    "ensemble_ray.memory.reflections": "InMemoryReflectionStore",
-    "ensemble_ray.memory.sqlite.memory": "SqliteMemory",
-    "ensemble_ray.memory.sqlite.reflections": "SqliteReflectionStore",
-    "ensemble_ray.memory.store": "MemoryStore",
+    "ensemble_ray.memory.postgres": "PostgresMemory PostgresReflectionStore",
+    "ensemble_ray.memory.sqlite": "SqliteMemory SqliteReflectionStore",
     "ensemble_ray.memory.tools": "EntityMemoryTool MemoryTool",
     "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
-    "ensemble_ray.items.dead_letters": "DeadLetters",
+    "ensemble_ray.items.results": "DeadLetters",
     "ensemble_ray.items.text_files": "CsvFile",
-    "ensemble_ray.ports.reflection": "ReflectionStore",
-    "ensemble_ray.definition.reflection": "ReflectionConfig",
-    "ensemble_ray.definition.reflection_input": "ReflectionInput",
-    "ensemble_ray.values.reflection": "TaskReflection",
-    "ensemble_ray.values.rate_limit": "RateLimit",
-    "ensemble_ray.events.listeners": "EnsembleListener",
+    "ensemble_ray.ports": """
+        ReflectionStore ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics RunsTask
+        EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
+    """,
+    "ensemble_ray.values.memory": "TaskReflection EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
+    "ensemble_ray.values.value": "RateLimit",
     "ensemble_ray.events.telemetry.listener": "OpenTelemetryListener",
     "ensemble_ray.llm.local": "LocalChatModel",
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
-    "ensemble_ray.values.memory": "EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
-    "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema ProviderFields Reasoning TokenUsage ToolCall ToolSpec",
+    "ensemble_ray.values.messages": """
+        ChatMessage ChatResponse Effect JsonSchema ProviderFields Reasoning TokenUsage ToolCall ToolSpec
+    """,
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
-    "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState",
-    "ensemble_ray.values.task_output": "TaskOutput",
-    "ensemble_ray.definition.phase_decision": "PhaseReviewDecision",
-    "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
+    "ensemble_ray.values.task_output": "TaskOutput GraphRoutingContext LoopIterationContext GraphStep",
+    "ensemble_ray.plan.planner": "TaskDependencyGraph resolve_template",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
-    "ensemble_ray.plan.templates": "resolve_template",
-    "ensemble_ray.ports": "ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics",
-    "ensemble_ray.ports.runners": "RunsTask",
-    "ensemble_ray.ports.memory": """
-        EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
-    """,
-    "ensemble_ray.prompts.agent": "build_system_prompt",
+    "ensemble_ray.prompts.task": "build_system_prompt build_user_prompt",
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
-    "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.deciding": "adecide apending_reviews decide pending_reviews",
     "ensemble_ray.recovery.resuming": "aresume resume",
@@ -115,23 +98,19 @@ _EXPORTS = {
     """,
     "ensemble_ray.tools.mcp": "MCP",
     "ensemble_ray.tools.builtin": """
-        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool HumanInputTool JsonParserTool ProcessAgentTool
-        WebScraperTool WebSearchProvider WebSearchTool
+        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool HumanInputTool JsonParserTool
+        ProcessAgentTool WebScraperTool WebSearchProvider WebSearchTool
     """,
-    "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
     "ensemble_ray.values.reviews": """
         OnTimeoutAction OpenReview Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming ReviewWait
     """,
-    "ensemble_ray.values.task_request": "TaskAnswer TaskRequest",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
-        LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace
+        LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace GraphTrace GraphTraceStep
+        LoopTrace PhaseStatus
     """,
-    "ensemble_ray.values.unit_outputs": "GraphStep",
-    "ensemble_ray.values.unit_traces": "GraphTrace GraphTraceStep LoopTrace PhaseStatus",
-    "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode",
+    "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode DagExporter",
     "ensemble_ray.visualization.dev_tools": "DevToolsExport EnsembleDevTools",
-    "ensemble_ray.visualization.exporter": "DagExporter",
 }
 #: Modules that are attributes of the package without an import of their own.
 MODULES = ("errors", "events", "tools")

@@ -1,4 +1,4 @@
-"""Ensemble: what a user runs. Layer: above runtime. Definition in, `EnsembleOutput` out; no rule stands here."""
+"""Ensemble: what a user runs. Definition in, `EnsembleOutput` out; no rule stands here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Generic, TypeVar, Unpack, cast
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
-from ensemble_ray.definition.run_options import RunFields, merge_options
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
@@ -24,8 +24,6 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.outputs import EnsembleOutput
 from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["Ensemble", "Startable", "build_question", "join", "join_run", "run", "stream_run"]
 
 R = TypeVar("R", bound=Run)
 Update = TypeVar("Update")

@@ -1,4 +1,4 @@
-"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Layer: above ensemble.
+"""MapReduceEnsemble and MapEnsemble: what a user runs over many items.
 
 In: a definition. Out: `EnsembleOutput`, or results as they come. A static map-reduce over a list is an ordinary ensemble,
 made at construction; everything else is a run whose tasks are made while it goes on. No rule stands here.
@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from pydantic import PrivateAttr
 
-from ensemble_ray.definition.levels import Levels
-from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.map_reduce_checks import warn_of_old_order
-from ensemble_ray.definition.reflection import Reflects
+from ensemble_ray.definition.ensemble import Levels
+from ensemble_ray.definition.fields import Workflow
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, warn_of_old_order
 from ensemble_ray.definition.run_options import merge_options
 from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.definition.task import Reflects, Task
 from ensemble_ray.ensemble import Ensemble, Startable, stream_run
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.plan.map_reduce_dag import StaticTree, static_tree
+from ensemble_ray.plan.map_reduce_factories import StaticTree, static_tree
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import PlannedLauncher
 from ensemble_ray.runtime import connect
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
-
-__all__ = ["MapEnsemble", "MapReduceEnsemble"]
 
 
 class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):

@@ -1,4 +1,4 @@
-"""`connect`: THE SEAM between the core and its actors. Layer: above inline.
+"""`connect`: THE SEAM between the core and its actors.
 
 In: the choice of a runtime. Out: the adapter. The only import of `actors` in the core stands in `ray_runtime_class`, inside
 the function; a contract names it.
@@ -15,8 +15,6 @@ from ensemble_ray.runs.ports import Runtime
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.runtime import RayRuntime
-
-__all__ = ["connect", "ray_runtime_class"]
 
 _NAMES = ("inline", "ray")
 _shared: dict[str, Runtime] = {}

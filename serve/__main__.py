@@ -1,4 +1,4 @@
-"""`python -m ensemble_ray.serve OPTIONS`: what `ensemble-ray serve` becomes; OPTIONS is JSON. Package: serve."""
+"""`python -m ensemble_ray.serve OPTIONS`: what `ensemble-ray serve` becomes; OPTIONS is JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as answers, and everything that goes wrong as a `Failure` (S-SRV-4). Package: serve."""
+"""Values as answers, and everything that goes wrong as a `Failure` (S-SRV-4)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.studio.response_headers import HEADERS
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = [
-    "FAILURES",
-    "add_failure_handlers",
-    "answer",
-    "failure_answer",
-    "json_text",
-    "problems_of",
-    "refusal_answer",
-]
 
 #: What the OpenAPI document says of answers that are no success.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}

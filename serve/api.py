@@ -1,4 +1,4 @@
-"""The HTTP interface of an endpoint, as a web application that knows no Ray. Package: serve.
+"""The HTTP interface of an endpoint, as a web application that knows no Ray.
 
 Routers, one a topic, over one `RunService`. Every refusal and every failure is a `Failure` as JSON. Pages that load scripts from
 elsewhere are not served.
@@ -18,30 +18,39 @@ from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.mcp_api.endpoint import add_mcp
-from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck, OriginCheck, body_too_long
-from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
+from ensemble_ray.serve.middleware import HostCheck, OriginCheck, body_too_long
+from ensemble_ray.serve.openai_api.chat_routes import chat_router
 from ensemble_ray.serve.openai_api.errors import refusal_error
-from ensemble_ray.serve.routes import a2a, capabilities, control, ensembles, events, health, metrics, reviews, runs
+from ensemble_ray.serve.openai_api.model_routes import model_router
+from ensemble_ray.serve.openai_api.response_routes import response_router
+from ensemble_ray.serve.routes.a2a import a2a_router
+from ensemble_ray.serve.routes.capabilities import capabilities_router
+from ensemble_ray.serve.routes.control import control_router
+from ensemble_ray.serve.routes.ensembles import ensembles_router
+from ensemble_ray.serve.routes.events import events_router
+from ensemble_ray.serve.routes.health import health_router
+from ensemble_ray.serve.routes.metrics import metrics_router
+from ensemble_ray.serve.routes.reviews import reviews_router
+from ensemble_ray.serve.routes.runs import runs_router
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.studio_mount import add_studio, is_page
+from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES, BodyLimit
 from ensemble_ray.studio.response_headers import ResponseHeaders
-
-__all__ = ["ROUTERS", "build_api"]
 
 #: What an endpoint serves, a router a topic.
 ROUTERS: tuple[APIRouter, ...] = (
-    ensembles.router,
-    runs.router,
-    control.router,
-    reviews.router,
-    capabilities.router,
-    events.router,
-    health.router,
-    metrics.router,
-    model_routes.router,
-    chat_routes.router,
-    response_routes.router,
-    a2a.router,
+    ensembles_router,
+    runs_router,
+    control_router,
+    reviews_router,
+    capabilities_router,
+    events_router,
+    health_router,
+    metrics_router,
+    model_router,
+    chat_router,
+    response_router,
+    a2a_router,
 )
 #: What pages of other origins may send, and what they may read of an answer besides its body.
 _SENT = (

@@ -19,9 +19,9 @@ from ray.serve import Application
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.actors.driver.schedulers import check_namespace
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.actors.driver.runtime import check_namespace
 from ensemble_ray.process.config import Settings
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog, load_models, named_models
 from ensemble_ray.serve.datasets import load_datasets, parse_datasets
@@ -30,8 +30,6 @@ from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
 from ensemble_ray.serve.middleware import body_limit
 from ensemble_ray.serve.team import load_teams, team_names
-
-__all__ = ["EndpointOptions", "app"]
 
 #: Requests that a replica takes at once. They wait for runs, hence far more than Serve's default of 5.
 _MAX_ONGOING = 1000

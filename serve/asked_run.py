@@ -1,4 +1,4 @@
-"""AskedRun: a run that a client waits for. Package: serve. Holds nothing of it but its id.
+"""AskedRun: a run that a client waits for. Holds nothing of it but its id.
 
 A client of the OpenAI API knows its request alone. So a run ends with the connection, unless the operator says otherwise or the request has an
 `Idempotency-Key`, under which it can be sent again (S-SRV-130). A client of A2A knows the run, which goes on without it.
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunEvent
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["AskedRun", "DoneTask", "Token", "token_of"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0

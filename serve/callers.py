@@ -1,4 +1,4 @@
-"""Who asks an endpoint, and what of. Package: serve. It knows no web framework: the process that drives runs loads none."""
+"""Who asks an endpoint, and what of. It knows no web framework: the process that drives runs loads none."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.refusals import Refusal
 
 if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock
-
-__all__ = ["ANYBODY", "Caller", "Callers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What an endpoint can do, and calls of its tools, as they travel over HTTP. Package: serve."""
+"""What an endpoint can do, and calls of its tools, as they travel over HTTP."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from ensemble_ray.serve.schemas import Data, Expressible, Text, Wire
-
-__all__ = ["Capabilities", "ModelInfo", "TaskInfo", "ToolCallBody", "ToolInfo", "ToolReply"]
 
 
 class ToolInfo(Wire):

@@ -1,4 +1,4 @@
-"""Tools and models that an operator offers over HTTP: loaded by name; tools are called one at a time. Package: serve.
+"""Tools and models that an operator offers over HTTP: loaded by name; tools are called one at a time.
 
 In: `module:attribute` names of the application's arguments. Out: models; descriptions of tools, and what calls gave. Only what is named there can be called,
 whatever tools the teams have.
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray import ExitEarlyError, IllegalStateError, ValidationError
-from ensemble_ray.loader.models import load_model
-from ensemble_ray.loader.references import find_attribute, make_importable
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.capability_schemas import ToolInfo, ToolReply
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.teamfile.fields import load_model
+from ensemble_ray.teamfile.references import find_attribute, make_importable
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools
 from ensemble_ray.tools.tool import ToolContext
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from ensemble_ray import ChatModel
-
-__all__ = ["ToolCatalog", "load_catalog", "load_models", "named_models"]
 
 _log = bounded_logger(__name__)
 #: How long one call may take, s.

@@ -1,4 +1,4 @@
-"""What clients say to runs that go on, and to gates that wait, as it travels over HTTP. Package: serve."""
+"""What clients say to runs that go on, and to gates that wait, as it travels over HTTP."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
 from ensemble_ray.serve.schemas import Failure, Text, Wire
 from ensemble_ray.text.foreign_text import whole_data
-from ensemble_ray.values.directives import LONGEST_DIRECTIVE
-
-__all__ = [
-    "DecidedReview",
-    "FirstDecision",
-    "NewDecision",
-    "NewDirective",
-    "NewModel",
-    "ReviewConflict",
-    "ReviewList",
-    "ReviewOfEnsemble",
-    "Verdict",
-]
+from ensemble_ray.values.reviews import LONGEST_DIRECTIVE
 
 #: Characters of a comment, and of a text that takes the place of an output.
 _LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000

@@ -1,4 +1,4 @@
-"""Ray Datasets that an operator offers as items: loaded by name, read by the run that maps them. Package: serve.
+"""Ray Datasets that an operator offers as items: loaded by name, read by the run that maps them.
 
 In: `module:attribute` names of the application's arguments. Out: a Dataset for a run. Only what is named there can be mapped by its
 name. Never: a Dataset's rows in a request, or all of them in memory.
@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from ensemble_ray import ValidationError
-from ensemble_ray.loader.references import find_attribute, make_importable
 from ensemble_ray.serve.refusals import Refusal
-
-__all__ = ["DatasetCatalog", "load_datasets", "parse_datasets"]
+from ensemble_ray.teamfile.references import find_attribute, make_importable
 
 
 class DatasetCatalog:

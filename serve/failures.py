@@ -1,4 +1,4 @@
-"""Our errors as HTTP answers: one table. Package: serve. Pure.
+"""Our errors as HTTP answers: one table. Pure.
 
 Rule: 4xx is what the client can mend by another request, 502 what a model or a task did, 503 what waiting may mend,
 500 what only the operator can mend. Never: a stack trace, the text of somebody else's library, an error without a body.
@@ -36,8 +36,6 @@ from ensemble_ray import (
 from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, FinishedTask
-
-__all__ = ["code_of", "describe_refusal", "failure_of", "is_refusal", "status_of", "status_of_name"]
 
 #: Codes that are not the name of the class.
 _CODES = {

@@ -1,4 +1,4 @@
-"""KeyCheck: what every request passes before anything of it is read or looked up. Package: serve.
+"""KeyCheck: what every request passes before anything of it is read or looked up.
 
 In: a request with its key. Out: the same without it, and with its `Caller`; or a refusal. Everything needs to be let in that is not
 named here, so that a route which is added cannot be forgotten. Never: a key behind this point, in a log or in an error.
@@ -14,15 +14,12 @@ from anyio import CancelScope
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ensemble_ray.access.admission import Knock
-from ensemble_ray.access.hosts import headers_of, host_name, is_loopback, own_address
+from ensemble_ray.access.admission import Knock, headers_of, host_name, is_loopback, own_address
 from ensemble_ray.access.keys import digest_of, is_key
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.answers import refusal_answer
 from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.refusals import Refusal
-
-__all__ = ["OPEN_PATHS", "KeyCheck", "RefusalForm", "bearer_of", "is_local"]
 
 RefusalForm = Callable[[Refusal], JSONResponse]
 #: What probes ask, which have no key; nothing of teams or runs is in the answers.

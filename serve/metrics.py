@@ -1,4 +1,4 @@
-"""Metrics of an endpoint: their names, what they count, and how they are written for Prometheus. Package: serve. Pure.
+"""Metrics of an endpoint: their names, what they count, and how they are written for Prometheus. Pure.
 
 Labels are names of teams, states and codes, all of the operator's and ours: nothing of a request is ever a label.
 """
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.active import Turns
     from ensemble_ray.serve.driving.outcomes import Outcome
     from ensemble_ray.serve.schemas import Metrics
-
-__all__ = ["METRICS", "Exporter", "Metric", "MetricKind", "RunTally", "Sample", "render_samples"]
 
 #: Refusals that are counted; what a client mistyped is its own affair.
 _COUNTED = frozenset({"QUEUE_FULL", "RATE_LIMITED", "UNAUTHENTICATED"})

@@ -1,4 +1,4 @@
-"""What a request has to pass before the interface sees it: its host, its origin, and the length of its body. Package: serve.
+"""What a request has to pass before the interface sees it: its host, its origin, and the length of its body.
 
 All are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: a request for another host's
 name, by which a page of another site reaches a server that listens on loopback alone (DNS rebinding).
@@ -15,21 +15,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
-from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_served_host, own_address
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.access.admission import headers_of, host_name, is_allowed_origin, is_served_host, own_address
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES, BodyLimit, body_length, too_long
-
-__all__ = [
-    "BODY_VARIABLE",
-    "DEFAULT_MAX_BODY_BYTES",
-    "BodyLimit",
-    "HostCheck",
-    "OriginCheck",
-    "body_limit",
-    "body_too_long",
-    "for_proxy",
-]
 
 #: Environment variable with the longest body, for replicas and for Serve's proxy.
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"

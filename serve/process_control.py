@@ -1,4 +1,4 @@
-"""ProcessControl: runs that are asked for over HTTP and driven in the process that answers, beside a page about its runs. Package: serve.
+"""ProcessControl: runs that are asked for over HTTP and driven in the process that answers, beside a page about its runs.
 
 In: an ensemble, the template of all runs; tools and models that requests may name. Out: a web application for `/api`, and handlers of messages of
 a WebSocket. The routes and the rules are those of the endpoint (`routes`, `DrivenRuns`); what is accepted is kept in memory, so that it ends
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ensemble_ray import ChatModel, Runtime
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["ProcessControl"]
+    from ensemble_ray.teamfile import Runnable
 
 #: What runs of the template are called.
 _TEMPLATE = "ensemble"
@@ -64,7 +62,12 @@ class ProcessControl:
         check_installed("ProcessControl")
         # Here, so that the name can be imported without the extra.
         from ensemble_ray.serve.api import build_api
-        from ensemble_ray.serve.routes import capabilities, control, ensembles, events, reviews, runs
+        from ensemble_ray.serve.routes.capabilities import capabilities_router
+        from ensemble_ray.serve.routes.control import control_router
+        from ensemble_ray.serve.routes.ensembles import ensembles_router
+        from ensemble_ray.serve.routes.events import events_router
+        from ensemble_ray.serve.routes.reviews import reviews_router
+        from ensemble_ray.serve.routes.runs import runs_router
 
         self._template: Runnable | None = None
         limits = EndpointLimits(max_running=max_running, max_queued=0, kept_runs=kept_runs)
@@ -78,8 +81,8 @@ class ProcessControl:
         )
         self._sockets = SocketControl(self._runs)
         # What is served beside a page, a router a topic (S-CTL-30).
-        topics = (runs, control, events, reviews, capabilities, ensembles)
-        self._app = build_api(self, routers=[topic.router for topic in topics], allowed_hosts=("*",))
+        topics = (runs_router, control_router, events_router, reviews_router, capabilities_router, ensembles_router)
+        self._app = build_api(self, routers=topics, allowed_hosts=("*",))
         if template is not None:
             self.use_template(template)
 

@@ -1,10 +1,8 @@
-"""Refusal: why a request is not carried out, with the status and the code of its answer. Package: serve. Pure."""
+"""Refusal: why a request is not carried out, with the status and the code of its answer. Pure."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-
-__all__ = ["Refusal"]
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, no defect

@@ -1,4 +1,4 @@
-"""The dependency of every route that concerns runs: who asks. Package: serve.
+"""The dependency of every route that concerns runs: who asks.
 
 `KeyCheck` puts a `Caller` into the request's state; where there is none, everybody may do everything, as an endpoint on loopback that
 never had a key does. A run of a team that is not the caller's is not there for it.
@@ -11,10 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from ensemble_ray.access.rights import Right
 from ensemble_ray.serve.callers import ANYBODY, Caller
-
-__all__ = ["CallerDependency", "Right", "caller_of"]
 
 #: Says in the OpenAPI document that a key is sent; `KeyCheck` has looked at it, and taken it out, long before.
 _BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")

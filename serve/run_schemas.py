@@ -1,4 +1,4 @@
-"""Runs as they travel over HTTP: how they are asked for, how they stand, what happens in them. Package: serve.
+"""Runs as they travel over HTTP: how they are asked for, how they stand, what happens in them.
 
 One vocabulary for all routes. Units stand in the names; instants are UTC. Whatever drives runs gives these values, too, so that
 they are data alone and travel between processes.
@@ -13,30 +13,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from ensemble_ray.definition.run_tags import LONGEST_WORD, MOST_TAGS
+from ensemble_ray.definition.run_options import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.serve.schemas import Expressible, Failure, FinishedRun, Text, Wire
 from ensemble_ray.serve.task_schemas import TaskOverrides, TaskSelection
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = [
-    "AcceptedRun",
-    "ChatInfo",
-    "EnsembleInfo",
-    "EnsembleList",
-    "Instant",
-    "ItemsDataset",
-    "ItemsFile",
-    "NewRun",
-    "OpenReview",
-    "RunDetail",
-    "RunEvent",
-    "RunFilter",
-    "RunLimits",
-    "RunPage",
-    "RunStatus",
-    "RunSummary",
-    "RunTags",
-]
 
 #: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
 _LONGEST_NAME = 256

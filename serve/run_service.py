@@ -1,4 +1,4 @@
-"""RunService: the port through which every route begins, looks at, follows, steers and cancels runs. Package: serve.
+"""RunService: the port through which every route begins, looks at, follows, steers and cancels runs.
 
 Routes know this port alone, and nothing of a run lives in them. `RunDriver` fulfils it on a cluster, doubles do in tests.
 Every refusal is a `Refusal`, which has the answer's status and its code.
@@ -20,8 +20,6 @@ from ensemble_ray.serve.control_schemas import (
 )
 from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
-
-__all__ = ["DEFAULT_PAGE", "LARGEST_PAGE", "RunService"]
 
 #: Runs on one page of a list.
 DEFAULT_PAGE, LARGEST_PAGE = 50, 200

@@ -1,4 +1,4 @@
-"""What travels over HTTP. Package: serve.
+"""What travels over HTTP.
 
 In: requests as JSON. Out: answers as JSON. Classes of the core stay inside: each answer is copied field by field, so
 that a change over there shows up here and not at a client. Units stand in the names; unknown token counts are null.
@@ -16,8 +16,6 @@ from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
-
-__all__ = ["Cost", "Data", "Expressible", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "Text", "Wire"]
 
 
 def _expressible(value: object) -> object:

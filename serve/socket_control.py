@@ -1,4 +1,4 @@
-"""SocketControl: the control API as messages of a WebSocket (S-CTL-3). Package: serve.
+"""SocketControl: the control API as messages of a WebSocket (S-CTL-3).
 
 In: messages of a client: `run_request`, `run_control`, `subscribe`. Out: their answers to that client, and `run_result` when a run that it asked for
 has ended. Rules: each message has one answer, also where it is refused; a client that leaves ends no run. It knows no web framework.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pydantic
 
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.control_schemas import NewDirective, NewModel
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.run_service import RunService
     from ensemble_ray.serve.schemas import Failure
-
-__all__ = ["SocketClient", "SocketControl"]
 
 _log = bounded_logger(__name__)
 #: How long the end of a run is waited for in one go, s.

@@ -1,4 +1,4 @@
-"""Messages of the control API over a WebSocket, as clients send them (S-CTL-33 to S-CTL-36). Package: serve.
+"""Messages of the control API over a WebSocket, as clients send them (S-CTL-33 to S-CTL-36).
 
 Unknown keys are passed over, as in all messages of a page (S-WEB-31); what is known is held to the rules of the same calls over HTTP.
 """
@@ -14,9 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import NewRun
 from ensemble_ray.text.foreign_text import whole_data
-from ensemble_ray.values.directives import LONGEST_DIRECTIVE
-
-__all__ = ["MESSAGE_TYPES", "RunControl", "RunRequestMessage", "Subscribe", "problems_of"]
+from ensemble_ray.values.reviews import LONGEST_DIRECTIVE
 
 #: What clients can subscribe to: the messages to everybody of file 27, and ends of runs that they asked for.
 MESSAGE_TYPES = frozenset({

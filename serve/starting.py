@@ -19,21 +19,18 @@ import ray
 from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
-from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.access.admission import KeyPolicy, is_loopback
 from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.definition.model_keys import check_keys_of
-from ensemble_ray.process.notices import notify
+from ensemble_ray.process.context import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
 
 if TYPE_CHECKING:
     from types import FrameType
-
-__all__ = ["EndpointPlace", "check_keys", "serve_until_interrupted"]
 
 #: Tells Serve's proxy to bound bodies as replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"

@@ -1,4 +1,4 @@
-"""Which task's tokens are a team's answer while it is said. Package: serve. Pure.
+"""Which task's tokens are a team's answer while it is said. Pure.
 
 Rule: text that a client has seen cannot be taken back. So it is the task that is certainly the last one, and nothing comes between its
 model's words and the answer: no check, no type, no person.
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ensemble_ray import Ensemble, Task
     from ensemble_ray.plan.plan import Plan
-
-__all__ = ["find_streamed_task"]
 
 
 def find_streamed_task(ensemble: Ensemble, plan: Plan) -> str | None:

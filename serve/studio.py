@@ -1,4 +1,4 @@
-"""Studio behind an endpoint, at `/studio` (S-STU-80 to S-STU-83). Package: serve.
+"""Studio behind an endpoint, at `/studio` (S-STU-80 to S-STU-83).
 
 In: the endpoint's service. Out: the page over the records of its runs, for callers of this endpoint. Rules: a caller with a key sees the
 runs that the endpoint accepted for its teams; reviews are decided and runs are cancelled by the endpoint's own service. Runs are
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
-
-__all__ = ["endpoint_studio"]
 
 #: For how long the runs of a caller are taken for those that there are, s.
 _LASTING_S = 2.0
@@ -97,7 +95,7 @@ class _OwnCluster:
     async def describe(self) -> ClusterDescription:
         """Return what its actors say."""
         # Here, since it loads Ray: the interface is built without it.
-        from ensemble_ray.actors.driver.cluster_description import describe_cluster
+        from ensemble_ray.actors.driver.cluster import describe_cluster
 
         return await describe_cluster()
 

@@ -1,4 +1,4 @@
-"""Where an endpoint has studio: at `/studio`, loaded by the first request for it (S-STU-80). Package: serve.
+"""Where an endpoint has studio: at `/studio`, loaded by the first request for it (S-STU-80).
 
 A replica that is never asked for the page does not load its modules.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["add_studio", "is_page"]
 
 #: Where the page is.
 _BASE = "/studio"

@@ -1,4 +1,4 @@
-"""How one run's tasks differ from its team's, as it travels over HTTP (S-CTL-20 to S-CTL-26). Package: serve."""
+"""How one run's tasks differ from its team's, as it travels over HTTP (S-CTL-20 to S-CTL-26)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, Field
 
 from ensemble_ray.serve.schemas import Wire
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = ["MOST_TASKS", "NewTask", "TaskName", "TaskOverride", "TaskOverrides", "TaskSelection"]
 
 #: Tasks that one request may name.
 MOST_TASKS = 200

@@ -1,4 +1,4 @@
-"""Which teams are served, and where they are found. Package: serve.
+"""Which teams are served, and where they are found.
 
 In: names from Serve's arguments or the environment. Out: loaded teams, each under a name of its own. A team travels to the processes
 that run it by name, never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
@@ -13,22 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ensemble_ray import ChatModel, Ensemble, PromptTemplateError, ValidationError
-from ensemble_ray.loader import Runnable, find_planned_form, load_runnable
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
 from ensemble_ray.serve.streamed_task import find_streamed_task
-
-__all__ = [
-    "ENSEMBLES_VARIABLE",
-    "HISTORY_INPUT",
-    "ServedTeam",
-    "TeamName",
-    "known_inputs",
-    "load_teams",
-    "served_team",
-    "team_names",
-]
+from ensemble_ray.teamfile import Runnable, find_planned_form, load_runnable
 
 #: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
 ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"

@@ -1,15 +1,13 @@
-"""The span of a client that asks for a run, as its request names it. Package: serve."""
+"""The span of a client that asks for a run, as its request names it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.values.tracing import parse_traceparent
+from ensemble_ray.values.trace import parse_traceparent
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-__all__ = ["traceparent_of"]
 
 
 def traceparent_of(request: Request, said: object = None) -> str | None:

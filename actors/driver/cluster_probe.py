@@ -12,13 +12,10 @@ import os
 import sys
 from typing import IO
 
-from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.actors.driver.cluster_description import describe_cluster
+from ensemble_ray.actors.driver.cluster import LOCAL, describe_cluster, join_or_start
 from ensemble_ray.errors import message_of
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.values.descriptions import dump_cluster
-
-__all__ = ["answer_questions", "main"]
 
 
 def answer_questions(address: str, questions: IO[bytes], answers: IO[bytes]) -> None:

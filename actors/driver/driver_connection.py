@@ -7,36 +7,196 @@ run. Must never happen: an event that is handed on twice, or an answer that is l
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import ray.exceptions
 
-from ensemble_ray.actors.driver.log_listener import LineListener
-from ensemble_ray.actors.driver.services import driver_services
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, REFLECTION_SERVICE
+from ensemble_ray.actors.link.packing import packed_evaluation
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
+from ensemble_ray.actors.link.wire import LogLine
+from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.pickling import dumps
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.execute.effects import UnknownEffect
+from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.process.config import dumps
+from ensemble_ray.process.context import bounded_logger, is_repeated, notify
+from ensemble_ray.process.forks import USER_ERRORS, threads
+from ensemble_ray.tools.waiting import record_metric
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
-    from ensemble_ray.actors.link.log_lines import LogLine
     from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
+    from ensemble_ray.definition.task import ReflectionInput
     from ensemble_ray.events import Event
+    from ensemble_ray.plan.plan import LoopUnit
     from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, TaskReflection
 
-__all__ = ["DriverConnection"]
+
+#: Takes a request's data, returns the answer.
+DriverService: TypeAlias = Callable[[Mapping[str, object]], Awaitable[object]]
+
+
+def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
+    """Return the services of a run's driver, by name."""
+
+    async def count_tool_call(payload: Mapping[str, object]) -> object:
+        arguments = cast("Sequence[object]", payload["arguments"])
+        return await threads.run(record_metric, run.tool_metrics, str(payload["method"]), *arguments)
+
+    async def ask_about_effect(payload: Mapping[str, object]) -> object:
+        how = run.on_unknown
+        return await ask_unknown(UnknownEffect.from_dict(payload), None if isinstance(how, OnUnknown) else how)
+
+    async def answer_scripted_model(payload: Mapping[str, object]) -> object:
+        from ensemble_ray.testing.scripted import answer_scripted  # only where a scripted model takes part
+
+        return await answer_scripted(payload)
+
+    async def call_held_object(payload: Mapping[str, object]) -> object:
+        from ensemble_ray.memory.tools import answer_held  # only where a tool of memory takes part
+
+        return await answer_held(payload)
+
+    async def review(payload: Mapping[str, object]) -> object:
+        if run.reviewer is None:
+            raise IllegalStateError(f"Run {run.run_id} has nobody to ask at its review gates")
+        return await answer_review(run.reviewer, payload)
+
+    async def use_memory(payload: Mapping[str, object]) -> object:
+        return await _use_memory(run, payload)
+
+    async def use_reflections(payload: Mapping[str, object]) -> object:
+        return await _use_reflections(run, payload)
+
+    return {
+        "tool_metrics": count_tool_call,
+        "unknown_effect": ask_about_effect,
+        "scripted_model.chat": answer_scripted_model,
+        REVIEW_SERVICE: review,
+        MEMORY_SERVICE: use_memory,
+        REFLECTION_SERVICE: use_reflections,
+        "held_object": call_held_object,
+    }
+
+
+async def _use_memory(run: RunRequest, payload: Mapping[str, object]) -> object:
+    """Do what a task or a loop asks of the run's memory."""
+    if run.memory is None:
+        raise IllegalStateError(f"Run {run.run_id} has no memory")
+    asked: object = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
+    match payload["method"]:
+        case "recall":
+            return await run.memory.recall(cast("MemoryQuery", asked))
+        case "remember":
+            return await run.memory.remember(cast("MemoryNote", asked))
+        case _:
+            failed = await LocalMemoryResets(run.memory).reset(cast("LoopUnit", asked))
+            return None if failed is None else packed_evaluation(failed)  # whoever asks loads nothing of the user's
+
+
+async def _use_reflections(run: RunRequest, payload: Mapping[str, object]) -> object:
+    """Do what a task asks of the run's reflections."""
+    if run.reflections is None:
+        raise IllegalStateError(f"Run {run.run_id} has no store of reflections")
+    asked: object = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
+    match payload["method"]:
+        case "recall":
+            return await run.reflections.recall(*cast("tuple[str]", asked))
+        case "find_prior":
+            return await run.reflections.find_prior(*cast("tuple[str]", asked))
+        case "store":
+            await run.reflections.store(*cast("tuple[str, TaskReflection]", asked))
+            return None
+        case _:
+            return await run.reflections.ask_strategy(*cast("tuple[ReflectionInput]", asked))
+
+
+#: How long the driver's call waits for lines, s; and how long it waits before it asks again where that failed.
+_WAIT_S = 10.0
+_RETRY_S = 0.5
+#: How long lines that are on their way are waited for at the end, s.
+_LEAVE_S = 2.0
+
+
+class LineListener:
+    """Logs again in the driver what the processes of its run say."""
+
+    def __init__(self, service: Any, run_id: str) -> None:
+        self._service = service
+        self._run_id = run_id
+        self._is_leaving = False
+        #: what was said last, where that came with the run's end; None: it is still to be asked for
+        self._last: Sequence[LogLine] | None = None
+        self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    def keep_last(self, lines: Sequence[LogLine] | None) -> None:
+        """Take what was said last, which `leave` shows behind what is on its way; the call for lines has ended with it."""
+        self._last = lines
+
+    async def leave(self, *, is_gone: bool) -> None:
+        """Show what was said last, and listen no more; at once where the cluster is gone."""
+        self._is_leaving = True
+        if is_gone:
+            self._collecting.cancel()
+            return
+        last = self._last or ()
+        if self._last is None:
+            with contextlib.suppress(ray.exceptions.RayError):  # its lines are lost with it
+                last = await self._service.drain_lines.remote(self._run_id)
+        # That woke the other call. It is not cancelled: lines that are on their way could not be taken again.
+        await asyncio.wait([self._collecting], timeout=_LEAVE_S)
+        self._collecting.cancel()
+        for line in last:
+            show_line(line, self._run_id)
+
+    async def _collect(self) -> None:
+        while not self._is_leaving:
+            try:
+                lines: Sequence[LogLine] | None = await self._service.collect_lines.remote(self._run_id, _WAIT_S)
+            except ray.exceptions.RayError:  # it is being started again, or gone, which the run itself tells
+                await asyncio.sleep(_RETRY_S)
+            else:
+                if lines is None:  # the run has ended
+                    return
+                for line in lines:
+                    show_line(line, self._run_id)
+
+
+def show_line(line: LogLine, run_id: str = "") -> None:
+    """Log a line in this process: a record under its own logger and level, what was printed as a notice.
+
+    Args:
+        line: The line.
+        run_id: Of the run that says it, whose equal warnings are merged.
+    """
+    text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
+    if not line.logger:
+        notify(text)
+        return
+    logger = logging.getLogger(line.logger)
+    if not logger.isEnabledFor(line.level):
+        return
+    is_of_library = line.logger.startswith("ensemble_ray.") and not line.logger.startswith("ensemble_ray.tool.")
+    if line.agent_role and is_of_library and is_repeated(run_id, logger, line.level, text):
+        return
+    record = logger.makeRecord(line.logger, line.level, "(agent)", 0, "%s", (text,), None)
+    record.template = line.template
+    record.exc_text = line.traceback or None
+    logger.handle(record)
+
 
 _log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
 _POLL_S = 10.0
-#: Pause before a hub that could not be reached is asked again, s.
-_RETRY_S = 0.5
 
 
 class DriverConnection:

@@ -18,9 +18,7 @@ import ray.exceptions
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.ports.jobs import JobEnd
-
-__all__ = ["JobServer"]
+from ensemble_ray.ports import JobEnd
 
 #: Ray's own variable, which wins over any argument.
 _ADDRESS = "RAY_API_SERVER_ADDRESS"

@@ -18,16 +18,12 @@ import ray.exceptions
 
 from ensemble_ray.actors.driver.cluster import PROGRAM, ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
-from ensemble_ray.actors.driver.loading import check_loading
+from ensemble_ray.actors.driver.node_check import check_loading
 from ensemble_ray.actors.driver.packing import PackedOrder, Packer, pack_context
-from ensemble_ray.actors.link.accounts import shared_spending
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.failures import last_line, ours
-from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.link.packing import unpack_result
-from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.undone import make_undone_result
+from ensemble_ray.actors.link.limiter import RemoteLimiter, shared_spending
+from ensemble_ray.actors.link.packing import make_undone_result, unpack_result
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, ours, patiently, reach
 from ensemble_ray.actors.link.wire import (
     AgentTemplate,
     Keep,
@@ -39,10 +35,10 @@ from ensemble_ray.actors.link.wire import (
     WireResult,
 )
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.execute.agent_templates import MOST_TEMPLATES
+from ensemble_ray.execute.local_executor import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.plan.redispatch import MOST_DEATHS
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.plan.placement import MOST_DEATHS
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
@@ -50,15 +46,13 @@ if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Deliver, RunRequest
 
-__all__ = ["RemoteExecutor"]
-
 _log = bounded_logger(__name__)
 #: A message to the scheduler has at most so many orders, and not many more bytes than that.
 _BATCH_ORDERS = 500
 _BATCH_BYTES = 1_000_000
 #: How long one call waits for results, s; also how often the scheduler hears that this driver lives.
 _COLLECT_S = 10.0
-#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.values.epochs`).
+#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.values.ids`).
 _MOST_SESSIONS = 3
 #: With more tasks in flight than these, results are asked for that often, s: those of a while and the tasks that take their
 #: places travel together (measured: 1,111 tasks with spread delays took 4.4 s of processor time so, and 5.4 s one by one).

@@ -6,44 +6,247 @@ It creates only the detached schedulers; they make every other actor.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, check_fork, connection_id, join_or_start
-from ensemble_ray.actors.driver.loading import check_loading
-from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.cluster import (
+    LOCAL,
+    PROGRAM,
+    ClusterHeartbeat,
+    check_fork,
+    check_version,
+    connection_id,
+    join_or_start,
+)
+from ensemble_ray.actors.driver.driver_connection import DriverConnection
+from ensemble_ray.actors.driver.node_check import ask_nodes, check_loading, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
-from ensemble_ray.actors.driver.run import RayRun
-from ensemble_ray.actors.driver.schedulers import Schedulers, check_namespace
-from ensemble_ray.actors.link.failures import last_line, ours
-from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.plan.placement import most_replicas
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.actors.link.packing import dump_submission, unpack_end, unpack_failure, unpack_output
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, ours, reach
+from ensemble_ray.actors.link.wire import EndPage, Submission
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
+from ensemble_ray.definition.fields import OnUnknown
+from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
+from ensemble_ray.plan.placement import most_replicas, shard_of
 from ensemble_ray.process.config import Settings
-from ensemble_ray.process.forks import abandon, track
-from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import abandon, bridge, run_blocking, threads, track
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.jobs import JobServer
     from ensemble_ray.actors.link.wire import Keep
+    from ensemble_ray.execute.orders import RunOutcome
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
     from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
-    from ensemble_ray.values.node_reports import NodesReport
+    from ensemble_ray.values.descriptions import NodesReport
+    from ensemble_ray.values.reviews import RunDirective
 
-__all__ = ["RayRuntime"]
+
+#: Names that stand in names of actors, of files and in logs.
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_namespace(name: str) -> str:
+    """Return the name of a namespace; empty: the one without a name.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    if name and not _NAMESPACE.fullmatch(name):
+        raise ValidationError(
+            f"A namespace has up to 64 letters, digits and '.', '_', '-', and begins with a letter or digit; got: {name[:80]!r}"
+        )
+    return name
+
+
+class Schedulers:
+    """The schedulers of one program, in the cluster that it is connected to."""
+
+    def __init__(self, handles: Sequence[Any], namespace: str = "") -> None:
+        """Make it of the handles of all of them, in the order of their numbers."""
+        self._handles = handles
+        self._namespace = namespace
+
+    @classmethod
+    async def connect(cls, shards: int, namespace: str) -> Schedulers:
+        """Return the first schedulers of a namespace, as many; those that are not there are started.
+
+        Raises:
+            ValidationError: one of them is of another version than this process.
+        """
+        handles = [await threads.run(spawn.scheduler, SchedulerActor, number, namespace) for number in range(shards)]
+        await asyncio.gather(*map(check_version, handles))
+        return cls(handles, namespace)
+
+    def of(self, run_id: str) -> Any:
+        """Return the scheduler of a run."""
+        return self._handles[shard_of(run_id, len(self._handles))]
+
+    async def check_unrecorded(self, run_id: str) -> None:
+        """Refuse a run that no record tells of, where a scheduler has one of that id that another number led to.
+
+        Raises:
+            RunExistsError: that one is running.
+        """
+        own = spawn.scheduler_name(shard_of(run_id, len(self._handles)), self._namespace)
+        known = await threads.run(spawn.existing_schedulers, self._namespace)
+        others = [each for name, each in known.items() if name != own]
+        if any(await asyncio.gather(*(each.is_running.remote(run_id) for each in others))):
+            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
+
+    async def evict_idle(self) -> None:
+        """End the agent processes that are kept for the next run."""
+        await asyncio.gather(*(each.evict_idle.remote() for each in self._handles))
+
 
 _log = bounded_logger(__name__)
+
+
+def _unrecorded_loss(run_id: str) -> EnsembleError:
+    lost = EnsembleError(
+        f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
+        "go on. Run it again, or use durability='effects'"
+    )
+    lost.run_id = run_id
+    return lost
+
+
+class RayRun:
+    """A run on the cluster, seen from its driver."""
+
+    def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
+        self.run_id, self._origin = request.run_id, request.origin
+        self._submission = submission
+        self._scheduler = scheduler
+        self._is_cancelled = False
+        self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
+
+    async def begin(self) -> None:
+        """Hand the run over, then listen for events and answer requests until it ends."""
+        hub = await self._submit(self._submission)
+        self._connection.begin(hub)
+
+    async def _submit(self, submission: Submission) -> Any:
+        """Submit the run and return its hub; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
+        tries = itertools.count()
+
+        async def submit() -> Any:
+            is_first = next(tries) == 0
+            if not is_first and await self._scheduler.knows.remote(self.run_id):
+                return spawn.existing("event_hub") if submission.is_connected else None
+            reason = submission.reason if is_first else submission.reason.without_answer()
+            return await self._scheduler.submit.remote(dump_submission(replace(submission, reason=reason)))
+
+        return await reach(submit, RESTART_PAUSES_S)
+
+    async def wait(self) -> RunOutcome:
+        """Wait until the run has ended and all its events were handed on; return its outcome.
+
+        Raises:
+            EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
+        """
+        try:
+            return await self._fetch_end()
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id, self._origin) from None
+        finally:
+            await self._connection.leave()
+
+    async def _fetch_end(self) -> RunOutcome:
+        """Wait until the run has ended and return how; it comes in pages, which the scheduler keeps until all are here."""
+        page = await self._wait_for_end()
+        parts = [self._read(page)]
+        while not page.is_last:
+            following = await self._heartbeat.reach(partial(self._ask_for_end, page.cursor, page.end_id))
+            if following is None:  # that scheduler is gone, and what it kept
+                following = await self._wait_for_end()
+                parts = []
+            page = following
+            parts.append(self._read(page))
+        self._connection.keep_last_lines(page.lines)
+        self._scheduler.forget.remote(self.run_id, page.end_id)
+        return _join(parts)
+
+    def _read(self, page: EndPage) -> RunOutcome:
+        """Return a page with its outputs loaded."""
+        try:
+            return page.end.convert(unpack_output, unpack_failure)
+        except Exception as error:
+            self._scheduler.forget.remote(self.run_id, page.end_id)
+            unreadable = EnsembleError(
+                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
+                "Install the module they come from here too, or use runtime='inline'"
+            )
+            unreadable.run_id = self.run_id
+            raise unreadable from error
+
+    async def _wait_for_end(self) -> EndPage:
+        """Wait until the run has ended and return the first page of how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
+        while True:
+            ended = await self._heartbeat.reach(self._ask_for_end)
+            if ended is not None:
+                return ended
+            if self._submission.store is None:
+                raise _unrecorded_loss(self.run_id)
+            # What its record knows is used, its cancellation included.
+            await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
+            if self._is_cancelled:
+                await self.cancel()
+
+    async def _ask_for_end(self, cursor: int = 0, end_id: str = "") -> EndPage | None:
+        if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
+            await self._scheduler.cancel.remote(self.run_id)
+        body: bytes | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
+        return None if body is None else unpack_end(body)
+
+    async def cancel(self) -> None:
+        """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
+        self._is_cancelled = True
+        try:
+            await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+
+    async def inject(self, directive: RunDirective) -> bool:
+        """Tell the tasks that start from now on, also where the scheduler is just being started again.
+
+        Raises:
+            EnsembleError: it cannot be recorded, or the cluster is gone.
+        """
+        try:
+            is_told: bool = await reach(lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id, self._origin) from None
+        return is_told
+
+
+def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
+    """Return the end with the entries of all its pages."""
+    return replace(
+        parts[0],
+        completed=[each for part in parts for each in part.completed],
+        delegated=[each for part in parts for each in part.delegated],
+        failures=[each for part in parts for each in part.failures],
+        unfinished=[each for part in parts for each in part.unfinished],
+        raised=[each for part in parts for each in part.raised],
+    )
+
+
 #: How long the nodes may take to answer before a run, s; with joining the cluster it stays below 30 (S-CLU-2).
 CHECK_S = 25.0
 
@@ -291,7 +494,7 @@ def _has_held_objects() -> bool:
     """Return whether tools that use memory of this process may take part."""
     import sys
 
-    held = sys.modules.get("ensemble_ray.memory.held")
+    held = sys.modules.get("ensemble_ray.memory.tools")
     return held is not None and held.has_held_objects()
 
 

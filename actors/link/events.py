@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import cannot_leave, unpack_output
-from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, reach
 from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.errors import portable
 from ensemble_ray.events import (
@@ -25,13 +24,11 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
-from ensemble_ray.plan.units import Unit
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.pickling import dumps
+from ensemble_ray.plan.plan import Unit
+from ensemble_ray.process.config import dumps
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.trace import jsonable
-
-__all__ = ["HubSink", "begin_events", "note_lost_events", "pack_announcement", "pack_event"]
 
 _log = bounded_logger(__name__)
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.

@@ -13,20 +13,17 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, reach
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.shared.journal import AppendCall, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import EpochFence, MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress
-
-__all__ = ["RemoteJournal", "open_journal"]
 
 _log = bounded_logger(__name__)
 

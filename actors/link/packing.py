@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import pickle
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -29,45 +30,16 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
-from ensemble_ray.execute.questions import EvaluationFailed
-from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.pickling import dumps
+from ensemble_ray.execute.effects import typed_output
+from ensemble_ray.execute.orders import EvaluationFailed, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.process.config import dumps
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.questions import HistoryPart
+    from ensemble_ray.execute.orders import HistoryPart, TaskStatus
     from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 
-__all__ = [
-    "cannot_leave",
-    "dump_submission",
-    "load_agent",
-    "load_submission",
-    "pack_binding",
-    "pack_dispatch",
-    "pack_end",
-    "pack_failure",
-    "pack_order",
-    "pack_output",
-    "pack_question",
-    "pack_recorded",
-    "pack_report",
-    "pack_result",
-    "pack_update",
-    "packed_evaluation",
-    "unpack_binding",
-    "unpack_dispatch",
-    "unpack_end",
-    "unpack_failure",
-    "unpack_order",
-    "unpack_output",
-    "unpack_question",
-    "unpack_report",
-    "unpack_result",
-    "unpack_update",
-]
 
 _log = bounded_logger(__name__)
 
@@ -260,3 +232,17 @@ def unpack_question(body: bytes) -> tuple[str, UntilHolds | EdgeMatches, int, tu
 def load_agent(body: bytes) -> Agent:
     """Return the agent behind its bytes."""
     return cast("Agent", pickle.loads(body))  # noqa: S301  bytes of our own driver
+
+
+def make_undone_result(
+    order: TaskOrder | WireOrder, error: BaseException | None, status: TaskStatus = "failed"
+) -> TaskResult:
+    """Return the result of a task that ends here."""
+    return TaskResult(
+        key=order.key,
+        instance=order.instance,
+        epoch=order.epoch,
+        status=status,
+        at=time.time(),
+        failure=None if error is None else TaskFailure(error=error),
+    )

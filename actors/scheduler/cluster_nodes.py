@@ -1,29 +1,81 @@
-"""ClusterNodes: what the cluster has, looked at when a run begins and while runs go on. Used by the scheduler.
-
-Out: what the processes of a run are held to; who asks for what no node has hears of it before anything is asked of a model.
-Nodes that come while runs go on are used by these runs (S-CLU-51). Must never happen: a run that waits for its cluster's
-state with the scheduler's loop.
-"""
+"""What a run's agents ask of nodes, held against what the cluster has, before its processes are started (S-CLU-43)."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.reach import BackgroundTasks
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.errors import message_of
-from ensemble_ray.plan.placement import max_own_processes, most_replicas
-from ensemble_ray.plan.requirements import ClusterNode
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.plan.placement import (
+    ClusterNode,
+    Placement,
+    ProcessDemand,
+    find_obstacle,
+    max_own_processes,
+    most_replicas,
+)
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 
-__all__ = ["ClusterNodes", "limits_of"]
+if TYPE_CHECKING:
+    from ensemble_ray.actors.link.wire import AgentTemplate
+
+
+def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits) -> None:
+    """Refuse agents whose processes the cluster can never have, all at the same time.
+
+    Args:
+        templates: The agents.
+        limits: What their run is held to.
+
+    Raises:
+        ValidationError: nobody has what one of them asks for, or the cluster has not enough of it.
+    """
+    placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
+    placement.place(template.placement for template in templates)
+    roles = {template.key: template.role for template in templates}
+    demands = [
+        ProcessDemand(
+            who=", ".join(f"Agent '{roles[key]}'" for key in placement.members(group)),
+            requirements=placement.requirements_of(group),
+            count=placement.begins_with(group),
+        )
+        for group in placement.groups
+    ]
+    obstacle = find_obstacle(demands, (*limits.nodes, *_nodes_to_come()))
+    if obstacle is not None:
+        raise ValidationError(
+            f"{obstacle}. Ask for less, add a node that has it (a local Ray takes RayRuntime(init_options={{'num_gpus': 1}}) "
+            "and the like), or use runtime='inline', where nothing is reserved"
+        )
+
+
+def check_comer(template: AgentTemplate, limits: SessionLimits) -> None:
+    """Refuse an agent that is made while its run goes on, as `check_requirements` does."""
+    check_requirements((template,), limits)
+
+
+def _nodes_to_come() -> list[ClusterNode]:
+    """Return the kinds of nodes that the cluster's autoscaler may add; none where it has none."""
+    config = cast("Any", ray)._private.state.state.get_cluster_config()  # noqa: SLF001  there is no public way
+    groups: Iterable[Any] = () if config is None else config.node_group_configs
+    return [
+        ClusterNode(
+            resources={str(name): float(amount) for name, amount in group.resources.items()},
+            labels=None,
+            count=float("inf") if group.max_count < 0 else float(group.max_count),
+        )
+        for group in groups
+        if group.max_count
+    ]
+
 
 _log = bounded_logger(__name__)
 #: How often the nodes are looked at while runs go on, s: Ray itself needs longer to notice that one is lost.

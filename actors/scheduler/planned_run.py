@@ -10,18 +10,25 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+import ray.exceptions
 
-from ensemble_ray.actors.link.accounts import close_account
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
-from ensemble_ray.actors.link.packing import pack_failure, pack_result
-from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
-from ensemble_ray.actors.link.undone import make_undone_result
+from ensemble_ray.actors.link.events import HubSink, pack_announcement
+from ensemble_ray.actors.link.limiter import RemoteMemoryResets, close_account
+from ensemble_ray.actors.link.packing import (
+    make_undone_result,
+    pack_failure,
+    pack_question,
+    pack_result,
+    packed_evaluation,
+)
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import (
+    CLUSTER_LOGGER,
+    EndPage,
+    LogLine,
     RecordLocation,
     SessionOpening,
     Submission,
@@ -30,13 +37,12 @@ from ensemble_ray.actors.link.wire import (
     WireOrder,
     WireOutcome,
     WireResult,
+    scheduler_line,
 )
-from ensemble_ray.actors.scheduler.announcements import Announcements
-from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
-from ensemble_ray.actors.worker.driver_services import RemoteDriverServices
+from ensemble_ray.actors.worker.task_host import RemoteDriverServices
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs, recall_output
 from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
@@ -44,23 +50,122 @@ from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.errors import message_of
-from ensemble_ray.execute.orders import TaskBody
-from ensemble_ray.execute.questions import EvaluationFailed
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
+from ensemble_ray.execute.orders import EvaluationFailed, TaskBody
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.plan.placement import find_beside_predicates
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import watch_for_cancel
-from ensemble_ray.values.directives import RunDirective
+from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.values.ids import instance_of, new_object_id, node_key
 from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.reviews import RunDirective
 
-__all__ = ["PlannedRun", "body_of", "opening_of"]
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import HistoryPart
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
+
+
+class Announcements:
+    """The announcements of one run, in order with its tasks."""
+
+    def __init__(self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[WireOrder]], None]) -> None:
+        """Make them.
+
+        Args:
+            run_id: Whose.
+            plan: Has the units.
+            sink: Takes events.
+            start: Takes orders whose turn has come.
+        """
+        self._run_id = run_id
+        self._units = {unit.key: unit for unit in plan.units}
+        self._sink = sink
+        self._start = start
+        #: orders that wait for events, by instance
+        self._waiting: dict[str, WireOrder] = {}
+        self._background = BackgroundTasks()
+
+    def announce(self, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> None:
+        """Publish the event, where anybody wants it; never waits."""
+        event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
+        if self._sink.wants(event_type):
+            unit = self._units[node_key(instance_of(what.unit))]
+            self._sink.emit_packed(pack_announcement(self._run_id, unit, what, outputs))
+
+    def start(self, orders: Sequence[WireOrder]) -> None:
+        """Start these when the hub has what was announced before; never waits."""
+        if self._sink.is_idle and not self._waiting:
+            self._start(orders)
+            return
+        is_first = not self._waiting
+        self._waiting.update((order.instance, order) for order in orders)
+        if is_first:
+            self._background.start(self._start_waiting())
+
+    def withdraw(self, instances: Sequence[str]) -> list[WireOrder]:
+        """Return those that still wait, which are started no more."""
+        found = (self._waiting.pop(instance, None) for instance in instances)
+        return [order for order in found if order is not None]
+
+    async def flush(self) -> None:
+        """Return when the hub has everything that was announced."""
+        await self._sink.flush()
+
+    async def _start_waiting(self) -> None:
+        while not self._sink.is_idle:
+            await self._sink.flush()
+        orders, self._waiting = list(self._waiting.values()), {}
+        if orders:
+            self._start(orders)
+
 
 _log = bounded_logger(__name__)
+
+
+class HostedPredicates:
+    """The predicates of one run. Fulfils `Predicates` with outputs as bytes."""
+
+    def __init__(self, session: RunSession) -> None:
+        """Make them of a run whose submission has predicates."""
+        self._session = session
+        self._background = BackgroundTasks()
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask one in its process."""
+        body = pack_question(self._session.run_id, question, sent_count, new)
+
+        async def ask(handle: Any) -> bool | EvaluationFailed | None:
+            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)
+            return answer
+
+        try:
+            return await self._session.ask_callables(ask)
+        except RuntimeError as error:
+            return packed_evaluation(EvaluationFailed.of(error))
+
+    def forget(self, unit: str) -> None:
+        """Let the history of a unit go that has ended; never waits."""
+        self._background.start(self._forget(unit))
+
+    async def _forget(self, unit: str) -> None:
+        host = self._session.callables_host
+        if host is None:
+            return
+        try:
+            await host.handle.forget_history.remote(self._session.run_id, unit)
+        except ray.exceptions.RayError as error:  # it is gone, and with it what it kept
+            _log.debug("Run %s: the history of '%s' is gone: %s", self._session.run_id, unit, last_line(error))
+
+
 _NO_CALLABLES = TaskCallables()
 
 
@@ -327,3 +432,81 @@ def body_of(submission: Submission, key: str) -> TaskBody[bytes]:
     declared = {} if submission.callables is None else submission.callables.tasks
     callables = declared.get(key, _NO_CALLABLES)
     return TaskBody(submission.tasks[key], len(callables.input_guardrails), len(callables.output_guardrails))
+
+
+Entry = TypeVar("Entry")
+#: A page holds at most so many entries, and not many more bytes than that.
+_PAGE_ENTRIES = 1000
+_PAGE_BYTES = 1_000_000
+#: A driver that has not asked for so long does not read any more, s.
+_READ_S = 60.0
+
+
+class RunEndBuffer:
+    """The end of one planned run."""
+
+    def __init__(self) -> None:
+        self.id = new_object_id()
+        #: gets the end
+        self.result: asyncio.Future[WireOutcome] = asyncio.get_running_loop().create_future()
+        self._waiting = 0
+        self._asked_at = -_READ_S
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody waits for it or is about to ask for its next page."""
+        return self._waiting > 0 or asyncio.get_running_loop().time() < self._asked_at + _READ_S
+
+    async def page(self, cursor: int) -> EndPage:
+        """Wait for the end and return a page of it.
+
+        Args:
+            cursor: How many entries the driver has.
+        """
+        self._waiting += 1
+        try:
+            ended = await asyncio.shield(self.result)
+        finally:
+            self._waiting -= 1
+            self._asked_at = asyncio.get_running_loop().time()
+        return _page_of(ended, self.id, cursor)
+
+
+def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
+    page = _Page(begin)
+    part = replace(
+        ended,
+        completed=page.fill_from(ended.completed, lambda entry: entry[1]),
+        delegated=page.fill_from(ended.delegated, lambda entry: entry[1]),
+        failures=page.fill_from(ended.failures, lambda failed: failed.failure.body),
+        unfinished=page.fill_from(ended.unfinished, lambda entry: entry[1].body),
+        raised=page.fill_from(ended.raised, lambda entry: entry[1].body),
+        failed_delegations=ended.failed_delegations if begin == 0 else (),
+        units=ended.units if begin == 0 else (),
+        unit_failures=ended.unit_failures if begin == 0 else (),
+    )
+    return EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
+
+
+class _Page:
+    """A page that is filled from several sequences, which count as one; each body is read once."""
+
+    def __init__(self, begin: int) -> None:
+        #: entries before those of the next sequence
+        self.total = 0
+        #: the first entry of the next page
+        self.stop = begin
+        self._begin = begin
+        self._size_bytes = 0
+
+    def fill_from(self, entries: Sequence[Entry], body_of: Callable[[Entry], bytes]) -> list[Entry]:
+        """Return what of the next sequence is on the page."""
+        found: list[Entry] = []
+        for entry in entries[max(0, self._begin - self.total) :]:
+            if self.stop - self._begin >= _PAGE_ENTRIES or self._size_bytes >= _PAGE_BYTES:
+                break
+            found.append(entry)
+            self.stop += 1
+            self._size_bytes += len(body_of(entry))
+        self.total += len(entries)
+        return found

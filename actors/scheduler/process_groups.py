@@ -9,28 +9,120 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_dispatch, unpack_report
+from ensemble_ray.actors.link.events import pack_event
+from ensemble_ray.actors.link.packing import make_undone_result, pack_dispatch, pack_result, unpack_report
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import Keep, WireOrder, WireResult
-from ensemble_ray.actors.scheduler.group_owner import GroupOwner
-from ensemble_ray.actors.scheduler.lost_orders import cause_of, lost_event, lost_result
-from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool
-from ensemble_ray.errors import message_of
+from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool, ProcessType
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
-from ensemble_ray.plan.requirements import ClusterNode
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.plan.placement import MOST_DEATHS, ClusterNode, DispatchTable, ResourceRequirements
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
-__all__ = ["CALLABLES", "ProcessGroups"]
+
+class GroupOwner(Protocol):
+    """The session whose processes these are."""
+
+    @property
+    def context(self) -> RunContext:
+        """What all its tasks share."""
+        ...
+
+    def group_of(self, order: WireOrder) -> str:
+        """Return which group does that order."""
+        ...
+
+    def roles_of(self, group: str) -> Sequence[str]:
+        """Return the roles of the agents of a group, in the order in which they came."""
+        ...
+
+    def process_type(self, group: str) -> ProcessType:
+        """Return what a group's processes are for."""
+        ...
+
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return what a group's processes ask of their nodes."""
+        ...
+
+    def may_share(self, group: str) -> bool:
+        """Return whether processes of a group may have other runs, too."""
+        ...
+
+    def on_ready(self, group: str) -> None:
+        """Start the next process of a group, since one has started that had to wait for a node."""
+        ...
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        """Tell people that a process waits for a node, and for how long it has."""
+        ...
+
+    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
+        """Make a new process of a group ready for the run, which asks that handle for its callables."""
+        ...
+
+    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates of agents that these orders need and that process was not sent."""
+        ...
+
+    async def report(self, reports: Sequence[WireResult]) -> None:
+        """Take results."""
+        ...
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error behind Ray's wrapper."""
+    inner = getattr(error, "cause", None)
+    return inner if isinstance(inner, BaseException) else error
+
+
+def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopped: bool) -> WireResult:
+    """Return the result of an order: failed, or cancelled where somebody wants it to end.
+
+    Args:
+        order: The order.
+        error: What became of its process.
+        deaths: How many processes died with it.
+        is_stopped: Whether somebody wants it to end.
+    """
+    return pack_result(
+        make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
+    )
+
+
+def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:
+    """Return the failed event of a task whose own process can send none any more (S-EVT-10)."""
+    total = order.total_tasks
+    event = TaskFailedEvent(
+        run_id=context.run_id,
+        instance=order.instance,
+        task_description=order.description,
+        agent_role=order.agent_role,
+        task_index=order.index,
+        total_tasks=context.total_tasks if total is None else total,
+        cause=_failure(order, error, deaths),
+        duration=timedelta(),
+    )
+    return pack_event(event)
+
+
+def _failure(order: WireOrder, error: BaseException, deaths: int) -> BaseException:
+    """Return why a task failed that its own process can report no more."""
+    if isinstance(error, EnsembleError):
+        return error
+    often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
+    text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
+    return AgentExecutionError(text, order.agent_role, order.description)
+
 
 _log = bounded_logger(__name__)
 #: Tasks that start together on one process and are sent one call each; more of them share one message, and their

@@ -16,21 +16,24 @@ from typing import Any, Literal
 import ray
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.actors.link.limiter import EndpointBoard
+from ensemble_ray.actors.link.reach import BackgroundTasks
 from ensemble_ray.actors.link.wire import Keep
-from ensemble_ray.actors.worker.agent import AgentActor
+from ensemble_ray.actors.worker.agent import AgentActor, ManagerActor
 from ensemble_ray.actors.worker.callable_host import CallableHost
-from ensemble_ray.actors.worker.manager import ManagerActor
-from ensemble_ray.limits.endpoints import EndpointUpdate
-from ensemble_ray.limits.steps import HolderGone
-from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements, least_used
-from ensemble_ray.plan.sharing import SharedProcess, choose_shared
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.llm.limits.endpoints import EndpointUpdate
+from ensemble_ray.llm.limits.machines import HolderGone
+from ensemble_ray.plan.placement import (
+    NOTHING,
+    ClusterNode,
+    ResourceRequirements,
+    SharedProcess,
+    choose_shared,
+    least_used,
+)
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
-
-__all__ = ["AgentProcess", "Lease", "LeaseDescription", "ProcessPool", "ProcessType"]
 
 _log = bounded_logger(__name__)
 #: How long a process is kept for the next run, s.

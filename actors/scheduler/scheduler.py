@@ -8,55 +8,318 @@ whose submissions are kept, from their records (S-DUR-32).
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import pickle
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
-from ensemble_ray.actors.link.futures import refuse
-from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
-from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
-from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
-from ensemble_ray.actors.scheduler.describing import ProcessSurvey
-from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
-from ensemble_ray.actors.scheduler.loading import load_everywhere
-from ensemble_ray.actors.scheduler.planned_run import PlannedRun
-from ensemble_ray.actors.scheduler.processes import ProcessPool
-from ensemble_ray.actors.scheduler.requirements import check_requirements
-from ensemble_ray.actors.scheduler.run_end import RunEndBuffer
+from ensemble_ray.actors.link.reach import BackgroundTasks, freeze_modules, patiently, reach, refuse
+from ensemble_ray.actors.link.wire import LineService, SessionOpening, Submission, WireOutcome, WireResult
+from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes, check_requirements
+from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun, SessionService
+from ensemble_ray.actors.scheduler.planned_run import PlannedRun, RunEndBuffer
+from ensemble_ray.actors.scheduler.processes import AgentProcess, ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
-from ensemble_ray.actors.scheduler.waiting_runs import WaitingRuns
-from ensemble_ray.actors.shared.describing import describe_this_process
 from ensemble_ray.actors.shared.event_hub import EventHub
+from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.coordinator.outputs import SpooledOutputs
-from ensemble_ray.errors import RunExistsError, message_of
-from ensemble_ray.limits.endpoints import EndpointUpdate
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.llm.limits.endpoints import EndpointUpdate
 from ensemble_ray.process.config import package_version
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS
+from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.descriptions import ActorDescription, dump_actor
-from ensemble_ray.values.directives import RunDirective
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.descriptions import (
+    MOST_PROCESSES,
+    MOST_TASKS,
+    ActorDescription,
+    ActorState,
+    ProcessDescription,
+    dump_actor,
+    load_actor,
+)
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.reviews import RunDirective
 
-__all__ = ["SchedulerActor", "start_recovery"]
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import StoreAddress
+
+
+#: How long processes may take to answer, s.
+_ANSWER_S = 1.5
+#: Runs of one process that are told of.
+_MOST_RUNS = 64
+
+
+class ProcessSurvey:
+    """Describes the processes of a pool."""
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
+        #: questions that were not answered yet, by the process's name
+        self._asked: dict[str, asyncio.Task[ProcessDescription | None]] = {}
+
+    async def describe(self) -> tuple[list[ProcessDescription], int]:
+        """Return the processes, those with most to do first, and how many are left out."""
+        living = sorted(self._pool.living, key=lambda each: (-_load(each), each.name))
+        chosen = living[:MOST_PROCESSES]
+        answers = await self._ask([each for each in chosen if _has_begun(each)])
+        described = [self._merge(each, answers) for each in chosen if each.is_alive]
+        return described, len(living) - len(chosen)
+
+    async def _ask(self, processes: Sequence[AgentProcess]) -> Mapping[str, ProcessDescription]:
+        """Return what those processes say that answer in time."""
+        names = {each.name for each in processes}
+        self._asked = {name: asked for name, asked in self._asked.items() if name in names}
+        for process in processes:
+            if process.name not in self._asked:
+                self._asked[process.name] = asyncio.get_running_loop().create_task(_answer_of(process))
+        asked = dict(self._asked)
+        if asked:
+            await asyncio.wait(asked.values(), timeout=_ANSWER_S)
+        answered = {name: each.result() for name, each in asked.items() if each.done()}
+        for name in answered:
+            self._asked.pop(name, None)
+        return {name: answer for name, answer in answered.items() if answer is not None}
+
+    def _merge(self, process: AgentProcess, answers: Mapping[str, ProcessDescription]) -> ProcessDescription:
+        leases = [lease.describe() for lease in process.leases if lease.describe is not None]
+        answer = answers.get(process.name)
+        state: ActorState = "ready"
+        if process.is_retired:
+            state = "retiring"
+        elif self._pool.is_idle(process):
+            state = "kept"
+        elif not _has_begun(process):
+            state = "starting"
+        elif answer is None:
+            state = "silent"
+        known = ProcessDescription(
+            name=process.name,
+            kind=process.type,
+            state=state,
+            node_id=process.node_id,
+            reserved=str(process.requirements) if process.requirements else "",
+            runs=tuple(each.run for each in leases[:_MOST_RUNS]),
+            more_runs=max(0, len(leases) - _MOST_RUNS),
+            tasks=tuple(task for each in leases for task in each.tasks)[:MOST_TASKS],
+        )
+        return merge_description(known, answer, handed=_load(process))
+
+
+def merge_description(
+    known: ProcessDescription, answer: ProcessDescription | None, *, handed: int
+) -> ProcessDescription:
+    """Return what is known of a process: what it was handed, and what it says itself.
+
+    What it was handed and does not tell of is on its way there. What it tells of and was not handed is work for other agents, which
+    these hand on themselves.
+
+    Args:
+        known: As its scheduler knows it, with tasks that it was handed.
+        answer: What it says; None: it did not answer.
+        handed: How many tasks it was handed and has not reported.
+    """
+    if answer is None:
+        return replace(known, queue=handed, more_tasks=max(0, handed - len(known.tasks)))
+    deaths = {(each.run_id, each.instance): each.deaths for each in known.tasks}
+    begun = [replace(each, deaths=deaths.pop((each.run_id, each.instance), 0)) for each in answer.tasks]
+    told = len(answer.tasks) + answer.more_tasks
+    # Where it left some out, nobody can say which of the others are on their way.
+    coming = [each for each in known.tasks if (each.run_id, each.instance) in deaths] if not answer.more_tasks else []
+    shown = (*begun, *coming)[:MOST_TASKS]
+    whole = max(told + len(coming), handed)
+    return replace(
+        known,
+        node_id=answer.node_id,
+        host=answer.host,
+        pid=answer.pid,
+        memory_bytes=answer.memory_bytes,
+        endpoints=answer.endpoints,
+        tasks=shown,
+        more_tasks=whole - len(shown),
+        queue=answer.queue + whole - told,
+    )
+
+
+def _load(process: AgentProcess) -> int:
+    return sum(lease.count_tasks() for lease in process.leases)
+
+
+def _has_begun(process: AgentProcess) -> bool:
+    """Return whether a process answers, as far as is known: one that has no run any more did."""
+    return not process.leases or any(lease.is_ready for lease in process.leases)
+
+
+async def _answer_of(process: AgentProcess) -> ProcessDescription | None:
+    """Return what a process says; None: it died, which the pool hears of by itself, or cannot say it."""
+    try:
+        return load_actor(await process.handle.describe.remote()).process
+    except Exception:  # noqa: BLE001  whatever it is, it is shown as a process that does not answer
+        return None
+
 
 _log = bounded_logger(__name__)
+#: How often the records of waiting runs are looked at, s.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    submission: Submission
+    store: StoreAddress
+    #: ids of the gates that were open when its call ended
+    gates: frozenset[str]
+
+
+class WaitingRuns:
+    """Runs that wait, and what begins them again."""
+
+    def __init__(self, begin: Callable[[Submission], Awaitable[None]], drop: Callable[[str], Awaitable[None]]) -> None:
+        """Make one that has none.
+
+        Args:
+            begin: Begins a run again.
+            drop: Forgets a submission that was kept for another scheduler.
+        """
+        self._begin = begin
+        self._drop = drop
+        self._runs: dict[str, _Waiting] = {}
+        self._background = BackgroundTasks()
+
+    def add(self, submission: Submission, gates: Collection[str]) -> None:
+        """Watch a run that waits from now on.
+
+        Args:
+            submission: The run.
+            gates: Ids of its open gates.
+        """
+        if submission.store is not None:
+            self._runs[submission.run_id] = _Waiting(submission, submission.store, frozenset(gates))
+            if not self._background:
+                self._background.start(self._watch())
+
+    def forget(self, run_id: str) -> None:
+        """Watch a run no more: somebody lets it go on."""
+        self._runs.pop(run_id, None)
+
+    async def _watch(self) -> None:
+        while self._runs:
+            await asyncio.sleep(_LOOK_S)
+            for waiting in tuple(self._runs.values()):
+                try:
+                    await self._look_at(waiting)
+                except RecordError as error:  # such as a database that is out of reach: look again
+                    run_id = waiting.submission.run_id
+                    _log.warning("Run %s: cannot see whether it was decided: %s", run_id, message_of(error))
+
+    async def _look_at(self, waiting: _Waiting) -> None:
+        run_id = waiting.submission.run_id
+        found = await store_at(waiting.store).summary(run_id)
+        is_left = found is None or found.state is not RunState.WAITING
+        is_ready = not is_left and await self._is_ready(waiting)
+        if self._runs.get(run_id) is not waiting:  # it goes on here meanwhile
+            return
+        if is_left:  # it went on elsewhere, was cancelled or removed
+            self.forget(run_id)
+            await self._drop(run_id)
+        elif is_ready:
+            try:
+                await self._begin(replace(waiting.submission, reason=SubmissionReason.RESUMED))
+            except EnsembleError as error:
+                self.forget(run_id)
+                _log.error(
+                    "Run %s cannot go on by itself: %s. Go on with it: %s",
+                    run_id, message_of(error), resume_advice(run_id, waiting.submission.header.origin or ""),
+                )  # fmt: skip
+                await self._drop(run_id)
+
+    async def _is_ready(self, waiting: _Waiting) -> bool:
+        """Whether one of the gates that were open has its decision, or nobody can decide there any more."""
+        now = time.time()
+
+        def is_settled(gate: Gate) -> bool:
+            return gate.gate_id in waiting.gates and obstacle_at(gate, at=now, is_owned=False) is not None
+
+        facts = await store_at(waiting.store).gates_of(waiting.submission.run_id)
+        return any(map(is_settled, fold_gates(facts)))
+
+
+#: How long a node may take to start a process and load what it is sent, s; one that takes longer is not waited for.
+_PATIENCE_S = 60.0
+#: Digests of bodies by node that loaded them, in the scheduler's process.
+_proven: set[tuple[str, str]] = set()
+_MOST_PROVEN = 10_000
+
+
+async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
+    """Load these on every node; called in the scheduler, which does not load them itself.
+
+    Raises:
+        ValidationError: one cannot be loaded on some node.
+    """
+    digest = hashlib.sha256(repr(sorted(payloads.items())).encode()).hexdigest()
+    nodes = {
+        str(node["NodeID"]): str(node["NodeManagerAddress"])
+        for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
+        if node["Alive"]
+    }
+    asked = [node for node in nodes if (node, digest) not in _proven]
+    answers = await asyncio.gather(*(_load_on(node, payloads) for node in asked))
+    failures = {node: found for node, found in zip(asked, answers, strict=True) if found}
+    if len(_proven) > _MOST_PROVEN:
+        _proven.clear()
+    _proven.update((node, digest) for node, found in zip(asked, answers, strict=True) if found == [])
+    if failures:
+        node, ((what, why), *_) = next(iter(failures.items()))
+        more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+        raise ValidationError(
+            f"{what} cannot be loaded on node {nodes[node]}{more}: {why}. Nothing was asked of any model. The cluster's "
+            "processes do not see the modules of your directory: send it along, as `ray job submit --working-dir . -- "
+            "ensemble-ray run ...` does, install the module on every node, or use runtime='inline'"
+        )
+
+
+async def _load_on(node: str, payloads: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
+    """Return what that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
+    try:
+        asked: Any = spawn.on_node(load_all, node).remote(payloads)
+        return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))
+        return None
+
+
+def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
+    """Load them in this process; return the names of those that cannot be loaded, and why."""
+    failed: list[tuple[str, str]] = []
+    for name, body in payloads.items():
+        try:
+            pickle.loads(body)  # noqa: S301  bytes of our own driver
+        except USER_ERRORS as error:
+            failed.append((name, str(one_line(message_of(error)))))
+    return failed
+
+
 #: Ended runs whose results nobody has fetched yet.
 KEPT_RESULTS = 64
 #: For how long a description is good for others who ask, s.

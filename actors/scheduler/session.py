@@ -8,43 +8,206 @@ orders out (`process_groups`). Must never happen: anything that stays here of a 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_update
-from ensemble_ray.actors.link.undone import make_undone_result
+from ensemble_ray.actors.link.packing import make_undone_result, pack_binding, pack_result, pack_update
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import (
     AgentTemplate,
     Binding,
+    CallablesUpdate,
     Keep,
     SessionOpening,
     TaskCallables,
     WireOrder,
     WireResult,
 )
-from ensemble_ray.actors.scheduler.callables import CallablesDelivery
-from ensemble_ray.actors.scheduler.callables_host import ask_host
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.execute.agent_templates import MOST_TEMPLATES, RefCountedCache
+from ensemble_ray.execute.local_executor import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.plan.placement import Placement
+from ensemble_ray.plan.placement import NOTHING, ClusterNode, Placement, ResourceRequirements, room_for, show_nodes
 from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements, room_for, show_nodes
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
-__all__ = ["ReportReceiver", "RunSession", "SessionLimits"]
+Answer = TypeVar("Answer")
+
+
+async def ask_host(
+    groups: ProcessGroups, ask: Callable[[Lease], Awaitable[Answer]], *, most_lost: int | None = None
+) -> Answer:
+    """Ask the process of the run's callables; one that dies is replaced, and asked again.
+
+    Args:
+        groups: The processes of the run.
+        ask: Ask a process once.
+        most_lost: How many may die of the question; None: as many as are replaced.
+
+    Raises:
+        RayError: the last one died, too.
+    """
+    for lost in itertools.count(1):
+        host = groups.host_callables()
+        try:
+            return await ask(host)
+        except ray.exceptions.RayError as error:
+            groups.lose(host, error)
+            if lost == most_lost or groups.callables is host:  # it was replaced too often
+                raise
+    raise AssertionError("unreachable")
+
+
+_NONE = CallablesUpdate(bundles={}, tasks={})
+
+
+class CallablesDelivery:
+    """The callables of one run. One message is on its way to their host at a time, so none overtakes another."""
+
+    def __init__(
+        self,
+        run_id: str,
+        groups: ProcessGroups,
+        declared: CallablesUpdate | None,
+        *,
+        ready: Callable[[Sequence[WireOrder]], None],
+        lost: Callable[[Sequence[WireOrder], BaseException], None],
+    ) -> None:
+        """Make it; no process is started before the first order.
+
+        Args:
+            run_id: Whose.
+            groups: Start the host.
+            declared: Those that are known from the beginning; every host has them.
+            ready: Given orders whose callables are at the host.
+            lost: Given orders whose callables cannot be hosted, and why.
+        """
+        self._run_id = run_id
+        self._groups = groups
+        self._declared = declared or _NONE
+        self._ready = ready
+        self._lost = lost
+        self._bundles: RefCountedCache[bytes] = RefCountedCache(on_drop=self._on_drop)
+        #: of the tasks that are not reported yet
+        self._tasks: dict[str, TaskCallables] = {}
+        self._waiting: list[WireOrder] = []
+        self._done_tasks: list[str] = []
+        self._done_bundles: list[str] = []
+        #: bundles that this host was sent
+        self._sent: set[str] = set()
+        self._host: Lease | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    def put(self, bundles: Mapping[str, bytes]) -> None:
+        """Keep callables at least until the next `trim`."""
+        for name, body in bundles.items():
+            self._bundles.put(name, body)
+
+    def trim(self) -> None:
+        """Drop what no order needs."""
+        self._bundles.trim()
+
+    def knows(self, callables: TaskCallables | None) -> bool:
+        """Return whether all of them are here."""
+        return callables is None or all(name in self._bundles for name in callables.bundles)
+
+    def send(self, orders: Iterable[tuple[WireOrder, TaskCallables]]) -> None:
+        """Bring the callables of these orders to the host; never waits."""
+        for order, callables in orders:
+            self._tasks[order.key] = callables
+            for name in callables.bundles:
+                self._bundles.use(name)
+            self._waiting.append(order)
+        if self._sending is None and self._waiting:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    @property
+    def waiting(self) -> int:
+        """How many orders wait for their callables to arrive at the host."""
+        return len(self._waiting)
+
+    def withdraw(self, instance: str) -> WireOrder | None:
+        """Return an order that still waits, which is handed out no more; None when it does not."""
+        for position, order in enumerate(self._waiting):
+            if order.instance == instance:
+                return self._waiting.pop(position)
+        return None
+
+    def release(self, key: str) -> None:
+        """Forget the callables of a task that was reported."""
+        callables = self._tasks.pop(key, None)
+        if callables is not None:
+            self._done_tasks.append(key)
+            for name in callables.bundles:
+                self._bundles.release(name)
+
+    def whole(self) -> CallablesUpdate:
+        """Return all that a new host needs."""
+        tasks = self._tasks
+        return replace(
+            self._declared,
+            bundles={**self._declared.bundles, **self._load_bundles(_bundles_of(tasks))},
+            tasks={**self._declared.tasks, **tasks},
+        )
+
+    def _load_bundles(self, names: Iterable[str]) -> dict[str, bytes]:
+        return {name: self._bundles.get(name) or b"" for name in names}
+
+    def _on_drop(self, name: str, _: bytes) -> None:
+        if name in self._sent:
+            self._sent.discard(name)
+            self._done_bundles.append(name)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                orders, self._waiting = self._waiting, []
+                await self._bring(orders)
+        finally:
+            self._sending = None
+
+    async def _bring(self, orders: Sequence[WireOrder]) -> None:
+        try:
+            await ask_host(self._groups, partial(self._hand_over, orders))
+        except ray.exceptions.RayError as error:
+            self._lost(orders, error)
+        else:
+            self._ready(orders)
+
+    async def _hand_over(self, orders: Sequence[WireOrder], host: Lease) -> None:
+        await host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders)))
+
+    def _update(self, host: Lease, orders: Sequence[WireOrder]) -> CallablesUpdate:
+        if host is not self._host:
+            self._host = host
+            self._done_tasks.clear()
+            self._done_bundles.clear()
+            self._sent = _bundles_of(self._tasks)
+            return self.whole()
+        tasks = {order.key: self._tasks[order.key] for order in orders if order.key in self._tasks}
+        names = _bundles_of(tasks) - self._sent
+        self._sent |= names
+        done_tasks, self._done_tasks = self._done_tasks, []
+        done_bundles, self._done_bundles = self._done_bundles, []
+        return CallablesUpdate(
+            bundles=self._load_bundles(names), tasks=tasks, done_tasks=done_tasks, done_bundles=done_bundles
+        )
+
+
+def _bundles_of(tasks: Mapping[str, TaskCallables]) -> set[str]:
+    return {name for callables in tasks.values() for name in callables.bundles}
+
 
 _log = bounded_logger(__name__)
-Answer = TypeVar("Answer")
+
 #: A predicate whose process died so often while it was asked is not asked again: it may well be what kills them.
 _MOST_LOST = 3
 

@@ -16,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from ensemble_ray.actors.shared.describing import describe_this_process
+from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 from ensemble_ray.values.ids import new_object_id
-
-__all__ = ["DriverRequest", "EventHub", "EventPage"]
 
 #: Events of one run kept in memory.
 KEPT_IN_MEMORY = 4096

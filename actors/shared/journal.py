@@ -7,17 +7,44 @@ groups here. Never: an order of one writer's facts that is not that in which it 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ensemble_ray.actors.shared.describing import describe_this_process
+import psutil
+import ray
+
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.llm.limits.accounts import BudgetMessage, BudgetReply, BudgetService
+from ensemble_ray.llm.limits.limiter import LimiterService, Message, Reply
+from ensemble_ray.llm.limits.machines import HolderGone
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.descriptions import ActorDescription, dump_actor
+from ensemble_ray.values.descriptions import ActorDescription, ActorKind, ProcessDescription, dump_actor
 
-__all__ = ["AppendCall", "JournalActor"]
+
+def describe_this_process(kind: ActorKind, name: str, **more: Any) -> ProcessDescription:
+    """Return what this process is.
+
+    Args:
+        kind: What it is for.
+        name: How others call it.
+        more: Other fields of the description.
+    """
+    context = ray.get_runtime_context()
+    return ProcessDescription(
+        name=name,
+        kind=kind,
+        node_id=str(context.get_node_id()),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        memory_bytes=psutil.Process().memory_info().rss,
+        **more,
+    )
+
 
 #: What one call appended: facts, their epoch, and how safe they must be before it returns (`Persistence`).
 AppendCall = tuple[Sequence[Fact], int, int]
@@ -71,3 +98,27 @@ class JournalActor:
         except EnsembleError:
             self._journals.pop(key, None)  # the next group tries again
             raise
+
+
+class RateLimiter:
+    """Holds all buckets of the cluster, and the accounts of its runs."""
+
+    def __init__(self) -> None:
+        self._permits = LimiterService()
+        self._accounts = BudgetService()
+
+    async def receive(self, message: Message) -> Reply:
+        """Take a message of a process; see `limits.limiter_service`."""
+        if isinstance(message, HolderGone):
+            self._accounts.leave(message.holder)
+        return await self._permits.receive(message)
+
+    async def account(self, message: BudgetMessage) -> BudgetReply:
+        """Take a message about a run's budget; see `limits.budget_service`."""
+        return await self._accounts.receive(message)
+
+    async def describe(self) -> bytes:
+        """Return how the buckets stand, as `dump_actor` does (S-CLU-102)."""
+        buckets, more = self._permits.describe()
+        process = describe_this_process("limiter", "rate_limiter")
+        return dump_actor(ActorDescription(process=process, buckets=tuple(buckets), more_buckets=more))

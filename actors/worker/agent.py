@@ -13,38 +13,39 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.accounts import shared_spending
-from ensemble_ray.actors.link.endpoints import EndpointUpdateSender
 from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.journal import open_journal
-from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.link.limiter import (
+    EndpointUpdateSender,
+    RemoteLimiter,
+    RemoteRunMemory,
+    RemoteRunReflections,
+    shared_spending,
+)
 from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_binding, unpack_dispatch
-from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.run_memory import RemoteRunMemory
-from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
+from ensemble_ray.actors.link.reach import freeze_modules, refuse
 from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
-from ensemble_ray.actors.shared.describing import describe_this_process
-from ensemble_ray.actors.worker.cpu import RayCpuPool
-from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
+from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
-from ensemble_ray.actors.worker.measured_limiter import MeasuredLimiter
 from ensemble_ray.actors.worker.peers import RemotePeers
-from ensemble_ray.actors.worker.remote_callables import RemoteCallables
-from ensemble_ray.actors.worker.report_sender import ReportSender
-from ensemble_ray.actors.worker.task_host import TaskHost
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.actors.worker.services import MeasuredLimiter, RayCpuPool
+from ensemble_ray.actors.worker.task_host import (
+    RemoteCallables,
+    RemoteDriverServices,
+    ReportedToolMetrics,
+    ReportSender,
+    TaskHost,
+)
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.ports import Callables
-from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
-from ensemble_ray.limits.lease import LeasingLimiter
-from ensemble_ray.ports.services import Services
-from ensemble_ray.process.threads import threads
-from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.execute.scope import Callables
+from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
+from ensemble_ray.llm.limits.limiter import LeasingLimiter
+from ensemble_ray.ports import Services
+from ensemble_ray.process.forks import threads
+from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
-
-__all__ = ["AgentActor", "SilentSink"]
 
 
 class SilentSink:
@@ -243,3 +244,7 @@ def _load(key: str, body: bytes) -> Any:
             f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "
             "Install the module it comes from on every node, or use runtime='inline'"
         ) from error
+
+
+class ManagerActor(AgentActor):
+    """Hosts the manager of a run; lists of processes show it under this name."""

@@ -18,12 +18,10 @@ from typing import Any, TextIO
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.log_lines import LineBudget, LogLine
+from ensemble_ray.actors.link.wire import LineBudget, LogLine
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.text.foreign_text import one_line
-
-__all__ = ["LineForwarder"]
 
 #: Longest part of a line that is held back until its end comes, characters.
 _MOST_HELD = 4000

@@ -17,8 +17,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-__all__ = ["describe_node"]
-
 _OPENAI = "https://api.openai.com/v1"
 
 

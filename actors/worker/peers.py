@@ -15,21 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_dispatch, pack_order, unpack_report, unpack_result
-from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.undone import make_undone_result
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.actors.link.packing import make_undone_result, pack_dispatch, pack_order, unpack_report, unpack_result
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, patiently, reach
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.values.epochs import resend_step
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.values.ids import resend_step
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder
-
-__all__ = ["RemotePeers"]
 
 _log = bounded_logger(__name__)
 #: A process of an agent: its name, which the scheduler knows it by, and its handle.

@@ -10,32 +10,30 @@ import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
-from ensemble_ray.actors.link.undone import make_undone_result
+import ray.exceptions
+
+from ensemble_ray.actors.link.events import note_lost_events
+from ensemble_ray.actors.link.packing import load_agent, make_undone_result, pack_result, unpack_order
+from ensemble_ray.actors.link.reach import last_line, patiently, reach
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
-from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.agent_templates import RefCountedCache, apply_overrides
-from ensemble_ray.execute.local_executor import LocalExecutor
+from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
+from ensemble_ray.execute.local_executor import LocalExecutor, RefCountedCache, apply_overrides
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.config import dumps
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegation.peers import Peers
-    from ensemble_ray.execute.orders import RunContext
-    from ensemble_ray.execute.ports import Callables, RunReflections
-    from ensemble_ray.execute.spending import Spending
-    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
-    from ensemble_ray.ports.memory import RunMemory
-    from ensemble_ray.ports.services import Services
+    from ensemble_ray.execute.orders import Peers, RunContext
+    from ensemble_ray.execute.scope import Callables, RunReflections, Spending
+    from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
 
-__all__ = ["ReportTarget", "TaskHost"]
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
@@ -261,3 +259,161 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
     refusal = ValidationError(text)
     refusal.__cause__ = error
     return make_undone_result(order, refusal)
+
+
+class ReportSender:
+    """Sends reports to the scheduler."""
+
+    def __init__(self, scheduler: Any, source: str) -> None:
+        self._scheduler = scheduler
+        self._source = source
+
+    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
+        """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm.
+
+        Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.
+        """
+        await reach(lambda: self._scheduler.report.remote(run_id, self._source, list(reports)), patiently())
+
+
+class RemoteDriverServices:
+    """The driver's services, for processes away from the driver. Fulfils the `DriverServices` port.
+
+    One batch of notifications is on its way at a time: Ray may start calls of an asynchronous actor out of order (S-MET-35).
+    """
+
+    def __init__(self, hub: Any, run_id: str) -> None:
+        self._hub = hub
+        self._run_id = run_id
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[str, Mapping[str, object]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def ask(self, name: str, payload: Mapping[str, object]) -> object:
+        """Ask and wait.
+
+        Raises:
+            IllegalStateError: the driver is gone or has no such service.
+        """
+        try:
+            body = await self._hub.ask.remote(self._run_id, name, dict(payload))
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, IllegalStateError):
+                raise cause from None
+            text = f"Run {self._run_id}: the event hub cannot be reached, so the driver cannot be asked"
+            raise IllegalStateError(f"{text}: {last_line(error)}") from None
+        answer = pickle.loads(body)  # noqa: S301  our own driver's bytes
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
+        """Notify it, without an answer, in the order of the calls; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._add, name, dict(payload))
+
+    async def flush(self) -> None:
+        """Return when the hub has everything that was sent so far."""
+        await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    def _add(self, name: str, payload: Mapping[str, object]) -> None:
+        self._waiting.append((name, payload))
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await note_lost_events(self._hub.notify.remote(self._run_id, batch), self._run_id)
+        finally:
+            self._sending = None
+
+
+class ReportedToolMetrics:
+    """`ToolMetrics` whose counts go to the driver's own object (S-CONV-33)."""
+
+    def __init__(self, services: RemoteDriverServices) -> None:
+        self._services = services
+
+    def increment_success(self, tool_name: str, agent_role: str) -> None:
+        """Count a call that succeeded."""
+        self._send("increment_success", tool_name, agent_role)
+
+    def increment_failure(self, tool_name: str, agent_role: str) -> None:
+        """Count a call that returned a failure."""
+        self._send("increment_failure", tool_name, agent_role)
+
+    def increment_error(self, tool_name: str, agent_role: str) -> None:
+        """Count a call that raised."""
+        self._send("increment_error", tool_name, agent_role)
+
+    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
+        """Note how long a call took, s."""
+        self._send("record_duration", tool_name, agent_role, duration_s)
+
+    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
+        """Count something of a tool's own."""
+        self._send("increment_counter", metric, tool_name, tags)
+
+    def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Note a value of a tool's own."""
+        self._send("record_value", metric, tool_name, value, tags)
+
+    def _send(self, method: str, *arguments: object) -> None:
+        self._services.notify("tool_metrics", {"method": method, "arguments": arguments})
+
+
+#: How long a lost host of callables may take to be replaced, s.
+_MOVE_S = 30.0
+#: A callable whose process died so often while it was asked is not asked again: it may well be what kills them.
+_MOST_LOST = 3
+
+
+class RemoteCallables:
+    """Asks the run's callables in the process that hosts them; None: in one that is started when somebody needs it."""
+
+    def __init__(self, host: Any, run_id: str) -> None:
+        self._host: Any = host
+        self._run_id = run_id
+        self._moved = asyncio.Event()
+
+    def move(self, host: Any) -> None:
+        """Ask another process from now on; what the lost one was asked is asked again there."""
+        self._host = host
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def evaluate(self, path: str, argument: object) -> object:
+        """Call it there; what it raises is raised here."""
+        asked = dumps(argument)
+        lost = ""
+        if self._host is None:
+            await self._until_moved(self._moved, "it has not been started")
+        for count in range(_MOST_LOST):
+            host: Any = self._host
+            moved = self._moved
+            try:
+                return _load_reply(await host.evaluate.remote(self._run_id, path, asked))
+            except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
+                lost = last_line(error)
+            if count + 1 < _MOST_LOST:
+                await self._until_moved(moved, lost)
+        raise RuntimeError(f"the process of the run's callables died {_MOST_LOST} times when it was asked: {lost}")
+
+    @staticmethod
+    async def _until_moved(moved: asyncio.Event, why: str) -> None:
+        try:
+            await asyncio.wait_for(moved.wait(), _MOVE_S)
+        except TimeoutError:
+            raise RuntimeError(f"the process of the run's callables cannot be reached: {why}") from None
+
+
+def _load_reply(body: bytes) -> object:
+    """Return the value that came as bytes, or raise the error: `(value, None)` or `(None, error)`."""
+    value, error = pickle.loads(body)  # noqa: S301  bytes of our own cluster
+    if error is not None:
+        raise error
+    return value

@@ -38,9 +38,8 @@ from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
-from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, StateEntry, Unit
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, Node, Plan, StateEntry, Unit
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import ForgetfulJournal, MemoryJournal
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.graph import END_STATE
@@ -57,9 +56,9 @@ from ensemble_ray.schedule.instructions import (
     Start,
     UntilHolds,
 )
+from ensemble_ray.schedule.machine import Source
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
-from ensemble_ray.schedule.source import Source
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, ItemsPulled, Stimulus
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.metrics import TaskMetrics

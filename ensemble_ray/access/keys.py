@@ -1,4 +1,4 @@
-"""Keys of callers: made, written down, recognised. Package: access. Pure, but for the randomness of a new one.
+"""Keys of callers: made, written down, recognised. Pure, but for the randomness of a new one.
 
 In: what an operator chose. Out: a key, which is shown once, and what is kept of it. Never: anything kept from which a key could be
 told. A key has 256 random bits, so nobody finds it by trying, and a plain SHA-256 of it is as good as a slow hash of a password,
@@ -8,17 +8,29 @@ which would only slow down each request.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
-from ensemble_ray.access.rights import Right
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.value import RateLimit
 
-__all__ = ["ALL_TEAMS", "ApiKey", "digest_of", "is_key", "new_key", "parse_rate", "parse_rights", "render_rate"]
+
+class Right(StrEnum):
+    """One thing that a caller may do; none of them includes another."""
+
+    #: begin runs and cancel them
+    RUN = "run"
+    #: see teams and runs
+    READ = "read"
+    #: decide at gates
+    REVIEW = "review"
+    ADMIN = "admin"
+
 
 #: Stands for every team, those of later deployments included.
 ALL_TEAMS = "*"
@@ -134,3 +146,90 @@ def render_rate(rate: RateLimit) -> str:
         (f"{rate.requests}/{unit}" for unit, each in _PERIODS_S.items() if each == seconds),
         f"{rate.requests}/{seconds:g}s",
     )
+
+
+_VERSION = 1
+#: Keys of one document; each is compared with what a request brings.
+_MOST_KEYS = 1000
+
+
+def write_document(keys: Sequence[ApiKey]) -> str:
+    """Return the document of keys."""
+    return json.dumps({"version": _VERSION, "keys": [_data_of(each) for each in keys]}, indent=1)
+
+
+def read_document(content: str | bytes) -> list[ApiKey]:
+    """Return the keys of a document, in its order.
+
+    Raises:
+        ValueError: it is damaged; also a ValidationError of a part of it.
+    """
+    match json.loads(content):
+        case {"version": version, "keys": [*keys]} if version == _VERSION:
+            return [_key_of(each) for each in keys]
+        case _:
+            raise ValueError("it has no keys of this version")
+
+
+def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
+    """Return the keys with one more.
+
+    Raises:
+        ValidationError: there is one of that name, or there are too many.
+    """
+    if any(each.name == key.name for each in keys):
+        raise ValidationError(f"There is a key '{key.name}' already: revoke it first, or choose another name")
+    if len(keys) >= _MOST_KEYS:
+        raise ValidationError(f"There are {len(keys)} keys, and no more than {_MOST_KEYS} are kept: revoke some")
+    return [*keys, key]
+
+
+def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
+    """Return a key, and the keys without it.
+
+    Raises:
+        ValidationError: there is none of that name.
+    """
+    gone = next((each for each in keys if each.name == name), None)
+    if gone is None:
+        known = ", ".join(each.name for each in keys)
+        raise ValidationError(f"There is no key '{name}' in {location}. Known: [{known}]")
+    return gone, [each for each in keys if each.name != name]
+
+
+def _data_of(key: ApiKey) -> dict[str, object]:
+    rate = None if key.rate is None else {"requests": key.rate.requests, "period_s": key.rate.period.total_seconds()}
+    return {
+        "name": key.name,
+        "sha256": key.digest,
+        "last_four": key.last_four,
+        "rights": sorted(key.rights),
+        "teams": None if key.teams is None else sorted(key.teams),
+        "rate": rate,
+        "created_at": key.created_at.isoformat(),
+    }
+
+
+def _key_of(data: object) -> ApiKey:
+    """Return a key; a field that is missing or of another type is an error, never a wider right."""
+    match data:
+        case {
+            "name": str(name),
+            "sha256": str(digest),
+            "last_four": str(last_four),
+            "rights": [*rights],
+            "teams": None | [*_] as teams,
+            "rate": None | {"requests": int(), "period_s": float()} as rate,
+            "created_at": str(created_at),
+        } if len(digest) == 64:  # noqa: PLR2004  hexadecimal digits of SHA-256
+            return ApiKey(
+                name=name,
+                digest=digest,
+                last_four=last_four,
+                rights=frozenset(Right(str(each)) for each in rights),
+                teams=None if teams is None else frozenset(str(each) for each in teams),
+                rate=None if rate is None else RateLimit.of(rate["requests"], rate["period_s"]),
+                created_at=datetime.fromisoformat(created_at),
+            )
+        case _:
+            raise ValueError("a key lacks a field")

@@ -1,4 +1,4 @@
-"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`. Package: cli, on top of all others.
+"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`.
 
 Out: results on standard output; progress, notes and errors on standard error. Exit codes: 0 fine, 1 the run failed,
 2 usage or validation, 3 items were left out, 4 the run waits for reviews, 130 interrupted. A traceback is shown with `--debug` only.

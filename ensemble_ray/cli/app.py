@@ -1,4 +1,4 @@
-"""The commands, put together; and what happens to errors that leave them. Package: cli.
+"""The commands, put together; and what happens to errors that leave them.
 
 Only the command line's own library is imported here, and the module of the command that is called: what the parser makes of all
 commands takes longer than many of them. A command imports what it needs.
@@ -16,8 +16,6 @@ from typing import Annotated, Any, cast
 import typer
 
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
-
-__all__ = ["COMMANDS", "GROUPS", "invoke", "make_app"]
 
 _COMMANDS = "ensemble_ray.cli.commands"
 #: Where each command is, in the order of the help.

@@ -19,8 +19,6 @@ from ensemble_ray.map_reduce import MapReduceEnsemble
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["DemoTeam", "demo_team", "recorded_demo"]
-
 #: Longest answers, tokens: a note, and a joined text.
 _NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2
 #: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows

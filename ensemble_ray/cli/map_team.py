@@ -6,25 +6,36 @@ same definition in any process (S-MR-184), so paths are told from the root on.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.dead_letters import DeadLetters
-from ensemble_ray.items.screening import screen_source
-from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.pulling import RefusedItem
+from ensemble_ray.items.results import DeadLetters, refuse_old_rows
+from ensemble_ray.items.sources import NO_ITEMS, ItemSource, screen_source, source_of
 from ensemble_ray.items.text_files import CsvFile
-from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+from ensemble_ray.process.config import home_directory
+from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.prompts.task import build_system_prompt, build_user_prompt
+from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
+from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
 from ensemble_ray.values.metrics import CostConfiguration
 
 if TYPE_CHECKING:
+    from ensemble_ray.items.pulling import ItemEntry
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["DEFAULT_MODEL", "OPTIONS", "MapTeam", "map_team", "prompt_of", "recorded_map"]
 
 MapTeam = MapEnsemble | MapReduceEnsemble
 DEFAULT_MODEL = "openai:gpt-4o-mini"
@@ -168,7 +179,7 @@ def _task(text: str, role: str, goal: str, model: ChatModel) -> Task:
 
 def _from_file(options: Mapping[str, object]) -> MapTeam:
     from ensemble_ray.llm.factory import resolve_llm
-    from ensemble_ray.loader.team import load_team_file
+    from ensemble_ray.teamfile.team import load_team_file
 
     path, model = str(options["ensemble"]), options.get("model")
     team = load_team_file(path, llm=None if model is None else resolve_llm(str(model)), items=_source(options))
@@ -180,3 +191,155 @@ def _from_file(options: Mapping[str, object]) -> MapTeam:
     elif "chunk_size" in fields:
         fields = {"target_token_budget": None, "context_window_size": None, "budget_ratio": None, **fields}
     return team.replace(**fields) if fields else team
+
+
+#: Items whose prompts are looked at, and items that are read at a time.
+_SAMPLE, _AT_ONCE = 100, 1000
+
+
+def check_begin(team: MapTeam, run_id: str) -> None:
+    """Let a run begin if its items can be read, the first one has what the prompt names, and the rows have a place.
+
+    Rows in that place may be those of a recorded run of that id, which gives them again (S-MR-186).
+
+    Raises:
+        ValidationError: not so.
+    """
+    if team.results is not None and not _has_written(run_id, team):
+        refuse_old_rows(team.results)
+    entries = run_blocking(_read(team, 1))
+    if not entries:
+        raise ValidationError(f"{NO_ITEMS}: {team.item_source.place} has none")
+    first = entries[0]
+    if team.item_source.identity["kind"] == "dead_letters":
+        return  # it may be there because of that, and others are not
+    if isinstance(first, RefusedItem) and first.read is not None:
+        raise first.error
+
+
+def _has_written(run_id: str, team: MapTeam) -> bool:
+    """Whether a run of that id is recorded whose rows go to the same file."""
+    from ensemble_ray.cli.inputs.records import own_store  # a dry run has no use for it
+
+    store = own_store()
+    if run_blocking(store.summary(run_id)) is None:
+        return False
+    recorded = run_blocking(read_head(store, run_id)).source.overrides
+    return recorded.get("output") == team.source.overrides.get("output")
+
+
+def estimate(team: MapTeam) -> dict[str, Any]:
+    """Return what a run would read and cost, as JSON data."""
+    sample = run_blocking(_read(team, _SAMPLE))
+    prompts = [_prompt(team, entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
+    count, refused = run_blocking(_count(team))
+    mean = sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN / max(1, len(prompts))
+    tokens = round(mean * (count - refused))
+    costs = team.cost_configuration
+    money = None if costs is None else costs.estimate(tokens, 0)
+    return {
+        "items": count,
+        "refused": refused,
+        "source": team.item_source.place,
+        "reduces": isinstance(team, MapReduceEnsemble),
+        "first_prompt": prompts[0] if prompts else None,
+        "input_tokens": tokens,
+        "input_cost": None if money is None else float(money.input_cost),
+        "currency": None if costs is None else costs.currency,
+    }
+
+
+def estimate_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the same as text."""
+    lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
+    if found["refused"]:
+        lines.append(f"  {found['refused']:,} of them cannot be asked about: they are no JSON, or lack a field")
+    if found["first_prompt"] is not None:
+        lines += ["", "First prompt", *(f"  {line}".rstrip() for line in found["first_prompt"].splitlines()), ""]
+    cost = "" if found["input_cost"] is None else f", about {found['input_cost']:.4f} {found['currency']} of input"
+    lines.append(
+        f"About {found['input_tokens']:,} tokens of input{cost}{'; reduces come on top' if found['reduces'] else ''}"
+    )
+    lines.append("No model was called.")
+    return lines
+
+
+def _prompt(team: MapTeam, item: object) -> str:
+    task = prompt_of(team)(item)
+    system = "" if task.agent is None else f"{build_system_prompt(task.agent)}\n\n"
+    return f"{system}{build_user_prompt(task)}"
+
+
+async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
+    """Return the first entries; fewer where there are no more."""
+    reader = team.item_source.reader()
+    entries: list[ItemEntry] = []
+    try:
+        while len(entries) < count:
+            pulled = await reader.next(count - len(entries))
+            entries += pulled.items
+            if pulled.is_exhausted:
+                break
+    finally:
+        await reader.close()
+    return entries
+
+
+async def _count(team: MapTeam) -> tuple[int, int]:
+    """Return (entries, those that are refused): an estimate before any cost is worth reading all of them."""
+    reader = team.item_source.reader()
+    count = refused = 0
+    try:
+        while True:
+            pulled = await reader.next(_AT_ONCE)
+            count += len(pulled.items)
+            refused += sum(isinstance(entry, RefusedItem) for entry in pulled.items)
+            if pulled.is_exhausted:
+                return count, refused
+    finally:
+        await reader.close()
+
+
+_YOUNG_S = 86_400.0
+
+
+def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
+    """Copy all that comes; gives the file.
+
+    Raises:
+        ValidationError: nobody writes into standard input, or the copy cannot be written.
+    """
+    source = sys.stdin.buffer if stream is None else stream
+    if source.isatty():
+        raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")
+    path = _copy_path(run_id)
+    _forget_orphans(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  only so it is nobody else's from the beginning
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        raise ValidationError(f"the items of standard input cannot be copied to '{path}': {error.strerror}") from error
+    return path
+
+
+def forget_items(run_id: str) -> None:
+    """Remove the copy of a run that needs it no more; there may be none."""
+    with contextlib.suppress(OSError):
+        _copy_path(run_id).unlink(missing_ok=True)
+
+
+def _forget_orphans(directory: Path) -> None:
+    """Remove copies whose runs are on no record any more; a young one may be of a run that is about to begin."""
+    from ensemble_ray.cli.inputs.records import own_store
+    from ensemble_ray.process.forks import run_blocking
+
+    for path in directory.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > _YOUNG_S
+            if is_old and run_blocking(own_store().summary(path.stem)) is None:
+                path.unlink()
+
+
+def _copy_path(run_id: str) -> Path:
+    return home_directory() / "items" / f"{run_id}.jsonl"

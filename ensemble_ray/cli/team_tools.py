@@ -1,16 +1,19 @@
-"""Teams as tools of an MCP server, by the official SDK. Package: cli.
+"""TeamCall: one call of a team's tool, from its inputs to the text of its output.
 
-In: teams; requests of a client over standard input. Out: the tools, and what calls of them gave.
-Rules: a call that is cancelled ends its run; so does a client that leaves.
+In: inputs, and what a client's user decided at open gates. Out: an answer of the protocol. Rules: a call that is cancelled ends its run;
+a run waits for decisions in its record, so that one which nobody takes loses nothing; nobody is asked on the standard input, which
+belongs to the protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mcp import MCPError
 from mcp.server import ServerRequestContext
@@ -27,25 +30,200 @@ from mcp_types import (
     JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
+    TextContent,
     Tool,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.cli.inputs.arguments import needed_inputs
-from ensemble_ray.cli.team_call import TeamCall, make_failure
-from ensemble_ray.ensemble import Ensemble
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.cli.view.failures import describe_error
+from ensemble_ray.definition.fields import Durability
+from ensemble_ray.ensemble import Ensemble, stream_run
+from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError, ValidationError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.tools.mcp.delivery import ReadMessages
+from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
+from ensemble_ray.execute.review.console import ConsoleReviewHandler
+from ensemble_ray.execute.review.elicitation import (
+    GATE_FORM,
+    gate_message,
+    make_gate_form,
+    read_client_answer,
+    shows_forms,
+)
+from ensemble_ray.process.forks import bridge
+from ensemble_ray.recovery.deciding import adecide, apending_reviews
+from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.tools.mcp.address import ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
-from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
+from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest, ReviewWait
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
+    from mcp_types import InputRequest, InputResponse
 
-__all__ = ["TeamTools"]
+    from ensemble_ray.values.reviews import OpenReview
 
-#: Characters of a task's description in that of a tool.
+
+#: Who decided, where a client's user did.
+_CLIENT = "a client of MCP"
+#: Characters of a task's description in a note of progress.
 _SHOWN = 120
+
+
+class TeamCall:
+    """A call of one team."""
+
+    def __init__(
+        self,
+        team: Ensemble,
+        context: ServerRequestContext[dict[str, Any]],
+        runs: set[asyncio.Task[EnsembleOutput]],
+        *,
+        runtime: str | None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            team: Whose run it is.
+            context: Of the call.
+            runs: Has the runs that go on; they end with the server.
+            runtime: Where runs live.
+        """
+        self._context = context
+        self._runs = runs
+        self._runtime = runtime
+        self._can_ask = shows_forms(context)
+        self._team = _asking_nobody_here(team, can_ask=self._can_ask)
+        self._done = 0
+
+    async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
+        """Begin a run and wait for its end, or until a person has to decide."""
+        return await self._answer(self._run(inputs))
+
+    async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+        """Take what was decided at a run's gates, and go on with it."""
+        try:
+            gates = [each for each in await apending_reviews(runtime=self._runtime) if each.run_id == run_id]
+            if left_open := await self._decide(gates, answers):
+                return _waiting(left_open)
+        except (EnsembleError, IllegalStateError) as error:
+            return make_failure(describe_error(error))
+        return await self._answer(self._resume(run_id))
+
+    async def _answer(self, work: AsyncGenerator[Event | EnsembleOutput]) -> CallToolResult | InputRequiredResult:
+        try:
+            output = await self._wait_for_end(work)
+            while gates := output.open_reviews:
+                if not self._can_ask:
+                    return _waiting(gates)
+                if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                    forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in gates}
+                    return InputRequiredResult(input_requests=forms, request_state=gates[0].run_id)
+                if left_open := await self._decide(gates, await self._ask(gates)):
+                    return _waiting(left_open)
+                output = await self._wait_for_end(self._resume(gates[0].run_id))
+        except (EnsembleError, IllegalStateError) as error:
+            return make_failure(describe_error(error))
+        if output.exit_reason is not ExitReason.COMPLETED:
+            return make_failure(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
+        return CallToolResult(content=[TextContent(text=output.raw)])
+
+    # People.
+
+    async def _ask(self, gates: Sequence[OpenReview]) -> Mapping[str, InputResponse]:
+        """Ask a client of the older protocol, one gate after the other; one that it does not answer stays open."""
+        answers: dict[str, InputResponse] = {}
+        for gate in gates:
+            with contextlib.suppress(MCPError):
+                answers[gate.gate_id] = await self._context.session.elicit_form(
+                    gate_message(gate), dict(GATE_FORM), related_request_id=self._context.request_id
+                )
+        return answers
+
+    async def _decide(self, gates: Sequence[OpenReview], answers: Mapping[str, InputResponse]) -> Sequence[OpenReview]:
+        """Record decisions; return the gates that stay open."""
+        left_open: list[OpenReview] = []
+        for gate in gates:
+            decision = read_client_answer(answers.get(gate.gate_id))
+            if decision is None:
+                left_open.append(gate)
+            else:
+                with contextlib.suppress(ReviewDecidedError):  # somebody else was first, and that counts
+                    await adecide(gate.run_id, gate.gate_id, decision, by=_CLIENT, runtime=self._runtime)
+        return left_open
+
+    # Runs.
+
+    async def _wait_for_end(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
+        """Return the output; a call that is cancelled ends the run first."""
+        # A task of its own: the run needs time to end, which a cancelled scope does not give.
+        run = asyncio.create_task(self._watch(work))
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)
+        try:
+            return await asyncio.shield(run)
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+
+    def _run(self, inputs: Mapping[str, object]) -> AsyncGenerator[Event | EnsembleOutput]:
+        # `stream` is a generator, which its own type does not say
+        return cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
+
+    async def _resume(self, run_id: str) -> AsyncGenerator[Event | EnsembleOutput]:
+        begun = await bridge(begin_again(run_id, self._team, runtime=self._runtime, is_watched=True))
+        async with aclosing(stream_run(cast("Any", begun), begun.events())) as stream:
+            async for each in stream:
+                yield each
+
+    async def _watch(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
+        """Tell how many tasks are done, and return the output."""
+        async with aclosing(work) as stream:
+            async for update in stream:
+                match update:
+                    case EnsembleOutput():
+                        return update
+                    case TaskCompleteEvent() | TaskFailedEvent():
+                        self._done += 1
+                        text = f"{update.agent_role}: {brief(update.task_description, _SHOWN)}"
+                        await self._context.session.report_progress(
+                            self._done, max(self._done, update.total_tasks), text
+                        )
+                    case _:
+                        pass
+        raise IllegalStateError("the run's events ended before its output")
+
+
+def make_failure(text: str) -> CallToolResult:
+    """Return an error of the tool."""
+    return CallToolResult(content=[TextContent(text=text)], is_error=True)
+
+
+def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
+    """Return the team with gates that wait in the record, where the client's user decides or the console would be asked."""
+    is_console = isinstance(team.review_handler, ConsoleReviewHandler)
+    if not is_console and (team.review_handler is not None or not can_ask):
+        return team
+    if team.durability is Durability.OFF:
+        return team.replace(review_handler=_exit) if is_console else team
+    source = team.source
+    detached = team.replace(review_handler=None, review_wait=ReviewWait.DETACH)
+    return detached.with_source(source)
+
+
+def _exit(_request: ReviewRequest) -> ReviewDecision:
+    """Decide for a team without a record: nobody can be asked, and a run that waits would be lost."""
+    return ReviewDecision.exit_early()
+
+
+def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
+    commands = "\n".join(
+        f"ensemble-ray review {each.run_id} {each.gate_id} approve --resume   # {brief(each.task_description, _SHOWN)}"
+        for each in gates
+    )
+    return make_failure(f"The run waits for a person to decide (approve, edit FILE or exit). What to do:\n{commands}")
+
 
 #: How long runs may take to end when the client has left, s.
 _RELEASE_S = 15.0

@@ -1,4 +1,4 @@
-"""Events of loops and graphs, made of what their machines announce. Package: coordinator. Pure."""
+"""Events of loops and graphs, made of what their machines announce. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
-from ensemble_ray.plan.units import GraphUnit, LoopUnit
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import instance_of, node_key
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.task_output import join_iterations
 
 if TYPE_CHECKING:
-    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.plan.plan import Unit
     from ensemble_ray.schedule.instructions import StepEnded
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["build_announcement", "instances_of"]
 
 
 def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:

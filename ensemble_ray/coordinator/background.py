@@ -1,4 +1,4 @@
-"""Background tasks: what a run does beside its source, such as pulls and calls of factories. Package: coordinator.
+"""Background tasks: what a run does beside its source, such as pulls and calls of factories.
 
 In: coroutines. Out: their errors, to the run. Rule: whatever they raise ends the run, also what is meant to end a task or
 a generator; it never ends a task of ours, and nobody waits for what will not come.
@@ -10,9 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ensemble_ray.process.threads import USER_ERRORS
-
-__all__ = ["RunBackgroundTasks", "as_error"]
+from ensemble_ray.process.forks import USER_ERRORS
 
 
 class RunBackgroundTasks:

@@ -1,4 +1,4 @@
-"""Coordinator: journals the stimulus, asks the source, carries out. Package: coordinator.
+"""Coordinator: journals the stimulus, asks the source, carries out.
 
 One class for every run: of a plan or of tasks that are made on the way, inline, in the scheduler actor and in a process
 that has the run's factories. What differs stands in the run's source, its `RunTasks` and its executor. Rules:
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, assert_never
 
 from ensemble_ray.coordinator.ports import Order, Result
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.instructions import (
     Announce,
     Cancel,
@@ -54,11 +54,9 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import Executor, RunTasks
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.machine import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.directives import RunDirective
-
-__all__ = ["Coordinator"]
+    from ensemble_ray.values.reviews import RunDirective
 
 _log = bounded_logger(__name__)
 #: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.

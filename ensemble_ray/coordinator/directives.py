@@ -1,4 +1,4 @@
-"""RunDirectives: what people told one run, as its coordinator keeps it. Package: coordinator.
+"""RunDirectives: what people told one run, as its coordinator keeps it.
 
 In: directives and choices of models, given or recorded. Out: the texts that a task is told which starts now, and which model it asks. On
 record before any task is concerned.
@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, assert_never
 from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.resume.directives import GivenDirectives
-from ensemble_ray.values.directives import Directive, ModelSwitch
 from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.reviews import Directive, ModelSwitch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.facts.directives import DirectiveFact
-    from ensemble_ray.values.directives import RunDirective
-
-__all__ = ["RunDirectives"]
+    from ensemble_ray.values.reviews import RunDirective
 
 
 class RunDirectives:

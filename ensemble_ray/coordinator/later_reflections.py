@@ -1,4 +1,4 @@
-"""LaterReflections: which outputs of a phase are reflected on when it has accepted them (S-REFL-19). Package: coordinator.
+"""LaterReflections: which outputs of a phase are reflected on when it has accepted them (S-REFL-19).
 
 In: an attempt that was accepted. Out: the orders to reflect on its outputs, and when the last of them is done. What came of
 one is in the record and in the store; here nothing follows from it.
@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from ensemble_ray.execute.orders import FailureSummary
-from ensemble_ray.plan.units import PhaseUnit
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.plan.plan import PhaseUnit
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.instructions import Start
 from ensemble_ray.values.ids import instance_of, node_key, reflecting_instance
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.instructions import ReflectOn
-
-__all__ = ["LaterReflections"]
 
 _log = bounded_logger(__name__)
 #: How a task, an output and a failure are held: objects inline, bytes in a scheduler actor.

@@ -1,4 +1,4 @@
-"""LocalMemoryResets: a run's loops reset the memory that the user passed, in the process that has it. Package: coordinator.
+"""LocalMemoryResets: a run's loops reset the memory that the user passed, in the process that has it.
 
 In: a loop, before an iteration. Out: that it is done, or what the store raised.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.questions import EvaluationFailed
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.execute.orders import EvaluationFailed
+from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.values.memory import ScopeReset
 
 if TYPE_CHECKING:
-    from ensemble_ray.memory.run_memory import LocalRunMemory
-    from ensemble_ray.plan.units import LoopUnit
-
-__all__ = ["LocalMemoryResets"]
+    from ensemble_ray.memory.tools import LocalRunMemory
+    from ensemble_ray.plan.plan import LoopUnit
 
 
 class LocalMemoryResets:

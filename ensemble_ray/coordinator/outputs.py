@@ -1,4 +1,4 @@
-"""OutputStore: outputs of a run's tasks by instance, until nobody needs them. Package: coordinator.
+"""OutputStore: outputs of a run's tasks by instance, until nobody needs them.
 
 In: outputs as their run holds them: objects, or bytes in a process that runs no user code. Out: one of them, for a task
 that gets it as context; all of them, for the end. Bytes lie in a file without a name, so that a run of large outputs does
@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.items.spool import Spool
-
-__all__ = ["HeldOutputs", "ListedOutputs", "OutputStore", "SpooledOutputs", "recall_output"]
 
 Output = TypeVar("Output")
 #: What a run's outputs take in memory before they lie in a file: little, since ended runs wait for their drivers.

@@ -1,4 +1,4 @@
-"""Why a planned run failed where none of its tasks is the reason, as the record of its end has it (S-ERR-66). Package: coordinator."""
+"""Why a planned run failed where none of its tasks is the reason, as the record of its end has it (S-ERR-66)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.errors import ConstraintViolationError
-from ensemble_ray.execute.recorded import recorded_output
+from ensemble_ray.execute.effects import recorded_output
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import error_of_unit
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.schedule.results import GraphResult, LoopResult
+from ensemble_ray.schedule.instructions import GraphResult, LoopResult
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.ports import Journal
     from ensemble_ray.schedule.instructions import End
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["OwnReason", "constraint_reasons", "unit_reasons"]
 
 
 class OwnReason(NamedTuple):

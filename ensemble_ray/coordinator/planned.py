@@ -1,4 +1,4 @@
-"""The tasks of a planned run: orders from its nodes, what came of them, and what the record gives. Package: coordinator.
+"""The tasks of a planned run: orders from its nodes, what came of them, and what the record gives.
 
 A run that goes on after a crash passes the same code (S-DUR-30): its source is told its recorded stimuli again, what is
 recorded of a task is its report, and what else runs is handed out anew. Fulfils `RunTasks`.
@@ -21,14 +21,12 @@ from ensemble_ray.coordinator.recorded_results import RecordedResults
 from ensemble_ray.coordinator.start_orders import make_order
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
-from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
-from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
+from ensemble_ray.execute.orders import FailedTask, FailureSummary, RunOutcome, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import NO_REASON, RecordedError, RunEnded, RunInterrupted, RunResumed
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, End, Inform, Instruction, ReflectOn, Start, Warn
-from ensemble_ray.schedule.results import capped_units
+from ensemble_ray.schedule.instructions import Cancel, End, Inform, Instruction, ReflectOn, Start, Warn, capped_units
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -49,15 +47,13 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.coordinator.unit_evaluations import UnitPorts
-    from ensemble_ray.execute.outcomes import Resumed
+    from ensemble_ray.execute.orders import Resumed
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
-    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.machine import Source
     from ensemble_ray.values.trace import TaskTrace
-
-__all__ = ["LOGGER", "PlannedTasks"]
 
 #: Where what sources of planned runs say is logged, in whichever process.
 LOGGER = __name__

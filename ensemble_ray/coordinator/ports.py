@@ -1,4 +1,4 @@
-"""What a coordinator works with, and what it is for those. Package: coordinator. Contracts only."""
+"""What a coordinator works with, and what it is for those. Contracts only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.directives import RunDirectives
-    from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
+    from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.plan.units import LoopUnit
+    from ensemble_ray.plan.plan import LoopUnit
     from ensemble_ray.schedule.instructions import (
         EdgeMatches,
         End,
@@ -25,20 +25,8 @@ if TYPE_CHECKING:
         WarnLeftOut,
         WarnOversized,
     )
-    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.machine import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-
-__all__ = [
-    "Executor",
-    "MemoryResets",
-    "Opening",
-    "Order",
-    "Predicates",
-    "Result",
-    "RunTasks",
-    "TaskReporter",
-    "WithInstance",
-]
 
 
 class WithInstance(Protocol):

@@ -1,4 +1,4 @@
-"""LocalPredicates: the user's predicates and edge conditions in the process that has them. Package: coordinator.
+"""LocalPredicates: the user's predicates and edge conditions in the process that has them.
 
 Inline that is the caller's, so that closures over its state work; on Ray the one host of the run's callables (S-LOOP-54).
 In: a question, and what of its unit's history was not sent before. Out: the verdict, or what was raised. Histories are kept
@@ -11,23 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.graph_edges import GraphEdge
+from ensemble_ray.definition.graph import Graph, GraphEdge
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.errors.texts import user_exc_info
-from ensemble_ray.execute.questions import EvaluationFailed
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.execute.orders import EvaluationFailed
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
-from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext, join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.execute.questions import HistoryPart
+    from ensemble_ray.execute.orders import HistoryPart
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["LocalPredicates", "list_predicates", "predicate_path"]
 
 _log = bounded_logger(__name__)
 T = TypeVar("T")

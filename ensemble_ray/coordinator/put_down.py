@@ -1,4 +1,4 @@
-"""The tasks of a run that wait at open gates, as its coordinator's side knows them. Package: coordinator.
+"""The tasks of a run that wait at open gates, as its coordinator's side knows them.
 
 In: results of tasks that were put down. Out: what the source is told, and the gates that the run waits for.
 """
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import FailureSummary, TaskResult
     from ensemble_ray.schedule.instructions import End
     from ensemble_ray.values.reviews import OpenReview
-
-__all__ = ["PutDown"]
 
 
 class PutDown:

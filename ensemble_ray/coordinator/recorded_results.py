@@ -1,4 +1,4 @@
-"""What the record of a planned run that goes on gives of its tasks. Package: coordinator.
+"""What the record of a planned run that goes on gives of its tasks.
 
 In: the results of tasks that ended, and what is known of others. Out: each result once, when its task is told or started; what
 tasks did that were stopped for good.
@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ensemble_ray.execute.orders import FailureSummary
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskResult
-    from ensemble_ray.execute.outcomes import Resumed
-
-__all__ = ["RecordedResults"]
+    from ensemble_ray.execute.orders import Resumed, TaskResult
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)

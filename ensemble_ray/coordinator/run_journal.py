@@ -1,4 +1,4 @@
-"""The journal of one run as its owner writes it: under its epoch, with the run's id. Package: coordinator."""
+"""The journal of one run as its owner writes it: under its epoch, with the run's id."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, Journal
-
-__all__ = ["RunJournal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

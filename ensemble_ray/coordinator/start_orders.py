@@ -1,4 +1,4 @@
-"""What of an order follows from what a source wants started. Package: coordinator. Pure."""
+"""What of an order follows from what a source wants started. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.plan.plan import Node
     from ensemble_ray.schedule.instructions import Changes, Start
-
-__all__ = ["PrecedingOutputs", "gather_context", "make_order", "revision_of"]
 
 Task = TypeVar("Task")
 Output = TypeVar("Output")

@@ -1,4 +1,4 @@
-"""UnitEvaluations: what the units of a planned run ask and announce, carried out. Package: coordinator.
+"""UnitEvaluations: what the units of a planned run ask and announce, carried out.
 
 In: questions and announcements of the source. Out: one answer for each question, and events. Predicates are sent what is new
 since the last question of their unit, and all of it where their process was replaced (S-LOOP-54, S-LOOP-145). Where they live
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ensemble_ray.coordinator.announcements import instances_of
 from ensemble_ray.coordinator.background import RunBackgroundTasks
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.execute.orders import FailureSummary
-from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
-from ensemble_ray.plan.units import LoopUnit
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.execute.orders import EvaluationFailed, FailureSummary, FollowingQuestions, HistoryPart
+from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.instructions import EdgeMatches, ResetMemory, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from ensemble_ray.values.ids import node_key
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import MemoryResets, Predicates
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, Start, StepEnded, UnitQuestion
-    from ensemble_ray.schedule.source import PlanSource
+    from ensemble_ray.schedule.machine import PlanSource
     from ensemble_ray.schedule.stimuli import Stimulus
-
-__all__ = ["UnitEvaluations", "UnitPorts"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""An agent: who works, with which model and tools. Package: definition.
+"""An agent: who works, with which model and tools.
 
 In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model: a
 question to it is a run like any other.
@@ -6,15 +6,21 @@ question to it is a run like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, cast, get_args
 
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import (
+    TEAM_MODEL,
+    Identified,
     ModelField,
     StrictAmount,
     StrictInt,
@@ -23,33 +29,265 @@ from ensemble_ray.definition.fields import (
     check_positive,
     check_text,
     check_tools,
+    escape_template,
     initially,
     limit_own_model,
     replace_limit,
+    unescape_template,
 )
-from ensemble_ray.definition.identity import Identified
-from ensemble_ray.definition.model_placeholder import TEAM_MODEL
-from ensemble_ray.definition.own_runner import check_runner
-from ensemble_ray.definition.process_fields import AmountsField, LabelsField, check_process_fields
-from ensemble_ray.definition.questions import build_answer, build_description, get_messages, stream_answer
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.ports.runners import RunsTask
-from ensemble_ray.values.agent_output import AgentOutput
-from ensemble_ray.values.messages import Effect, OnIncomplete
-from ensemble_ray.values.outputs import EnsembleOutput, Parsed
-from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.errors import ToolConfigurationError, ValidationError
+from ensemble_ray.ports import RunsTask
+from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.a2a.asking import A2ATool, ask_agent, seconds_of
+from ensemble_ray.tools.a2a.connecting import (
+    IDEMPOTENT_MESSAGES,
+    AgentAddress,
+    RemoteAgentError,
+    RemoteAnswer,
+    fetch_card,
+)
+from ensemble_ray.tools.tool import AgentTool
+from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
+from ensemble_ray.values.messages import ChatMessage, Effect, OnIncomplete
+from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed, RunState
 from ensemble_ray.values.task_output import OutputType
+from ensemble_ray.values.value import Accepts, RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ensemble_ray.definition.questions import History
     from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.ensemble import Ensemble  # a seam, as `to_ensemble` says
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Runtime
 
-__all__ = ["Agent"]
+
+_EFFECTS = get_args(Effect)
+#: Tool requests that an agent is allowed where nobody says how many.
+_MAX_ITERATIONS = 25
+
+
+def effect_of_runner(runner: object, declared: Effect | None) -> Effect:
+    """Return what a runner does to the world: what is declared, else what it says itself; anything else may only be done once."""
+    if declared is not None:
+        return declared
+    said: object = getattr(runner, "effect", None)
+    return cast("Effect", said) if isinstance(said, str) and said in _EFFECTS else "once"
+
+
+def check_runner(arguments: Mapping[str, Any]) -> None:
+    """Refuse what is no runner, and fields that only a model could use beside one.
+
+    Raises:
+        ValidationError: one of them is given.
+    """
+    runner, effect = arguments.get("runner"), arguments.get("runner_effect")
+    if effect is not None and effect not in _EFFECTS:
+        raise ValidationError(f"Agent runner_effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
+    if runner is None:
+        if effect is not None:
+            raise ValidationError(
+                "Agent runner_effect is that of a runner, and this agent has none. Tools say their own: @tool(effect=...)"
+            )
+        return
+    if isinstance(runner, type):
+        raise ValidationError(
+            f"Agent runner must be an object, got the class {runner.__name__}. Write {runner.__name__}(...)"
+        )
+    if not callable(getattr(runner, "run", None)):
+        raise ValidationError(
+            f"Agent runner must have a method run(request), as RunsTask says, got: {type(runner).__name__}"
+        )
+    said: object = getattr(runner, "effect", None)
+    if isinstance(said, str) and said not in _EFFECTS:
+        raise ValidationError(
+            f"Agent runner {type(runner).__name__}: effect must be one of [{', '.join(_EFFECTS)}], got: {said!r}"
+        )
+    exclusive = (
+        (arguments.get("llm") is not TEAM_MODEL and arguments.get("rate_limit") is None, "a llm", "llm"),
+        (bool(arguments.get("tools")), "tools", "tools"),
+        (arguments.get("max_iterations", _MAX_ITERATIONS) != _MAX_ITERATIONS, "max_iterations", "max_iterations"),
+        (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
+        (arguments.get("on_incomplete") == "retry", "on_incomplete='retry'", "on_incomplete"),
+        (bool(arguments.get("allow_delegation")), "allow_delegation", "allow_delegation"),
+    )
+    for is_set, what, field in exclusive:
+        if is_set:
+            raise ValidationError(
+                f"Agent cannot have both a runner and {what}. "
+                f"A runner brings its own model and tools: leave out either runner or {field}."
+            )
+
+
+_Value = TypeVar("_Value")
+#: Ray counts in steps of this.
+_STEP = 0.0001
+#: Resources of Ray's own, which have fields or are not for agents.
+_FIELD_OF = {"CPU": "num_cpus", "GPU": "num_gpus"}
+_RESERVED = frozenset({"memory", "object_store_memory"})
+#: As Ray takes them: names and values of Kubernetes' form, operators in front.
+_WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
+_SELECTOR = re.compile(rf"!?{_WORD}|!?in\({_WORD}(?:, ?{_WORD})*\)")
+
+
+def _or_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+def _copy(value: Mapping[str, _Value]) -> Mapping[str, _Value]:
+    return dict(value)
+
+
+if TYPE_CHECKING:
+    AmountsField = Accepts[Mapping[str, float], Mapping[str, float] | None]
+    LabelsField = Accepts[Mapping[str, str], Mapping[str, str] | None]
+else:
+    AmountsField = Annotated[Mapping[StrictText, StrictAmount], BeforeValidator(_or_empty), AfterValidator(_copy)]
+    LabelsField = Annotated[Mapping[StrictText, StrictText], BeforeValidator(_or_empty), AfterValidator(_copy)]
+
+
+def check_process_fields(arguments: Mapping[str, object]) -> None:
+    """Refuse what no cluster can give; what has the wrong type is left to pydantic.
+
+    Raises:
+        ValidationError: S-CLU-41; the first bad entry is reported.
+    """
+    for name in ("num_cpus", "num_gpus"):
+        _check_amount(arguments.get(name), f"Agent {name}", is_zero_fine=True)
+    gpus = arguments.get("num_gpus")
+    if isinstance(gpus, float) and gpus > 1 and not gpus.is_integer():
+        raise ValidationError(f"Agent num_gpus must be whole where it is above 1, got: {gpus}")
+    for name, amount in _entries(arguments.get("resources")):
+        if name in _FIELD_OF:
+            raise ValidationError(f"Agent resources must not name '{name}': use {_FIELD_OF[name]}")
+        if not name.strip() or name in _RESERVED:
+            raise ValidationError(f"Agent resources must name resources that nodes were started with, got: '{name}'")
+        _check_amount(amount, f"Agent resources['{name}']", is_zero_fine=False)
+    for name, selector in _entries(arguments.get("labels")):
+        if not _NAME.fullmatch(name):
+            raise ValidationError(f"Agent labels must name labels of nodes, got: '{name}'")
+        if isinstance(selector, str) and not _SELECTOR.fullmatch(selector):
+            raise ValidationError(
+                f"Agent labels['{name}'] must be a value, '!value', 'in(a, b)' or '!in(a, b)', got: '{selector}'"
+            )
+
+
+def _check_amount(value: object, subject: str, *, is_zero_fine: bool) -> None:
+    if not isinstance(value, int | float) or (value == 0 and is_zero_fine):
+        return
+    if not math.isfinite(value) or value < _STEP:
+        least = f"0 or at least {_STEP}" if is_zero_fine else f"at least {_STEP}"
+        raise ValidationError(f"{subject} must be {least}, got: {value}")
+
+
+def _entries(value: object) -> list[tuple[str, object]]:
+    """Return the entries of a mapping whose names are texts."""
+    if not isinstance(value, Mapping):
+        return []
+    return [(name, each) for name, each in cast("Mapping[object, object]", value).items() if isinstance(name, str)]
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ensemble_ray.events import Event
+
+    #: What `history=` takes: an earlier output, or questions and answers in turns.
+    History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
+
+
+#: How long a run that was left early may take to let go of what it holds, s.
+_RELEASE_S = 10.0
+
+
+class AskedTask(Protocol):
+    """The task that asks a question."""
+
+    @property
+    def description(self) -> str:
+        """The question, as a template."""
+        ...
+
+    @property
+    def history(self) -> Sequence[ChatMessage]:
+        """The conversation before it."""
+        ...
+
+
+class BegunRun(Protocol):
+    """A run that asks a question."""
+
+    @property
+    def state(self) -> RunState:
+        """Where it stands."""
+        ...
+
+    def events(self) -> Iterable[Event]:
+        """Give its events as they happen."""
+        ...
+
+    def result(self) -> EnsembleOutput:
+        """Wait for its output."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask for its end."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has released everything."""
+        ...
+
+
+def build_description(question: object) -> str:
+    """Return the description of the task that asks a question: the question, word for word.
+
+    Raises:
+        ValidationError: the question is no text (S-DOM-78).
+    """
+    if not isinstance(question, str):
+        raise ValidationError(f"Agent question must be a text, got: {type(question).__name__}")
+    check_text(question, "Agent question must not be blank")
+    return escape_template(question)
+
+
+def get_messages(history: History | None) -> Sequence[ChatMessage]:
+    """Return the conversation that a question continues.
+
+    Raises:
+        ValidationError: it does not end with an answer (S-DOM-81).
+    """
+    if not isinstance(history, AgentOutput):
+        return history or ()
+    if not history.is_complete:
+        raise ValidationError(
+            f"Agent history must end with an answer, and run '{history.run_id}' ended early "
+            f"({history.output.exit_reason.value}): give the output before it"
+        )
+    return history.messages
+
+
+def build_answer(tasks: Sequence[AskedTask], output: EnsembleOutput) -> AgentOutput[Any]:
+    """Return the output of a question, with the conversation so far."""
+    (task,) = tasks
+    turns = [ChatMessage(role="user", content=unescape_template(task.description))]
+    if output.is_complete:
+        turns.append(ChatMessage(role="assistant", content=whole_text(output.raw)))
+    return AgentOutput(output=output, messages=(*task.history, *turns))
+
+
+def stream_answer(tasks: Sequence[AskedTask], start: Callable[[], BegunRun]) -> Iterator[Event | AgentOutput[Any]]:
+    """Begin a run, give its events and then its output; left early, end it."""
+    begun = start()
+    try:
+        yield from begun.events()
+        yield build_answer(tasks, begun.result())
+    finally:
+        if begun.state.is_going_on:
+            begun.cancel()
+            begun.join(_RELEASE_S)
 
 
 class Agent(Identified):
@@ -247,3 +485,143 @@ class Agent(Identified):
 
         messages = get_messages(history)
         return build_question(self, build_description(question), output_type=output_type, history=messages)
+
+
+_CONNECT_S, _RUN_S, _CALL_S = 10.0, 1800.0, 30.0
+_GOAL = "Do the task that it is handed"
+
+
+class RemoteAgent(Agent):
+    """An agent of another system, which does tasks of ensembles over the A2A protocol.
+
+    It takes the arguments of an `Agent` that has a runner, and these. Without a `role` it is called by the last part of its URL.
+
+    Attributes:
+        url: Where its card is found: the part before `/.well-known/agent-card.json`.
+        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`; values do not show anywhere.
+        hosts: Hosts that its card may name besides the one of the URL; requests go to no other.
+        timeout: For one task, in seconds or as a `timedelta`; then it is cancelled there.
+        connect_timeout: Until a connection stands, in seconds or as a `timedelta`.
+    """
+
+    url: StrictText
+    headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    hosts: tuple[str, ...] = initially(())
+    timeout: float | timedelta = _RUN_S
+    connect_timeout: float | timedelta = _CONNECT_S
+
+    def __init__(self, url: str, *, role: str | None = None, goal: str = _GOAL, **fields: Any) -> None:
+        """Check and keep the fields.
+
+        Raises:
+            ValidationError: one of them is refused.
+        """
+        values: dict[str, Any] = {"url": url, "goal": goal, **fields}
+        if role is not None:
+            values["role"] = role
+        super().__init__(**values)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _connect(cls, data: Any) -> Any:
+        """Make the runner, and name what has no name."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        if not isinstance(arguments.get("runner"), _Asker | None):
+            raise ValidationError("RemoteAgent has a runner of its own: leave out runner, or use an Agent")
+        connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
+        address = AgentAddress.of(
+            arguments.get("url", ""),
+            headers=arguments.get("headers"),
+            hosts=() if arguments.get("hosts") is None else arguments["hosts"],
+            connect_timeout_s=seconds_of(connect_timeout, "connect_timeout"),
+        )
+        arguments["hosts"] = tuple(sorted(address.hosts))
+        arguments["headers"] = dict(address.headers)
+        timeout_s = seconds_of(arguments.get("timeout", _RUN_S), "timeout")
+        effect: Effect = arguments.get("runner_effect") or "once"
+        arguments["runner"] = _Asker(address, timeout_s, effect)
+        arguments.setdefault("role", address.name)
+        return arguments
+
+    @classmethod
+    def discover(cls, url: str, **fields: Any) -> RemoteAgent:
+        """Return the agent with what its card says: the name as role, the description as goal.
+
+        One whose card says that a message may be sent again is asked again after a crash (`runner_effect="idempotent"`).
+
+        Raises:
+            ToolConfigurationError: its card cannot be read.
+            ValidationError: as for the class.
+        """
+        return run_blocking(cls.adiscover(url, **fields))
+
+    @classmethod
+    async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
+        """`discover` for async code, with the same contract."""
+        known = cls(url, **fields)
+        try:
+            card = await fetch_card(cast("_Asker", known.runner).address)
+        except RemoteAgentError as error:
+            raise ToolConfigurationError(str(error)) from error
+        said: dict[str, Any] = {"role": card.name or known.role, "goal": card.description or known.goal}
+        if any(each.uri == IDEMPOTENT_MESSAGES for each in card.capabilities.extensions):
+            said["runner_effect"] = "idempotent"
+        return cls(url, **{**said, **fields})
+
+    def as_tool(
+        self, *, name: str | None = None, description: str | None = None, timeout: float | timedelta = _CALL_S
+    ) -> AgentTool:
+        """Return a tool that asks it; what fails is told to the model that called it.
+
+        Args:
+            name: What the model calls it; None: `ask_` and the last part of its URL.
+            description: Tells the model when to use it; None: that it asks the agent.
+            timeout: For one question, in seconds or as a `timedelta`.
+        """
+        return A2ATool(
+            self.url,
+            name=name,
+            description=description,
+            headers=self.headers,
+            hosts=self.hosts,
+            effect=self.runner_effect or "once",
+            timeout=timeout,
+            connect_timeout=self.connect_timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """The runner: asks the remote agent for one task after the other."""
+
+    address: AgentAddress
+    timeout_s: float
+    effect: Effect
+
+    async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
+        """Ask, and yield pieces of the answer, then the answer.
+
+        Raises:
+            RemoteAgentError: there is none.
+        """
+        said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
+        asking = ask_agent(
+            self.address,
+            "\n\n".join((*said, request.prompt)),
+            message_id=request.idempotency_key,
+            may_repeat=self.effect != "once",
+            timeout_s=self.timeout_s,
+        )
+        try:
+            async with aclosing(asking) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, RemoteAnswer):
+                        yield TaskAnswer(text=piece.shown, structured_output=piece.data)
+                    elif request.is_streaming:
+                        yield piece
+        except RemoteAgentError as error:
+            if not error.may_be_done or self.effect != "once":
+                raise
+            raise RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error

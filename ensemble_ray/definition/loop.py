@@ -1,4 +1,4 @@
-"""A loop: tasks that are repeated until a predicate holds or a cap is reached. Package: definition.
+"""A loop: tasks that are repeated until a predicate holds or a cap is reached.
 
 In: what the user declares. Out: a frozen value whose body is complete in itself; what it has to do with the rest of an
 ensemble is checked at the start of a run (`unit_checks`).
@@ -6,37 +6,92 @@ ensemble is checked at the start of a run (`unit_checks`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
-from ensemble_ray.definition.fields import (
-    Accepts,
-    OneOrMany,
-    StrictInt,
-    StrictText,
-    check_text,
-    initially,
-    to_member,
-    to_tuple,
-)
-from ensemble_ray.definition.identity import Identified
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput, name_output
-from ensemble_ray.definition.until import Predicate, Until
+from ensemble_ray.definition.fields import Identified, StrictInt, StrictText, check_text, initially, to_member
+from ensemble_ray.definition.task import Task, UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext
+from ensemble_ray.values.value import Accepts, OneOrMany, to_tuple
 
-__all__ = [
-    "DEFAULT_MAX_ITERATIONS",
-    "Loop",
-    "LoopMemoryMode",
-    "LoopOutputMode",
-    "MaxIterationsAction",
-    "body_key",
-    "check_context",
-]
+if TYPE_CHECKING:
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+#: Whether a loop is done, sync or async.
+Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`; made by `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
+
+    Examples:
+        >>> Until.text_contains("APPROVED", ignore_case=True)
+        Until(kind='text_contains', text='APPROVED', ignore_case=True, condition=None)
+    """
+
+    kind: Literal["parsed", "text_contains", "unchanged"]
+    #: that has to be in the answer
+    text: str = ""
+    ignore_case: bool = False
+    #: asked with the parsed answer
+    condition: Callable[[Any], bool | Awaitable[bool]] | None = None
+
+    @classmethod
+    def parsed(cls, condition: Callable[[Any], bool | Awaitable[bool]]) -> Until:
+        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type`.
+
+        Raises:
+            ValidationError: the condition cannot be called.
+        """
+        if not callable(condition):
+            raise ValidationError(f"Until.parsed needs a callable, got: {type(condition).__name__}")
+        return cls(kind="parsed", condition=condition)
+
+    @classmethod
+    def text_contains(cls, text: str, *, ignore_case: bool = False) -> Until:
+        """Stop when the text of the last body task's output contains this one.
+
+        Raises:
+            ValidationError: the text is blank.
+        """
+        if not isinstance(text, str) or not text.strip():
+            raise ValidationError("Until.text_contains needs a text that is not blank")
+        return cls(kind="text_contains", text=text, ignore_case=ignore_case)
+
+    @classmethod
+    def unchanged(cls) -> Until:
+        """Stop when the last body task says the same as in the iteration before, but for space at the ends."""
+        return cls(kind="unchanged")
+
+    def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:
+        """Return whether the loop is done after this iteration, or the edge is taken after this step."""
+        output, before = _outputs_of(context)
+        if self.condition is not None:
+            return self.condition(output.parsed)
+        if self.kind == "unchanged":
+            return before is not None and before.raw.strip() == output.raw.strip()
+        if self.ignore_case:
+            return self.text.casefold() in output.raw.casefold()
+        return self.text in output.raw
+
+
+def _outputs_of(context: LoopIterationContext | GraphRoutingContext) -> tuple[TaskOutput, TaskOutput | None]:
+    """Return the output that is judged, and the one before it: of the iteration before, or of the state's visit before."""
+    if isinstance(context, GraphRoutingContext):
+        visits = context.state_history[context.current_state]
+        return context.last_output, visits[-2] if len(visits) > 1 else None
+    if len(context.history) < 2:  # noqa: PLR2004  there is no iteration before the first
+        return context.last_body_output, None
+    *_, before = context.history[-2].values()
+    return context.last_body_output, before
+
 
 #: Cap of a loop with a predicate and none of its own: no loop is unbounded (S-LOOP-20).
 DEFAULT_MAX_ITERATIONS = 5

@@ -1,4 +1,4 @@
-"""Whether the models of a definition have their keys in this process, before any of them is asked. Package: definition."""
+"""Whether the models of a definition have their keys in this process, before any of them is asked."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.team_model import uses_team_model
-from ensemble_ray.definition.validation import declared_agents, manager_model
-from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.definition.validation import declared_agents, manager_model, uses_team_model
 from ensemble_ray.errors import ValidationError, message_of
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["check_keys_of", "check_model_keys", "check_team_keys"]
 
 #: How many places of one model's are named.
 _MOST_PLACES = 3

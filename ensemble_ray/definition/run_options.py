@@ -1,29 +1,109 @@
-"""What one run does differently from its ensemble. Package: definition. Values only: `run_rules` says what they override."""
+"""What one run does differently from its ensemble. Values only: `run_rules` says what they override."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BeforeValidator, model_validator
 
-from ensemble_ray.definition.budget import check_budget
-from ensemble_ray.definition.fields import (
-    OptionalDurabilityField,
-    StrictAmount,
-    StrictInt,
-    check_positive,
-    initially,
-)
-from ensemble_ray.definition.run_tags import check_tags
+from ensemble_ray.definition.fields import OptionalDurabilityField, StrictAmount, StrictInt, check_positive, initially
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.text.foreign_text import whole_data
-from ensemble_ray.values.value import Value
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.text.foreign_text import whole_data, whole_text
+from ensemble_ray.values.value import DurationField, Value
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.durability import Durability
+    from ensemble_ray.definition.fields import Durability
+    from ensemble_ray.values.metrics import CostConfiguration
 
-__all__ = ["RunFields", "RunOptions", "check_options", "merge_options"]
+
+def check_budget(arguments: Mapping[str, object], owner: str) -> None:
+    """Check the fields `max_tokens` and `max_cost` of what is being made (S-BUD-1).
+
+    Args:
+        arguments: The fields as they were given, by name; those of other names are left alone.
+        owner: How a message begins: `Ensemble`, `RunOptions`, ...
+
+    Raises:
+        ValidationError: one is 0 or less, or no amount at all.
+    """
+    check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
+    cost = arguments.get("max_cost")
+    check_positive(cost, f"{owner} max_cost must be > 0 when set")
+    if isinstance(cost, float) and not math.isfinite(cost):
+        raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")
+
+
+def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
+    """Check that money can be counted where it is limited (S-BUD-1); for the start of a run.
+
+    Raises:
+        ValidationError: nobody said what tokens cost.
+    """
+    if max_cost is not None and costs is None:
+        raise ValidationError(
+            f"max_cost needs cost_configuration: without the money per token nobody can tell when {max_cost:g} is spent. "
+            "Set cost_configuration, or limit tokens with max_tokens"
+        )
+
+
+#: Tags of one run.
+MOST_TAGS = 64
+#: Characters of a tag's name and of its value.
+LONGEST_WORD = 256
+
+
+def check_tags(tags: object, owner: str) -> None:
+    """Refuse tags that are too many or too long (S-DUR-140); what are no texts is left to pydantic.
+
+    Args:
+        tags: What was given; None: none.
+        owner: How a message begins: `RunOptions`, ...
+
+    Raises:
+        ValidationError: says which tag, and what its limit is.
+    """
+    if not isinstance(tags, Mapping):
+        return
+    given = cast("Mapping[object, object]", tags)
+    if len(given) > MOST_TAGS:
+        raise ValidationError(f"{owner} tags must be at most {MOST_TAGS}, got: {len(given)}")
+    for name, value in given.items():
+        if isinstance(name, str) and not 0 < len(name) <= LONGEST_WORD:
+            raise ValidationError(
+                f"{owner} tags: a name must have 1 to {LONGEST_WORD} characters, got {len(name)}: '{brief(name)}'"
+            )
+        if isinstance(value, str) and len(value) > LONGEST_WORD:
+            raise ValidationError(
+                f"{owner} tags: the value of '{brief(str(name))}' must have at most {LONGEST_WORD} characters, got: {len(value)}"
+            )
+
+
+def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
+    """Return the tags among a run's recorded options; what could not be given today is left out."""
+    recorded = (options or {}).get("tags")
+    if not isinstance(recorded, Mapping):
+        return {}
+    found = {
+        whole_text(name): whole_text(value)
+        for name, value in cast("Mapping[object, object]", recorded).items()
+        if isinstance(name, str) and isinstance(value, str) and 0 < len(name) <= LONGEST_WORD >= len(value)
+    }
+    return dict(list(found.items())[:MOST_TAGS])
+
+
+def has_tag(tags: Mapping[str, str], wanted: str, *, separator: str) -> bool:
+    """Whether a run has a tag.
+
+    Args:
+        tags: The run's.
+        wanted: Its name, or name and value with the separator between them.
+        separator: What stands between them.
+    """
+    return any(wanted in {name, f"{name}{separator}{value}"} for name, value in tags.items())
 
 
 class RunOptions(Value):
@@ -111,3 +191,52 @@ def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions |
         advice = f"Did you mean '{near[0]}'?" if near else f"Inputs are a mapping: run({{'{unknown}': ...}})"
         raise TypeError(f"unexpected keyword argument '{unknown}' of a run. {advice}")
     return (RunOptions() if options is None else options).replace(**fields)
+
+
+_LONGEST_S = timedelta(days=365).total_seconds()
+
+
+class RetryPolicy(Value):
+    """What becomes of model calls that fail by the provider's fault.
+
+    Attributes:
+        max_attempts: Times that a model is asked for one answer; 1: no retries.
+        first_delay: Wait before the second attempt; it doubles from there. Seconds or `timedelta`, as all of these.
+        max_delay: The longest wait, unless the provider asks for more.
+        max_wait: All waits for one answer, those for an endpoint that fails for everybody included.
+
+    Raises:
+        ValidationError: a value cannot work.
+
+    Examples:
+        >>> RetryPolicy(max_attempts=3, max_wait=20).max_wait
+        datetime.timedelta(seconds=20)
+    """
+
+    max_attempts: StrictInt = 5
+    first_delay: DurationField = initially(timedelta(seconds=0.5))
+    max_delay: DurationField = initially(timedelta(seconds=30))
+    max_wait: DurationField = initially(timedelta(seconds=120))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        arguments = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else {}
+        attempts = arguments.get("max_attempts")
+        if isinstance(attempts, int | float) and attempts < 1:
+            raise ValidationError(f"RetryPolicy max_attempts must be >= 1, got: {attempts}")
+        for name in ("first_delay", "max_delay", "max_wait"):
+            value = arguments.get(name)
+            seconds = value.total_seconds() if isinstance(value, timedelta) else value
+            # Written so that NaN is refused too.
+            if isinstance(seconds, int | float) and not 0 <= seconds <= _LONGEST_S:
+                raise ValidationError(f"RetryPolicy {name} must be between 0 s and 365 days, got: {value}")
+        return data
+
+    @model_validator(mode="after")
+    def _check_order(self) -> RetryPolicy:
+        if self.max_delay < self.first_delay:
+            raise ValidationError(
+                f"RetryPolicy max_delay ({self.max_delay}) must not be below first_delay ({self.first_delay})"
+            )
+        return self

@@ -1,4 +1,4 @@
-"""The rules that every kind of ensemble runs under, and who watches its runs. Package: definition.
+"""The rules that every kind of ensemble runs under, and who watches its runs.
 
 In: what the user declares. Out: frozen values that kinds of ensembles are made of. What an ensemble does is declared by
 those (`ensemble`, `map_reduce`); nothing of it stands here.
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Type
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 
-from ensemble_ray.definition.budget import check_budget
-from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.fields import (
-    Accepts,
     Callbacks,
     CaptureModeField,
+    Durability,
     DurabilityField,
     ErrorStrategyField,
     ModelCatalogField,
+    OnUnknown,
     OnUnknownField,
     OptionalModelField,
+    Origin,
+    ParallelErrorStrategy,
     ReviewPolicyField,
     ReviewWaitField,
     StrictAmount,
@@ -32,14 +33,9 @@ from ensemble_ray.definition.fields import (
     check_positive,
     initially,
     resolve_model,
-    to_tuple,
 )
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.definition.run_options import RunOptions, check_options
-from ensemble_ray.definition.run_tags import check_tags
+from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import (
@@ -60,19 +56,15 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.ports import ToolMetrics
-from ensemble_ray.ports.dashboard import Dashboard
+from ensemble_ray.events.delivery import EnsembleListener
+from ensemble_ray.ports import Dashboard, ToolMetrics
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
-from ensemble_ray.values.value import Value
-
-__all__ = ["RunRules", "Synthesizer", "Watched"]
+from ensemble_ray.values.value import Accepts, RateLimit, Value, to_tuple
 
 _LONGEST_NAME = 128
 

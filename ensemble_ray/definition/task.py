@@ -1,4 +1,4 @@
-"""A task: what to do, by whom, after what. Package: definition.
+"""A task: what to do, by whom, after what.
 
 In: what the user declares. Out: a frozen value; variables such as `{topic}` stay in it and are resolved only in a run.
 """
@@ -6,15 +6,16 @@ In: what the user declares. Out: a frozen value; variables such as `{topic}` sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType, Self, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Self, TypeAlias, cast, get_args, get_origin
 
-from pydantic import Field, InstanceOf, SkipValidation, model_validator
+from pydantic import Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
-    OneOrMany,
+    Identified,
     OptionalModelField,
     StrictInt,
     StrictText,
@@ -25,18 +26,310 @@ from ensemble_ray.definition.fields import (
     initially,
     limit_own_model,
     replace_limit,
-    to_tuple,
+    resolve_model,
 )
-from ensemble_ray.definition.history import check_history
-from ensemble_ray.definition.identity import Identified
-from ensemble_ray.definition.memory import MemoryScopesField, check_scopes
-from ensemble_ray.definition.reflection import ReflectionField, check_reflection_config
-from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.memory.store import (
+    REFLECTION_METHODS,
+    STORE_METHODS,
+    EnsembleMemory,
+    InMemoryReflectionStore,
+    MemoryStore,
+)
+from ensemble_ray.memory.tools import HeldObject
+from ensemble_ray.ports import ChatModel, ReflectionStore
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import new_lock
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.memory import MemoryScope, TaskReflection
 from ensemble_ray.values.messages import ChatMessage, Effect
-from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.reviews import Review
-from ensemble_ray.values.task_output import Parsed_co
+from ensemble_ray.values.task_output import Parsed_co, TaskOutput
+from ensemble_ray.values.value import Accepts, OneOrMany, RateLimit, Value, to_tuple
+
+#: Whose turn it is, by turns; endpoints and chat templates refuse other orders.
+_TURNS = ("user", "assistant")
+
+
+def check_history(value: object) -> tuple[ChatMessage, ...]:
+    """Return a conversation as a tuple of messages: question, answer, question, answer...
+
+    Raises:
+        ValidationError: it is no such conversation (S-DOM-76); the first bad message is named.
+    """
+    messages = tuple(_check_turn(entry, index, _TURNS[index % 2]) for index, entry in enumerate(to_tuple(value)))
+    if len(messages) % 2:
+        raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
+    return messages
+
+
+def _check_turn(entry: object, index: int, role: str) -> ChatMessage:
+    """Return the message, if it is the text of the one whose turn it is."""
+    at = f"Task history element at index {index}"
+    if not isinstance(entry, ChatMessage):
+        raise ValidationError(f"{at} must be a ChatMessage, got: {type(entry).__name__}")
+    if entry.role != role:
+        raise ValidationError(
+            f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
+        )
+    if entry.tool_calls or not isinstance(entry.content, str) or not entry.content.strip():
+        raise ValidationError(f"{at} must have a text and no tool calls")
+    return ChatMessage(role=entry.role, content=whole_text(entry.content))
+
+
+if TYPE_CHECKING:
+    MemoryScopesField: TypeAlias = Accepts[
+        tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
+    ]
+else:
+    MemoryScopesField = Annotated[tuple, SkipValidation]
+
+
+class Remembers(Value):
+    """What an ensemble remembers by.
+
+    Attributes:
+        memory: Memory that all tasks use; None: none.
+        memory_store: Keeps the scopes that tasks declare, and has the data wherever they run; None: scopes mean nothing.
+    """
+
+    memory: InstanceOf[EnsembleMemory] | None = None
+    memory_store: Annotated[MemoryStore | None, SkipValidation] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_memory(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        store = cast("Mapping[str, Any]", data).get("memory_store")
+        missing = () if store is None else [name for name in STORE_METHODS if not callable(getattr(store, name, None))]
+        if missing:
+            raise ValidationError(
+                f"Ensemble memory_store ({type(store).__name__}) has no method {' and no method '.join(map(repr, missing))}"
+            )
+        return cast("object", data)
+
+
+def check_scopes(value: object) -> tuple[MemoryScope, ...]:
+    """Return what a task declares as scopes, in order.
+
+    Raises:
+        ValidationError: one is no scope, or is there twice (S-MEM-72).
+    """
+    entries = to_tuple(value)
+    scopes: list[MemoryScope] = []
+    for index, entry in enumerate(entries):
+        if isinstance(entry, str):
+            scopes.append(MemoryScope(name=entry))
+        elif isinstance(entry, MemoryScope):
+            scopes.append(entry)
+        else:
+            raise ValidationError(
+                f"Task memory_scopes[{index}] must be a name or a MemoryScope, got: {type(entry).__name__}"
+            )
+        if any(scope.name == scopes[-1].name for scope in scopes[:-1]):
+            raise ValidationError(f"Task memory_scopes has scope '{scopes[-1].name}' more than once")
+    return tuple(scopes)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from ensemble_ray.values.memory import TaskReflection
+
+    #: Takes a `ReflectionInput`, returns a `TaskReflection`; sync or async.
+    Strategy: TypeAlias = Callable[[Any], TaskReflection | Awaitable[TaskReflection]]
+    _Strategy: TypeAlias = Strategy | None
+else:
+    Strategy = Any
+    _Strategy = Annotated[Any, SkipValidation]
+
+
+_log = bounded_logger(__name__)
+
+
+class ReflectionConfig(Value):
+    """How the outputs of a task are reflected on.
+
+    Attributes:
+        model: Who reflects: a model or a string; None: the task's `llm`, else its agent's model.
+        strategy: Reflects in place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or
+            async. It is called in the process that began the run, wherever the task was done.
+    """
+
+    model: OptionalModelField = initially(None)
+    strategy: _Strategy = None
+    #: the way to the strategy from other processes
+    _held: HeldObject | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        arguments["model"] = resolve_model(arguments.get("model"))
+        strategy = arguments.get("strategy")
+        if strategy is not None and not callable(strategy):
+            raise ValidationError(f"ReflectionConfig strategy must be callable, got: {type(strategy).__name__}")
+        return arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.strategy is None:
+            return (ReflectionConfig._rebuilt, (self.model, None))
+        if self._held is None:
+            self._held = HeldObject(self.strategy)
+        return (ReflectionConfig._rebuilt, (self.model, self._held))
+
+    @classmethod
+    def _rebuilt(cls, model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
+        """Return what a pickle stands for: at home with the strategy itself, elsewhere with the way to it."""
+        strategy = None if held is None else held.thing if held.is_here else _away
+        config = cls(model=model, strategy=strategy)
+        config._held = held
+        return config
+
+    @property
+    def is_strategy_here(self) -> bool:
+        """Whether the strategy, where there is one, can be called in this process."""
+        return self._held is None or self._held.is_here
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether other processes come back to this one for its strategy."""
+        return self.strategy is not None and self.is_strategy_here
+
+
+def _away(_asked: object) -> TaskReflection:
+    """Stand for a strategy of another process.
+
+    Raises:
+        ValidationError: always.
+    """
+    raise ValidationError("The strategy of a reflection is called in the process that began the run")
+
+
+if TYPE_CHECKING:
+    ReflectionField = Accepts[ReflectionConfig | None, ReflectionConfig | bool | None]
+else:
+    ReflectionField = Annotated[InstanceOf[ReflectionConfig] | None, SkipValidation]
+
+
+def check_reflection_config(value: object) -> ReflectionConfig | None:
+    """Return how a task is reflected on; None: not at all (S-REFL-1).
+
+    Raises:
+        ValidationError: it is neither a config nor a flag.
+    """
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ReflectionConfig()
+    if not isinstance(value, ReflectionConfig):
+        raise ValidationError(
+            f"Task reflection_config must be a ReflectionConfig, True or False, got: {type(value).__name__}"
+        )
+    return value
+
+
+class _OwnStore:
+    """The store of an ensemble that was given none; one for all copies of the ensemble, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._store: InMemoryReflectionStore | None = None
+
+    def get(self) -> InMemoryReflectionStore:
+        """Return it; the first caller makes it, and a WARN line says what that means (S-REFL-6)."""
+        with self._lock:
+            if self._store is None:
+                self._store = InMemoryReflectionStore()
+                _log.warning(
+                    "Tasks are reflected on and the ensemble has no reflection_store: their notes are kept in memory, and "
+                    "nothing of them outlives this process. SqliteReflectionStore(path) keeps them"
+                )
+            return self._store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_OwnStore, ())
+
+
+class Reflects(Value):
+    """Where an ensemble keeps what was learned of its tasks.
+
+    Attributes:
+        reflection_store: Keeps the reflections of tasks with a `reflection_config`, from run to run; None: an
+            `InMemoryReflectionStore` of this ensemble's own.
+    """
+
+    reflection_store: Annotated[ReflectionStore | None, SkipValidation] = None
+    _own_reflections: _OwnStore = PrivateAttr(default_factory=_OwnStore)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_reflections(cls, data: Any) -> Any:
+        store = cast("Mapping[str, Any]", data).get("reflection_store") if isinstance(data, Mapping) else None
+        if store is None:
+            return data
+        missing = [name for name in REFLECTION_METHODS if not callable(getattr(store, name, None))]
+        if missing:
+            raise ValidationError(
+                f"Ensemble reflection_store ({type(store).__name__}) has no method "
+                f"{' and no method '.join(map(repr, missing))}"
+            )
+        return data
+
+    def find_reflection_store(self, configs: Iterable[ReflectionConfig | None]) -> ReflectionStore | None:
+        """Return where reflections are kept; None: nothing is given, and none of the tasks with these configs needs one."""
+        if self.reflection_store is not None or all(config is None for config in configs):
+            return self.reflection_store
+        return self._own_reflections.get()
+
+    def share_reflections(self, other: Reflects) -> None:
+        """Keep them where that ensemble does which this one is made of."""
+        self._own_reflections = other._own_reflections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOutput:
+    """The outputs of a loop or a phase, or of one body task of a loop.
+
+    Made by `loop.output`, `loop.output_of(task)` and `phase.output` alone.
+    """
+
+    #: hidden id of the loop or phase; for look-up inside a process
+    object_id: str
+    unit: Literal["loop", "phase"]
+    #: of the loop or phase
+    name: str
+    #: of a body task that is meant alone: its hidden id and what histories call it; empty: all that the unit gives
+    task_id: str = ""
+    task: str = ""
+    #: the loop itself where it was made in this process, so that a factory can return what one of its tasks gives (S-MR-190)
+    loop: object = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel without the loop."""
+        return _restore, (self.object_id, self.unit, self.name, self.task_id, self.task)
+
+    @property
+    def description(self) -> str:
+        """What messages call it."""
+        whole = f"{self.unit} '{self.name}'"
+        return f"output of task '{self.task}' of {whole}" if self.task_id else f"output of {whole}"
+
+
+def _restore(object_id: str, unit: Literal["loop", "phase"], name: str, task_id: str, task: str) -> UnitOutput:
+    return UnitOutput(object_id=object_id, unit=unit, name=name, task_id=task_id, task=task)
+
+
+def name_output(entry: object) -> str:
+    """Return what a message adds where a loop or phase stands in place of its output; "" where it does not."""
+    output = getattr(entry, "output", None)
+    if not isinstance(output, UnitOutput):
+        return ""
+    return f". Name what it gives: the .output of {output.unit} '{output.name}'"
+
 
 if TYPE_CHECKING:
     from ensemble_ray.tools.tool import AgentTool
@@ -46,7 +339,6 @@ if TYPE_CHECKING:
 else:
     Handler = Any  # checked by `_check_handler`: importing the tools here would cost every start
 
-__all__ = ["Handler", "Task"]
 
 _DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
 
@@ -276,10 +568,28 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
 
 def _effect_of(handler: object) -> Effect:
     """Return what a tool given as handler says; anything else may only be done once."""
-    from ensemble_ray.tools.decorator import tool_mark  # asked only in a run, which needs them anyway
-    from ensemble_ray.tools.tool import AgentTool, check_effect
+    from ensemble_ray.tools.tool import (
+        AgentTool,
+        check_effect,
+        tool_mark,  # asked only in a run, which needs them anyway
+    )
 
     if isinstance(handler, AgentTool):
         return check_effect(handler.effect, f"Tool '{handler.name}'")
     mark = tool_mark(handler)
     return "once" if mark is None else mark.effect
+
+
+class ReflectionInput(Value):
+    """What a `strategy` reflects on.
+
+    Attributes:
+        task: The task with its variables resolved. On a cluster it comes without what stays elsewhere: agent, tools, handler,
+            guardrails, context.
+        task_output: What it gave; after an edit at a review gate the edited output.
+        prior_reflection: The newest reflection on the task; None: there is none yet.
+    """
+
+    task: InstanceOf[Task]
+    task_output: InstanceOf[TaskOutput]
+    prior_reflection: InstanceOf[TaskReflection] | None = None

@@ -40,23 +40,16 @@ from __future__ import annotations
 from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors.root import EnsembleError
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.errors.travel import Chain, Portable, portable
-from ensemble_ray.errors.units import (
-    GraphNoEdgeMatchedError,
-    MaxGraphStepsExceededError,
-    MaxLoopIterationsExceededError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    # A seam: errors carry values, and the modules of those values raise errors.
-    from ensemble_ray.values.rate_limit import RateLimit
     from ensemble_ray.values.task_output import TaskOutput
-    from ensemble_ray.values.unit_traces import PhaseStatus
+    from ensemble_ray.values.trace import ExecutionTrace, PhaseStatus
+    from ensemble_ray.values.value import RateLimit
 
 __all__ = [
     "AgentExecutionError",
@@ -91,6 +84,82 @@ __all__ = [
     "message_of",
     "portable",
 ]
+
+
+class EnsembleError(Portable):
+    """Root of everything that `run()` raises by contract.
+
+    Attributes:
+        trace: The run's trace up to the failure; None where the run had not begun.
+        run_id: The run's id; None where the run had not begun.
+    """
+
+    trace: ExecutionTrace | None = None
+    run_id: str | None = None
+
+
+#: Characters of an output in a message (S-GRAPH-45).
+_LONGEST_PREVIEW = 200
+
+
+class MaxLoopIterationsExceededError(EnsembleError):
+    """A loop's predicate never held, and its cap raises. Unrelated to the cap of an agent's tool loop."""
+
+    def __init__(self, loop_name: str, max_iterations: int, completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
+        super().__init__(f"Loop '{loop_name}' did not converge after {max_iterations} iterations")
+        self.loop_name = loop_name
+        self.max_iterations = max_iterations
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
+
+
+class GraphNoEdgeMatchedError(EnsembleError):
+    """No edge of a graph's state matched what the state gave.
+
+    Attributes:
+        output_preview: Text of the state's output, uncut.
+        candidate_edges: The edges that were tried, in declared order.
+    """
+
+    def __init__(
+        self,
+        graph_name: str,
+        current_state: str,
+        output_preview: str,
+        candidate_edges: Sequence[str] = (),
+        completed_task_outputs: Sequence[TaskOutput] = (),
+    ) -> None:
+        shown = output_preview
+        if len(shown) > _LONGEST_PREVIEW:
+            shown = f"{shown[:_LONGEST_PREVIEW]}…"
+        super().__init__(
+            f"Graph '{graph_name}' state '{current_state}' has no matching outgoing edge for the produced output. "
+            f"Candidate edges: {'; '.join(candidate_edges)} Output preview: {shown}"
+        )
+        self.graph_name = graph_name
+        self.current_state = current_state
+        self.output_preview = output_preview
+        self.candidate_edges = tuple(candidate_edges)
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
+
+
+class MaxGraphStepsExceededError(EnsembleError):
+    """A graph did not come to its end within its steps, and its cap raises."""
+
+    def __init__(
+        self,
+        graph_name: str,
+        max_steps: int,
+        last_state: str,
+        completed_task_outputs: Sequence[TaskOutput] = (),
+    ) -> None:
+        super().__init__(
+            f"Graph '{graph_name}' did not reach a terminal state after {max_steps} step(s). "
+            f"Last state: '{last_state}'."
+        )
+        self.graph_name = graph_name
+        self.max_steps = max_steps
+        self.last_state = last_state
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
 
 
 class ValidationError(EnsembleError, ValueError):

@@ -1,4 +1,4 @@
-"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Layer: lowest but for texts.
+"""Texts about errors: short ones for messages and logs, and tracebacks of user code.
 
 In: any error, any text. Out: one line of bounded length, or the frames of a traceback from the user's code on. Errors
 keep their whole text; only what is said of them elsewhere is cut.
@@ -19,29 +19,6 @@ from ensemble_ray.text.foreign_text import whole_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType, TracebackType
-
-__all__ = [
-    "LONGEST",
-    "REMOTE",
-    "agent_failure",
-    "brief",
-    "describe",
-    "format_with_class",
-    "is_library_file",
-    "list_causes",
-    "message_of",
-    "own_line",
-    "reason_in",
-    "reason_of",
-    "remote_note",
-    "shorten_tracebacks",
-    "task_failure",
-    "tasks_failure",
-    "user_exc_info",
-    "user_frames",
-    "user_line",
-    "user_traceback",
-]
 
 #: Characters of a text that somebody else wrote, in a message or a log line of ours.
 LONGEST = 200

@@ -1,4 +1,4 @@
-"""What listeners, streams and the command line see: projections of facts, for people. Layer: above outputs.
+"""What listeners, streams and the command line see: projections of facts, for people.
 
 Nothing is folded over events: record, metrics and trace fold over facts. Every event is immutable (S-EVT-5) and
 names its run and its instance, so that a reader of several runs can tell them apart.
@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
+from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ToolCall
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.reflection import TaskReflection
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable
 

@@ -1,4 +1,4 @@
-"""Brings events to listeners. Package: events.
+"""Brings events to listeners.
 
 Each listener has a queue and a thread of its own, so a slow one delays only itself and none delays the run
 (S-SET-32, S-PAR-42). What a listener raises is logged and goes no further (S-EVT-3); only KeyboardInterrupt ends the
@@ -12,16 +12,126 @@ import contextlib
 import inspect
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 
-from ensemble_ray.events import Event
-from ensemble_ray.events.listeners import RunEndListener, call_listener, wanted_by
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import log_context
+from ensemble_ray.events import (
+    EVENT_TYPES,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
+    EnsembleCompletedEvent,
+    EnsembleStartedEvent,
+    Event,
+    FileChangedEvent,
+    GraphStateCompletedEvent,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskInputEvent,
+    TaskReflectedEvent,
+    TaskStartEvent,
+    TokenEvent,
+    ToolCallEvent,
+)
+from ensemble_ray.events.tracing import TRACED_EVENTS
+from ensemble_ray.process.context import bounded_logger, log_context
+from ensemble_ray.process.forks import library_loop, submit
 from ensemble_ray.values.outputs import ExitReason
 
-__all__ = ["Delivery", "listeners_of"]
+
+class EnsembleListener:
+    """Override what you need; every method does nothing by default.
+
+    Methods may be `async`; they then run on the delivery thread's loop. An attribute `trace_id`, when not None, is
+    put on the run's trace.
+    """
+
+    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
+        """React to the start of the run."""
+
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> object:
+        """React to the end of a run without failure."""
+
+    def on_task_start(self, event: TaskStartEvent) -> object:
+        """React to the start of a task."""
+
+    def on_task_complete(self, event: TaskCompleteEvent) -> object:
+        """React to the success of a task."""
+
+    def on_task_failed(self, event: TaskFailedEvent) -> object:
+        """React to the failure of a task."""
+
+    def on_tool_call(self, event: ToolCallEvent) -> object:
+        """React to a tool call that was made."""
+
+    def on_task_input(self, event: TaskInputEvent) -> object:
+        """Prompts are built."""
+
+    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> object:
+        """React to the start of a model call."""
+
+    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> object:
+        """React to the end of a model call."""
+
+    def on_token(self, event: TokenEvent) -> object:
+        """React to a fragment of a streamed answer."""
+
+    def on_delegation_started(self, event: DelegationStartedEvent) -> object:
+        """React to the start of a delegation."""
+
+    def on_delegation_completed(self, event: DelegationCompletedEvent) -> object:
+        """React to the answer of a worker."""
+
+    def on_delegation_failed(self, event: DelegationFailedEvent) -> object:
+        """React to a delegation that was refused, or whose worker failed."""
+
+    def on_file_changed(self, event: FileChangedEvent) -> object:
+        """React to a file that a file tool wrote."""
+
+    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> object:
+        """React to the end of an iteration of a loop, before its predicate is asked."""
+
+    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> object:
+        """React to the end of a step of a graph, after the next state is chosen."""
+
+    def on_task_reflected(self, event: TaskReflectedEvent) -> object:
+        """React to a reflection on a task's output that was stored."""
+
+
+@runtime_checkable
+class RunEndListener(Protocol):
+    """A listener that wants to know when nothing of a run comes any more, also where it failed (S-EVT-23)."""
+
+    def on_run_ended(self, run_id: str, exit_reason: ExitReason, /) -> object:
+        """Take notice that the run is over, behind all of its events."""
+        ...
+
+
+def wanted_by(listener: object) -> frozenset[str]:
+    """Return the listener methods that it overrides or has; events of other types need not be built for it."""
+    wanted: set[str] = set()
+    for method in EVENT_TYPES:
+        own = getattr(type(listener), method, None) or getattr(listener, method, None)
+        if own is not None and own is not getattr(EnsembleListener, method):
+            wanted.add(method)
+    wanted.update(method for method in TRACED_EVENTS if hasattr(listener, method))
+    return frozenset(wanted)
+
+
+def call_listener(listener: object, event: Event) -> object:
+    """Call the listener's method for that event; gives what it returned (perhaps an awaitable)."""
+    method = getattr(listener, event.method)
+    if isinstance(event, EnsembleStartedEvent):
+        return method(event.ensemble_id, event.workflow, event.total_tasks)
+    if isinstance(event, EnsembleCompletedEvent):
+        return method(event.ensemble_id, event.total_duration, event.exit_reason)
+    return method(event)
+
 
 _log = bounded_logger(__name__)
 
@@ -179,3 +289,127 @@ def listeners_of(
                 added.append(listener := _Callbacks(function))
             setattr(listener, method, function)
     return (*listeners, *added)
+
+
+#: Events kept for readers who come late; older ones are dropped and counted.
+KEPT_EVENTS = 10_000
+
+
+class EventLog:
+    """Keeps a run's events and wakes its readers. Thread-safe."""
+
+    def __init__(self, *, is_open: bool, kept: int | None = None) -> None:
+        """Make an empty log.
+
+        Args:
+            is_open: False: nobody will read, nothing is kept.
+            kept: How many events are kept, older ones are dropped; None: `KEPT_EVENTS`.
+        """
+        self._is_open = is_open
+        self._most = KEPT_EVENTS if kept is None else kept
+        self._kept: deque[Event] = deque()
+        self._first = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._waiters: set[asyncio.Event] = set()
+
+    @property
+    def interest(self) -> frozenset[str]:
+        """The event types that readers want: all, or none."""
+        return frozenset(EVENT_TYPES) if self._is_open else frozenset()
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Whether events of that type are kept."""
+        return self._is_open and event_type.method in EVENT_TYPES
+
+    def emit(self, event: Event) -> None:
+        """Keep the event and wake readers."""
+        if not self._is_open or event.method not in EVENT_TYPES:
+            return
+        with self._changed:
+            self._kept.append(event)
+            if len(self._kept) > self._most:
+                self._kept.popleft()
+                self._first += 1
+            self._wake()
+
+    def close(self) -> None:
+        """No more events will come."""
+        with self._changed:
+            self._is_closed = True
+            self._wake()
+
+    def stream(self) -> EventStream:
+        """Return a reader of its own, from the oldest kept event."""
+        return EventStream(self)
+
+    def read(self, cursor: int) -> tuple[list[Event], int, bool]:
+        """Events from a cursor on, the next cursor, and whether that was all there will ever be."""
+        with self._changed:
+            start = max(0, cursor - self._first)
+            found = [self._kept[position] for position in range(start, len(self._kept))]
+            return found, self._first + len(self._kept), self._is_closed
+
+    def wait(self, cursor: int) -> None:
+        """Block until there is something behind the cursor, or the log is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._first + len(self._kept) > cursor)
+
+    async def wait_until_changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
+        """Return True when there is something behind the cursor or the log is closed, False when the time is up.
+
+        On the library's loop.
+        """
+        waiter = asyncio.Event()
+        with self._changed:
+            self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    _, reached, is_closed = self.read(cursor)
+                    if is_closed or reached > cursor:
+                        return True
+                    waiter.clear()
+                    await waiter.wait()
+        except TimeoutError:
+            return False
+        finally:
+            with self._changed:
+                self._waiters.discard(waiter)
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._waiters:
+            waiters = tuple(self._waiters)
+            library_loop().call_soon_threadsafe(_set_all, waiters)
+
+
+def _set_all(waiters: Iterable[asyncio.Event]) -> None:
+    for waiter in waiters:
+        waiter.set()
+
+
+class EventStream:
+    """A reader: `for event in stream` in a thread, `async for event in stream` on any loop."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def __iter__(self) -> Iterator[Event]:
+        cursor = 0
+        while True:
+            found, cursor, is_closed = self._log.read(cursor)
+            yield from found
+            if is_closed:
+                return
+            self._log.wait(cursor)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        cursor = 0
+        while True:
+            found, cursor, is_closed = self._log.read(cursor)
+            for event in found:
+                yield event
+            if is_closed:
+                return
+            await asyncio.wrap_future(submit(self._log.wait_until_changed(cursor)))

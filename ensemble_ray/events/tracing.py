@@ -1,4 +1,4 @@
-"""What whoever traces runs hears of them: how each execution went, and how the run did. Package: events. Pure values.
+"""What whoever traces runs hears of them: how each execution went, and how the run did. Pure values.
 
 They are for listeners that have these methods, such as `OpenTelemetryListener`; streams of events do not have them, and nothing
 of them is made where nobody traces.
@@ -12,10 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from ensemble_ray.events import Event
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.trace import TaskTrace
-from ensemble_ray.values.tracing import RunTracing, TraceParent
-
-__all__ = ["TRACED_EVENTS", "RunTracedEvent", "RunTracer", "TaskTracedEvent"]
+from ensemble_ray.values.trace import RunTracing, TaskTrace, TraceParent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Carry out one task. Package: execute. Pure machines decide, the runner carries out through ports."""
+"""Carry out one task. Pure machines decide, the runner carries out through ports."""

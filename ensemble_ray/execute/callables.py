@@ -1,4 +1,4 @@
-"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Package: execute.
+"""Where a run's own callables are asked: guardrails, handlers, delegation policies.
 
 One process holds one copy of each (S-SET-31): inline this process, on Ray the run's `CallableHost`. The path names the
 callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`; `/policy/0` is one of the run itself.
@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, TryAgain
 from ensemble_ray.errors.texts import agent_failure, brief, format_with_class
-from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
-from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.execute.guardrails import (
+    GuardrailInput,
+    GuardrailOutput,
+    GuardrailResult,
+    GuardrailType,
+    check_verdict,
+    violation_of,
+)
+from ensemble_ray.execute.scope import Callables
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.waiting import call_to_end
@@ -24,9 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.handler_context import TaskHandlerContext
-
-__all__ = ["HasCallables", "LocalCallables", "callable_name", "callable_path"]
+    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.values.task_output import TaskOutput
 
 
 def callable_path(key: str, category: str, index: int = 0) -> str:
@@ -151,3 +160,95 @@ def callable_name(function: object) -> str:
     while isinstance(function, functools.partial):
         function = cast("functools.partial[object]", function).func
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+_log = bounded_logger(__name__)
+#: Why no model is asked for another answer.
+_WHY_NOT = {
+    "input": "TryAgain from an input guardrail: there is no answer yet",
+    "output": "TryAgain from an output guardrail: no further answer is asked for",
+}
+
+
+async def check_guardrails(
+    order: TaskOrder,
+    callables: Callables,
+    *,
+    stage: Literal["input", "output"],
+    text: str = "",
+    parsed: object = None,
+    may_ask_again: bool = False,
+) -> str | None:
+    """Ask the guardrails of that side.
+
+    Args:
+        order: The task.
+        callables: Asks them.
+        stage: The side.
+        text: The answer, for output guardrails.
+        parsed: The parsed answer.
+        may_ask_again: Whether the model can be asked for another answer.
+
+    Returns:
+        What to tell the model where one raised `TryAgain`, and later ones were not asked; None: all are content.
+
+    Raises:
+        GuardrailViolationError: one said no; later ones are not asked.
+        AgentExecutionError: one raised, or gave something that is no verdict (S-GRD-11).
+    """
+    count = order.input_guardrails if stage == "input" else order.output_guardrails
+    if not count:
+        return None
+    subject: GuardrailInput | GuardrailOutput
+    if stage == "input":
+        subject = GuardrailInput(
+            task_description=order.task.description,
+            expected_output=order.task.expected_output,
+            context_outputs=tuple(order.context),
+            agent_role=order.agent_role,
+        )
+    else:
+        subject = GuardrailOutput(
+            raw_response=text,
+            parsed_output=parsed,
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+        )
+    for index in range(count):
+        path = callable_path(order.key, stage, index)
+        try:
+            verdict = cast("GuardrailResult", await callables.evaluate(path, subject))
+        except (asyncio.CancelledError, ExitEarlyError, IllegalStateError, AgentExecutionError):
+            raise
+        except USER_ERRORS as error:  # it could not be asked
+            text = agent_failure(order.agent_role, error)
+            raise AgentExecutionError(text, order.agent_role, order.task.description) from error
+        if verdict.asks_again:
+            if may_ask_again:
+                return verdict.message
+            verdict = replace(verdict, message=f"{verdict.message} ({_WHY_NOT[stage]})")
+        violation = violation_of(
+            verdict, GuardrailType(stage), task_description=order.task.description, agent_role=order.agent_role
+        )
+        if violation is not None:
+            why, task = brief(violation.violation_message), brief(order.task.description[:80])
+            _log.info("Guardrail: %s [task: %s]", why, task)  # whoever asked for the task is told
+            raise violation
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHandlerContext:
+    """What a handler is given. Nothing in it is None; context outputs are in context order."""
+
+    description: str
+    expected_output: str
+    context_outputs: Sequence[TaskOutput] = ()
+    #: the same when the handler is called again after a crash, so that it can do its work once; empty outside a run
+    idempotency_key: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("description", "expected_output", "context_outputs"):
+            if getattr(self, name) is None:
+                raise ValueError(f"TaskHandlerContext {name} must not be None")
+        object.__setattr__(self, "context_outputs", tuple(self.context_outputs))

@@ -1,4 +1,4 @@
-"""Effects of one task, and the fold that makes its trace and metrics of them. Package: execute. Pure.
+"""Effects of one task, and the fold that makes its trace and metrics of them. Pure.
 
 The runner notes each effect when it is done; nothing else is needed for the trace, so a record of the same effects
 gives the same trace.
@@ -7,17 +7,23 @@ gives the same trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.errors import RecordError
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.execute.agent.structured import parse_output, restore_output
 from ensemble_ray.facts.directives import DirectivesShown
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput, read_output, read_trace
+from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.ports.memory import MemoryOperationListener
+from ensemble_ray.ports import MemoryOperationListener
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.values.ids import is_inside_unit
+from ensemble_ray.values.ids import delegated_instance, is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
 from ensemble_ray.values.metrics import (
     UNKNOWN_TOKENS,
@@ -26,7 +32,7 @@ from ensemble_ray.values.metrics import (
     TaskMetrics,
     add_tokens,
 )
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.trace import (
     CapturedMessage,
     CaptureMode,
@@ -41,16 +47,53 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import FactData
     from ensemble_ray.facts.sampling import SamplingAnswered
+    from ensemble_ray.ports import Journal
 
-__all__ = [
-    "CallOutcome",
-    "DelegationEffect",
-    "ModelEffect",
-    "TaskEffects",
-    "ToolEffect",
-    "capture_messages",
-    "is_doing",
-]
+
+@dataclass(slots=True)
+class MemoryUse:
+    """Counts what it hears. Fulfils `MemoryOperationListener`; one for each task that is counted (S-MEM-101)."""
+
+    short_term_entries_written: int = 0
+    long_term_stores: int = 0
+    long_term_retrievals: int = 0
+    entity_lookups: int = 0
+    #: time of retrievals and lookups, s
+    reading_s: float = 0.0
+
+    def on_stm_write(self) -> None:
+        """Count it."""
+        self.short_term_entries_written += 1
+
+    def on_ltm_store(self) -> None:
+        """Count it."""
+        self.long_term_stores += 1
+
+    def on_ltm_retrieval(self, duration: float) -> None:
+        """Count it and its time, s."""
+        self.long_term_retrievals += 1
+        self.reading_s += max(0.0, duration)
+
+    def on_entity_lookup(self, duration: float) -> None:
+        """Count it and its time, s."""
+        self.entity_lookups += 1
+        self.reading_s += max(0.0, duration)
+
+    @property
+    def counts(self) -> MemoryOperationCounts:
+        """How often memory was used."""
+        return MemoryOperationCounts(
+            short_term_entries_written=self.short_term_entries_written,
+            long_term_stores=self.long_term_stores,
+            long_term_retrievals=self.long_term_retrievals,
+            entity_lookups=self.entity_lookups,
+        )
+
+    @property
+    def reading_time(self) -> timedelta:
+        """How long it took to read."""
+        return timedelta(seconds=self.reading_s)
+
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
 CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
@@ -360,3 +403,143 @@ class TaskEffects:
             repairs=tool.repairs,
             parsed_input=_parsed_input(tool.call.arguments) if self.capture_mode is CaptureMode.FULL else None,
         )
+
+
+_log = bounded_logger(__name__)
+
+
+def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact[ModelAnswered]]]:
+    """Return the answers to calls that made agents before the run began (S-SET-46): by effect name, in order."""
+    found: dict[str, list[Fact[ModelAnswered]]] = {}
+    for fact in facts:
+        if isinstance(fact.data, ModelAnswered) and is_making_agent(fact):
+            found.setdefault(fact.name, []).append(cast("Fact[ModelAnswered]", fact))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWorkers:
+    """What is recorded of the workers of a task."""
+
+    #: what they gave, by role, in the order in which they were done
+    delegated: tuple[tuple[str, TaskOutput], ...]
+    #: what those did that failed
+    failed_delegations: tuple[TaskTrace, ...]
+
+
+async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
+    """Return what the workers of a task gave, and what those did that gave nothing.
+
+    Args:
+        journal: The run's.
+        recorded: What is recorded of the task that asked them.
+    """
+    outputs: list[tuple[str, TaskOutput]] = []
+    lost: list[TaskTrace] = []
+    for name, fact_kind in recorded:
+        result = find_fact(recorded, name, ToolReturned)
+        if fact_kind != DelegationDecided.KIND or result is None:
+            continue
+        instance = delegated_instance(name)
+        of_worker = await journal.lookup_recorded(instance)
+        output = recorded_output(of_worker, instance)
+        if output is not None and result.data.is_success:
+            outputs.append((output.agent_role, output))
+        elif output is None and (trace := recorded_trace(of_worker, instance)) is not None:
+            lost.append(trace)
+    return RecordedWorkers(tuple(sorted(outputs, key=lambda pair: pair[1].completed_at)), tuple(lost))
+
+
+def recorded_output(
+    recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: OutputType | None = None
+) -> TaskOutput | None:
+    """Return the recorded output of an instance; see `typed_output`. None where it has none.
+
+    Raises:
+        RecordError: it is no output.
+    """
+    fact = find_fact(recorded, instance, OutputRecorded)
+    return None if fact is None else typed_output(fact.data.output_data(), output_type)
+
+
+def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> TaskTrace | None:
+    """Return what an instance did that failed; None where that is not recorded.
+
+    Raises:
+        RecordError: it is no trace.
+    """
+    fact = find_fact(recorded, instance, FailureRecorded)
+    return None if fact is None else read_trace(fact)
+
+
+def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
+    """Return a recorded output; its parsed output of that type, or JSON data where there is none.
+
+    What does not fit the type any more is parsed from the raw text; where that fails too, it stays JSON data and a WARN
+    line says so (S-DUR-36: a definition may be changed on purpose).
+
+    Raises:
+        RecordError: it is no output.
+    """
+    fields: dict[str, Any] = {**data, "output_type": output_type}
+    if output_type is not None and fields.get("parsed_output") is not None:
+        fields["parsed_output"] = parsed = _parse(fields, output_type)
+        if isinstance(fields.get("trace"), Mapping):
+            fields["trace"] = {**fields["trace"], "parsed_output": parsed}
+    try:
+        return TaskOutput(**fields)
+    except ValueError as error:
+        msg = f"The record is damaged: output of task '{_task_of(read_output(data))}': {error}"
+        raise RecordError(msg) from error
+
+
+def _parse(fields: Mapping[str, object], output_type: OutputType) -> object:
+    read = read_output(fields)
+    restored = restore_output(read.parsed_output, output_type)
+    if restored.is_success:
+        return restored.value
+    parsed = parse_output(read.raw, output_type)
+    if parsed.is_success:
+        return parsed.value
+    _log.warning(
+        "The recorded output of task '%s' is no %s any more: %s",
+        _task_of(read),
+        type_name(output_type),
+        brief(restored.error_message or ""),
+    )
+    return read.parsed_output
+
+
+def _task_of(read: RecordedOutput) -> str:
+    return read.task_description[:80]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEffect:
+    """A call that was begun, and of which nobody knows whether it was done; what `on_unknown` is asked about."""
+
+    run_id: str
+    #: key of the task: its name, else its position
+    task: str
+    agent_role: str
+    #: `handler` where the task has one
+    tool_name: str
+    #: JSON text as the model wrote it; empty for a handler
+    arguments: str
+    #: name of the effect in the record: `INSTANCE/TURN/CALL`
+    effect: str
+    #: what the call was given, and gets again if it is repeated
+    idempotency_key: str
+    begun_at: datetime
+    #: whether the part of the record is lost in which it would stand: then it may not have been begun at all, and
+    #: `begun_at` is when the loss was accepted
+    is_lost: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """As data, for another process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> UnknownEffect:
+        """Return what `to_dict` gave."""
+        return cls(**cast("dict[str, Any]", dict(data)))

@@ -1,4 +1,4 @@
-"""What guardrails see and say, and what follows from it. Package: execute. Pure: calls nobody; the runner asks them.
+"""What guardrails see and say, and what follows from it. Pure: calls nobody; the runner asks them.
 
 In: what a guardrail returned. Out: a verdict, or the error that ends the task. Must never happen: an answer that gets
 past because a guardrail gave something that is no verdict; guardrails fail closed (S-GRD-11).
@@ -13,15 +13,6 @@ from typing import Any
 from ensemble_ray.errors import GuardrailViolationError
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import FrozenSequence, Value
-
-__all__ = [
-    "GuardrailInput",
-    "GuardrailOutput",
-    "GuardrailResult",
-    "GuardrailType",
-    "check_verdict",
-    "violation_of",
-]
 
 
 class GuardrailType(StrEnum):

@@ -1,4 +1,4 @@
-"""Tasks without a model: the user's handler does the work. Package: execute.
+"""Tasks without a model: the user's handler does the work.
 
 Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2). What it returns has a
 text, as a tool's result has (S-DET-9), and is itself the parsed output, of the output type if there is one (S-DET-6). It
@@ -16,30 +16,33 @@ import pydantic
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import brief, describe
-from ensemble_ray.execute.agent.structured import ParseResult, mistakes_of, parse_output, restore_output
-from ensemble_ray.execute.agent.type_adapters import UNKNOWN_TYPE, adapter_of
-from ensemble_ray.execute.callables import callable_path
-from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.agent.structured import (
+    UNKNOWN_TYPE,
+    ParseResult,
+    adapter_of,
+    mistakes_of,
+    parse_output,
+    restore_output,
+)
+from ensemble_ray.execute.callables import TaskHandlerContext, callable_path
 from ensemble_ray.execute.review.tool_reviews import stands_at_gate, tool_reviews
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import use_reviews
-from ensemble_ray.tools.rendering import ResultError, name_value, render_value
 from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray.tools.waiting import ResultError, name_value, render_value
 from ensemble_ray.values.ids import effect_name
-from ensemble_ray.values.shown import Shown
-from ensemble_ray.values.task_output import OutputType, type_name
+from ensemble_ray.values.task_output import OutputType, Shown, type_name
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.effects import CallOutcome
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["run_handler"]
 
 _log = bounded_logger(__name__)
 #: Characters of a failure's text: what the user wrote, and the words before it.

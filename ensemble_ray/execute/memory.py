@@ -1,4 +1,4 @@
-"""What a task reads of its run's memory before its prompt is built, and leaves in it when it is done. Package: execute.
+"""What a task reads of its run's memory before its prompt is built, and leaves in it when it is done.
 
 Both are effects: what is recorded is neither read nor written again (S-MEM-111, S-MEM-112). A store that raises fails the
 task that needed it (S-MEM-110). A manager uses no memory, its workers do (S-HIER-8).
@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.execute.effects import MemoryUse
+from ensemble_ray.facts.directives import DirectivesShown
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import effect_name
@@ -20,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.ports.memory import MemoryOperationListener, RunMemory
+    from ensemble_ray.ports import MemoryOperationListener, RunMemory
     from ensemble_ray.values.memory import MemoryScope, RememberedNote
     from ensemble_ray.values.task_output import TaskOutput
 
-__all__ = ["memory_counted", "recall", "remember", "remember_edit"]
 
 #: Ends of the names of the effects: memory that is read or written, and what an edit writes.
 _MEMORY, _EDIT = "memory", "memory-edit"
@@ -188,3 +189,22 @@ def _report_writing(listener: MemoryOperationListener, taken_by: tuple[str, ...]
         listener.on_stm_write()
     if _LONG_TERM in taken_by:
         listener.on_ltm_store()
+
+
+#: End of the name of the effect.
+_DIRECTIVES = "directives"
+
+
+async def recall_directives(scope: TaskScope) -> tuple[str, ...]:
+    """Return the directives that the task is told; one that goes on is told what it was told before (S-CTL-6)."""
+    instance, directives = scope.order.instance, scope.order.directives
+    if not directives and not scope.recorded_facts:  # as a rule
+        return ()
+    name = effect_name(instance, 0, _DIRECTIVES)
+    shown = scope.find_recorded(name, DirectivesShown)
+    if shown is not None:
+        return shown.data.texts
+    if not directives or scope.find_recorded(effect_name(instance, 0), ModelAnswered) is not None:
+        return ()  # its model was asked before they were given
+    await scope.note(name, DirectivesShown(texts=directives))
+    return directives

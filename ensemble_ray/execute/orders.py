@@ -1,4 +1,4 @@
-"""What is handed to an executor and what comes back. Package: execute. Values only.
+"""What is handed to an executor and what comes back. Values only.
 
 A `RunContext` is what all tasks of a run share; it is bound once per process. A `TaskOrder` is one task; it carries its
 envelope (run, instance, epoch), so that whoever gets it needs to ask nobody. A `TaskResult` is what came of it. Both are
@@ -7,47 +7,152 @@ generic in how what users made is held: as objects where it is used, as bytes wh
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from typing_extensions import TypeVar
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import StaleEpochError, message_of
-from ensemble_ray.errors.provider import is_out_of_credit
-from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions
-from ensemble_ray.execute.run_models import RunModels
+from ensemble_ray.errors import StaleEpochError, ValidationError, message_of
+from ensemble_ray.errors.travel import is_out_of_credit
 from ensemble_ray.facts.runs import NO_REASON, RecordedError
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
-from ensemble_ray.values.directives import ModelSwitch
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
-from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.metrics import CostConfiguration, RunBudget
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.reviews import OpenReview, Review, ReviewPolicy
+from ensemble_ray.values.reviews import ModelSwitch, OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import CaptureMode, TaskTrace
-from ensemble_ray.values.tracing import RunTracing
+from ensemble_ray.values.trace import CaptureMode, RunTracing, TaskTrace
 
-__all__ = [
-    "Agent_co",
-    "FailureSummary",
-    "Failure_co",
-    "Output_co",
-    "Revision",
-    "RunContext",
-    "TaskBody",
-    "TaskFailure",
-    "TaskOrder",
-    "TaskResult",
-    "TaskStatus",
-    "Task_co",
-]
+if TYPE_CHECKING:
+    from ensemble_ray.facts.directives import DirectiveFact
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
+    from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.outputs import RunState
+
+
+#: How an output is held: the object, or its bytes.
+Output_co = TypeVar("Output_co", default=TaskOutput, covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPart(Generic[Output_co]):
+    """One iteration of a loop, or one step of a graph."""
+
+    #: body names of the iteration in body order, or the one name of the state
+    names: tuple[str, ...]
+    #: in the same order
+    outputs: tuple[Output_co, ...]
+    #: whether these are iterations of a loop, and the one output of a state
+    is_joined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationFailed:
+    """The user's code raised."""
+
+    #: class of the error
+    error_type: str
+    message: str
+    #: the error itself, or its bytes where this process runs no user code
+    error: BaseException | bytes
+    #: beside bytes: what the end of a run tells of it
+    reason: RecordedError | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> EvaluationFailed:
+        """Return what was raised, with the error itself."""
+        return cls(error_type=type(error).__name__, message=message_of(error), error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowingQuestions(Generic[Output_co]):
+    """What will be asked when a task has completed."""
+
+    #: asked in this order, until one holds
+    questions: tuple[UnitQuestion, ...]
+    #: how many parts of the unit's history the predicates were sent before
+    sent_count: int
+    #: the parts that follow those; the last one is that of the task, which its output completes
+    new: tuple[HistoryPart[Output_co], ...]
+
+
+_NONE: Mapping[str, bytes] = {}
+
+
+class RunModels:
+    """Models by name."""
+
+    __slots__ = ("_bodies", "_loaded")
+
+    def __init__(self, models: Mapping[str, ChatModel] | None = None, *, bodies: Mapping[str, bytes] = _NONE) -> None:
+        """Make them of objects, or of what `packed` made of these."""
+        self._loaded: dict[str, ChatModel] = dict(models or {})
+        self._bodies = dict(bodies)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(sorted(self._loaded.keys() | self._bodies.keys()))
+
+    @property
+    def bodies(self) -> Mapping[str, bytes]:
+        """Those that are packed, by name."""
+        return self._bodies
+
+    def get(self, name: str) -> ChatModel:
+        """Return the model of that name.
+
+        Raises:
+            ValidationError: there is none, or it cannot be loaded in this process.
+        """
+        if name not in self._loaded:
+            if name not in self._bodies:
+                raise ValidationError(f"The run has no model '{name}'. Known: [{', '.join(self.names)}]")
+            try:
+                self._loaded[name] = cast("ChatModel", pickle.loads(self._bodies[name]))  # noqa: S301  bytes of our own driver
+            except Exception as error:
+                raise ValidationError(
+                    f"Model '{name}' cannot be loaded in a worker process: {message_of(error)}. Install the module it comes "
+                    "from on every node, or use runtime='inline'"
+                ) from error
+        return self._loaded[name]
+
+    def pack(self, dump: Callable[[object, str], bytes]) -> RunModels:
+        """Return them as they travel.
+
+        Args:
+            dump: Returns the bytes of a model; its second argument is what its user calls it.
+
+        Raises:
+            ValidationError: one of them cannot travel.
+        """
+        fresh = {
+            name: dump(model, f"Model '{name}'") for name, model in self._loaded.items() if name not in self._bodies
+        }
+        return RunModels(bodies={**self._bodies, **fresh})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunModels) and self.names == other.names and self._bodies == other._bodies
+
+    __hash__ = None  # type: ignore[assignment]  # what is loaded comes later
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, bytes]], RunModels], tuple[Mapping[str, bytes]]]:
+        if unpacked := self._loaded.keys() - self._bodies.keys():
+            raise TypeError(f"models travel as bytes alone, and these are not packed: {sorted(unpacked)}")
+        return _of_bodies, (self._bodies,)
+
+
+def _of_bodies(bodies: Mapping[str, bytes]) -> RunModels:
+    return RunModels(bodies=bodies)
+
 
 #: unknown_template: it was not begun, since the template of its agent is not known in that process.
 #: waiting: it was put down at open gates, and is to be picked up when they are decided.
@@ -126,8 +231,8 @@ class TaskFailure:
 Task_co = TypeVar("Task_co", default=Task, covariant=True)
 #: How an agent that comes with its task is held: the object, or as bytes the data in which it differs from its template.
 Agent_co = TypeVar("Agent_co", default=Agent, covariant=True)
-#: How an output is held: the object, or its bytes.
-Output_co = TypeVar("Output_co", default=TaskOutput, covariant=True)
+
+
 #: How a failure is held: the object, or its bytes with a summary.
 Failure_co = TypeVar("Failure_co", bound=FailureSummary, default=TaskFailure, covariant=True)
 NewTask = TypeVar("NewTask")
@@ -352,3 +457,90 @@ def count_incomplete(result: TaskResult) -> int:
     return sum(
         each.metrics.incomplete_answers for trace in traces if trace is not None for each in trace.with_workers()
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Generic[Output_co, Failure_co]):
+    """What the record knows of a run that goes on."""
+
+    #: when it began first
+    started_at: float
+    #: what its source was told, in the groups in which it was; what a cancellation did is left out
+    stimuli: Sequence[Sequence[Stimulus]]
+    #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
+    #: is asked for, and has no output where the run's outputs have a recorded one to be looked up
+    results: Mapping[str, TaskResult[Output_co, Failure_co]]
+    #: by instance: what is known of tasks of which no end is recorded, such as those that a join stopped; made where some
+    #: of them are not to run again
+    stopped: Mapping[str, TaskResult[Output_co, Failure_co]] = field(
+        default_factory=dict[str, "TaskResult[Output_co, Failure_co]"]
+    )
+    #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
+    is_restart: bool = False
+    #: what people told it, the expired included
+    directives: Sequence[DirectiveFact] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedTask(Generic[Failure_co]):
+    """A failed task of an ended run."""
+
+    instance: str
+    at: float
+    failure: Failure_co
+    #: how many tasks were completed when it failed (S-PAR-22)
+    completed_before: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome(Generic[Output_co, Failure_co]):
+    """How a run ended."""
+
+    state: RunState
+    exit_reason: ExitReason
+    started_at: float
+    completed_at: float
+    #: (instance, output) in completion order
+    completed: Sequence[tuple[str, Output_co]] = ()
+    #: outputs of a manager's workers in completion order
+    delegated: Sequence[tuple[str, Output_co]] = ()
+    #: what workers of a manager did that gave nothing
+    failed_delegations: Sequence[TaskTrace] = ()
+    failures: Sequence[FailedTask[Failure_co]] = ()
+    #: (instance, failure) of unfinished tasks: cancelled or exited ones
+    unfinished: Sequence[tuple[str, Failure_co]] = ()
+    #: what became of loops, phases and graphs, in the order in which they ended
+    units: tuple[UnitResult, ...] = ()
+    #: of units where no task's failure is the reason, in order
+    unit_failures: tuple[UnitFailure, ...] = ()
+    #: by path of the unit: what the user's predicates and conditions raised
+    raised: Sequence[tuple[str, Failure_co]] = ()
+    #: of a run that waits: its open gates, in the order in which its tasks came to them
+    open_reviews: tuple[OpenReview, ...] = ()
+
+    def convert(
+        self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]
+    ) -> RunOutcome[NewOutput, NewFailure]:
+        """Return the same outcome, its outputs and failures held otherwise."""
+        return replace(
+            cast("RunOutcome[NewOutput, NewFailure]", self),
+            completed=[(key, output(each)) for key, each in self.completed],
+            delegated=[(key, output(each)) for key, each in self.delegated],
+            failures=[
+                replace(cast("FailedTask[NewFailure]", each), failure=failure(each.failure)) for each in self.failures
+            ],
+            unfinished=[(key, failure(each)) for key, each in self.unfinished],
+            raised=[(unit, failure(each)) for unit, each in self.raised],
+        )
+
+
+class Peers(Protocol):
+    """Where delegated work is done: by agents of the same run, wherever they live."""
+
+    async def perform(self, order: TaskOrder) -> TaskResult:
+        """Run that task to its end; a cancelled caller stops it. A process that died is a failed result."""
+        ...
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these; `perform` still gives what came of each, within the processes' grace, if its process can be reached."""
+        ...

@@ -1,4 +1,4 @@
-"""TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
+"""TaskRunner: carries out one task through ports. Async; knows no Ray, decides nothing about the run.
 
 In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
@@ -8,12 +8,14 @@ and a recorded end of the task is its result.
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.team_model import with_model, with_task_model
+from ensemble_ray.definition.validation import with_model, with_task_model
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -22,55 +24,203 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     message_of,
 )
-from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.errors.texts import agent_failure, brief
+from ensemble_ray.errors.travel import is_out_of_credit
+from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.events.telemetry.active import execution_span
+from ensemble_ray.events.tracing import TaskTracedEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
-from ensemble_ray.execute.announcements import (
-    announce_completion,
-    announce_failure,
-    announce_start,
-    announce_stop,
-    log_fields,
-)
-from ensemble_ray.execute.changes import apply_changes
-from ensemble_ray.execute.checks import check_guardrails
-from ensemble_ray.execute.effects import TaskEffects, is_doing
-from ensemble_ray.execute.exits import exit_of, reason_of
+from ensemble_ray.execute.callables import check_guardrails
+from ensemble_ray.execute.effects import TaskEffects, is_doing, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus, count_incomplete
-from ensemble_ray.execute.recorded import recorded_output, recorded_workers
-from ensemble_ray.execute.reflection.reflecting import reflect
+from ensemble_ray.execute.reflection import reflect
 from ensemble_ray.execute.review.gates import (
     Reviewed,
+    ReviewOpenError,
     ask_before,
     is_of_work,
     recorded_exit,
     review_output,
     work_ended_at,
 )
-from ensemble_ray.execute.review.waiting import ReviewOpenError
-from ensemble_ray.execute.scope import RunnerPorts, TaskScope
-from ensemble_ray.execute.slots import Slot
+from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, reason_of
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.ports.services import use_services
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import log_context
-from ensemble_ray.values.directives import model_for
+from ensemble_ray.ports import use_services
+from ensemble_ray.process.context import bounded_logger, log_context
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.reviews import model_for
+from ensemble_ray.values.task_output import TaskOutput, join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegation.peers import Peers
+    from ensemble_ray.execute.orders import Peers
+    from ensemble_ray.values.trace import TaskTrace
 
-__all__ = ["TaskRunner"]
 
 _log = bounded_logger(__name__)
+
+
+def cut(text: str, length: int) -> str:
+    """Return the first characters of a text, `...` behind when something was cut."""
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def announce_start(scope: TaskScope) -> None:
+    """Tell that a task begins."""
+    order = scope.order
+    _emit(
+        scope,
+        TaskStartEvent,
+        lambda: TaskStartEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    if _log.isEnabledFor(logging.INFO):  # for most runs nobody reads these
+        title = _title(scope)
+        _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
+        _log.debug("%s has %d context outputs", title, len(order.context))
+
+
+def announce_completion(scope: TaskScope, output: TaskOutput) -> None:
+    """Tell that a task gave its output."""
+    order = scope.order
+    _emit(
+        scope,
+        TaskCompleteEvent,
+        lambda: TaskCompleteEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            task_output=output,
+            duration=output.duration,
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    _trace(scope, output.trace, "completed")
+    if _log.isEnabledFor(logging.INFO):
+        seconds = output.duration.total_seconds()
+        _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
+        _log.log(logging.INFO if scope.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
+
+
+def announce_failure(scope: TaskScope, result: TaskResult) -> None:
+    """Tell that a task failed."""
+    order, error = scope.order, result.error or RuntimeError("the task failed without an error")
+    _emit(
+        scope,
+        TaskFailedEvent,
+        lambda: TaskFailedEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            cause=error,
+            duration=timedelta(seconds=result.duration_s),
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    _trace(scope, result.trace, "failed", error)
+    _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # whoever asked for it is told
+
+
+def announce_stop(scope: TaskScope, result: TaskResult) -> TaskResult:
+    """Tell whoever traces the run of a task that ended without an output and did not fail; give its result."""
+    _trace(scope, result.trace, result.status, result.error)
+    return result
+
+
+def log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
+    """Return what each log line of a task carries."""
+    fields = {**context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
+    if order.depth:  # S-DEL-60
+        fields["delegation.id"] = order.delegation_id
+        if context.hierarchy is None or order.depth > 1:
+            fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
+        return fields
+    if context.workflow == "sequential":
+        fields["task.index"] = f"{order.index}/{_total(context, order)}"
+        fields["task.description"] = cut(order.task.description, 80)
+    return fields
+
+
+def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
+    if not scope.order.depth:
+        scope.emit(event_type, build)
+
+
+def _trace(scope: TaskScope, trace: TaskTrace | None, status: str, error: BaseException | None = None) -> None:
+    """Tell whoever traces the run of an execution that is over (S-INT-31); of work that was handed on, too."""
+    tracing = scope.context.tracing
+    if tracing is None or trace is None:
+        return
+    order = scope.order
+    scope.emit(
+        TaskTracedEvent,
+        lambda: TaskTracedEvent(
+            run_id=order.run_id,
+            instance=order.instance,
+            tracing=tracing,
+            # What the user's types and others' work have no part in, so that it travels to any process.
+            trace=trace.replace(parsed_output=None, delegations=()),
+            status=status,
+            error_type="" if error is None else type(error).__name__,
+            error_message="" if error is None else message_of(error),
+            call_ids=scope.effects.call_ids,
+            is_handler=scope.effects.is_handler,
+        ),
+    )
+
+
+def _title(scope: TaskScope) -> str:
+    """Return the task's name in log lines."""
+    order = scope.order
+    if order.depth:
+        return f"Delegated task of '{order.caller_role}'"
+    total = _total(scope.context, order)
+    is_named = (
+        scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
+    )  # a made task has no name
+    name = f" '{order.key}'" if is_named else ""
+    return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
+
+
+def _total(context: RunContext, order: TaskOrder) -> int:
+    """Return how many tasks there are beside it, itself included; 0 where nobody knows yet."""
+    return context.total_tasks if order.total_tasks is None else order.total_tasks
+
+
+def apply_changes(order: TaskOrder) -> TaskOrder:
+    """Return the order with its iterations joined (S-LOOP-72) and its task as this attempt has it (S-LOOP-100)."""
+    task, revision = order.task, order.revision
+    if revision is not None:
+        prior = None if revision.prior is None else revision.prior.raw
+        task = task.with_revision_feedback(revision.feedback, prior, revision.attempt)
+    if revision is None and not order.joined:
+        return order
+    return replace(order, task=task, revision=None, context=tuple(_join(order)), joined=())
+
+
+def _join(order: TaskOrder) -> Iterator[TaskOutput]:
+    """Yield the outputs of the context, those of iterations as one."""
+    position = 0
+    for begin, end in order.joined:
+        yield from order.context[position:begin]
+        yield join_iterations(order.context[begin:end])
+        position = end
+    yield from order.context[position:]
 
 
 class TaskRunner:

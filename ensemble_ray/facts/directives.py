@@ -1,4 +1,4 @@
-"""What people told a run while it went on, which tasks were told, and which models were chosen. Package: facts. Pure."""
+"""What people told a run while it went on, which tasks were told, and which models were chosen. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import ClassVar, TypeAlias
 
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import INSTANT, TEXT, list_of, optional
-
-__all__ = ["DirectiveFact", "DirectiveRecorded", "DirectivesShown", "ModelSwitched"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Effects of a task: answers of models, calls of tools, work that is handed on. Package: facts. Pure."""
+"""Effects of a task: answers of models, calls of tools, work that is handed on. Pure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,6 @@ from ensemble_ray.facts.shapes import (
 )
 from ensemble_ray.values.delegation import DelegationRequest
 from ensemble_ray.values.messages import Effect, ProviderFields, ToolCall
-
-__all__ = [
-    "DelegationDecided",
-    "ModelAnswered",
-    "OutcomeDecided",
-    "RecordedRefusal",
-    "ToolIntended",
-    "ToolReturned",
-    "began_at",
-    "is_making_agent",
-    "read_request",
-]
 
 #: End of the names of model calls that made a task's agent, before the task began (S-SET-46).
 _MAKING = "/synthesis"

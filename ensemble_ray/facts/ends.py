@@ -1,4 +1,4 @@
-"""How tasks ended. Package: facts. Pure."""
+"""How tasks ended. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,6 @@ from ensemble_ray.facts.shapes import NUMBER, OBJECT, TEXT, optional, require, t
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
-
-__all__ = [
-    "ExitRecorded",
-    "FailureRecorded",
-    "OutputRecorded",
-    "RecordedOutput",
-    "read_output",
-    "read_reason",
-    "read_trace",
-]
 
 
 class RecordedOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""A fact: what happened, to whom and when; and how it is written as data. Package: facts. Pure.
+"""A fact: what happened, to whom and when; and how it is written as data. Pure.
 
 A kind of fact is a dataclass derived from `FactData`. Its `KEYS` say for each field how it stands in the record, under the
 field's own name; nothing else knows that. Rules:
@@ -20,8 +20,6 @@ from typing_extensions import TypeVar
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.shapes import Check
 from ensemble_ray.values.ids import RUN
-
-__all__ = ["TIME_OF_FACT", "Fact", "FactData", "Key", "find_fact", "kinds_of", "require_usable"]
 
 _ABSENT: Final = object()
 #: As a default: the time of the fact.

@@ -1,4 +1,4 @@
-"""What a run records whose tasks are made while it runs: items, groups, who takes part. Package: facts. Pure."""
+"""What a run records whose tasks are made while it runs: items, groups, who takes part. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import ANY, FLAG, NUMBER, OBJECT, TEXT, list_of
 from ensemble_ray.values.trace import AgentSummary
-
-__all__ = ["AgentsJoined", "GroupRecorded", "ItemOutputRecorded", "ItemsRecorded"]
 
 
 def _is_true(value: object) -> bool:

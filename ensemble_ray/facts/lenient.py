@@ -1,11 +1,9 @@
-"""Values of JSON data of which nothing is known: folds of broken records go on without what is missing. Package: facts."""
+"""Values of JSON data of which nothing is known: folds of broken records go on without what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import cast
-
-__all__ = ["as_count", "as_mapping", "as_sequence", "as_text"]
 
 
 def as_mapping(value: object) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""What tasks were reminded of, and what they left in memory. Package: facts. Pure."""
+"""What tasks were reminded of, and what they left in memory. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import ClassVar, cast
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import DURATION, NUMBER, TEXT, Check, list_of, optional
 from ensemble_ray.values.memory import RecalledMemory
-
-__all__ = ["MemoryRecalled", "MemoryStored"]
 
 #: From so many notes on they are recorded as one text.
 _MANY_NOTES = 16

@@ -1,4 +1,4 @@
-"""The kinds of facts by name, and the decoder of all of them. Package: facts. Pure.
+"""The kinds of facts by name, and the decoder of all of them. Pure.
 
 In: a fact as a store keeps it. Out: the fact. Kinds that are not known are passed on as they are: a later version may have
 written them.
@@ -21,8 +21,6 @@ from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunInterrupted, RunResumed, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.facts.shapes import INSTANT, NUMBER, TEXT, require
-
-__all__ = ["KINDS", "KINDS_OF_RUN", "UnknownFact", "read_fact"]
 
 #: All kinds of facts, by their names in the record.
 KINDS: Mapping[str, type[FactData]] = {

@@ -1,4 +1,4 @@
-"""What tasks were told of earlier executions, and what was learned of their outputs. Package: facts. Pure."""
+"""What tasks were told of earlier executions, and what was learned of their outputs. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any, ClassVar, cast
 
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import FLAG, NUMBER, TEXT, list_of, object_of, optional
-from ensemble_ray.values.reflection import TaskReflection
-
-__all__ = ["ReflectionRecalled", "ReflectionRecorded", "ReflectionStored"]
+from ensemble_ray.values.memory import TaskReflection
 
 _REFLECTION = object_of(
     refined_description=TEXT,

@@ -1,4 +1,4 @@
-"""Review gates: that somebody is asked, and what was decided. Package: facts. Pure.
+"""Review gates: that somebody is asked, and what was decided. Pure.
 
 A gate is named like an effect of its task: `draft#0/0/before-review`, `draft#0/0/after-review`, and for the second question of
 a tool's call `draft#0/2/call-1-review-1`.
@@ -13,8 +13,6 @@ from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import DURATION, FLAG, TEXT, one_of, optional
 from ensemble_ray.values.reviews import OnTimeoutAction, OpenReview, ReviewAnswer, ReviewRequest, ReviewTiming
 from ensemble_ray.values.value import utc_of
-
-__all__ = ["ReviewDecided", "ReviewRequested"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

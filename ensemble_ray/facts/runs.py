@@ -1,4 +1,4 @@
-"""What happened to a run as a whole. Package: facts. Pure."""
+"""What happened to a run as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -27,24 +27,6 @@ from ensemble_ray.facts.shapes import (
 )
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-__all__ = [
-    "LONGEST_MESSAGE",
-    "NO_REASON",
-    "OWN_ERRORS",
-    "OWN_FAILURES",
-    "LossAccepted",
-    "PlanRecorded",
-    "RecordedBudget",
-    "RecordedCause",
-    "RecordedError",
-    "RecordedFork",
-    "RunEnded",
-    "RunInterrupted",
-    "RunResumed",
-    "StimulusRecorded",
-]
-
 
 #: Characters that are recorded of the text of an error, and of one that caused it.
 LONGEST_MESSAGE = 20_000

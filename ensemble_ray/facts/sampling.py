@@ -1,4 +1,4 @@
-"""What a model answered that a tool's server asked for in the middle of a call. Package: facts. Pure."""
+"""What a model answered that a tool's server asked for in the middle of a call. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from ensemble_ray.facts.fact import TIME_OF_FACT, FactData, Key
 from ensemble_ray.facts.shapes import DURATION, INSTANT, NUMBER, TEXT, list_of, optional
-
-__all__ = ["SamplingAnswered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Checks of recorded values. Package: facts. Pure.
+"""Checks of recorded values. Pure.
 
 In: a value as it was read. Out: what it should be, if it is not; None where it is. So readers may rely on the types of
 known fields.

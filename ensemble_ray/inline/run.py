@@ -1,4 +1,4 @@
-"""InlineRun: one planned run in this process, from its start to its outcome. Package: inline.
+"""InlineRun: one planned run in this process, from its start to its outcome.
 
 In: a request and the run's record. Out: the outcome. A coordinator, a runner, and the local executor between them.
 """
@@ -18,16 +18,15 @@ from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.coordinator.unit_evaluations import UnitPorts
-from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskBody, TaskFailure
-from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.runner import TaskRunner
-from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.execute.spending import spending_here
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.execute.scope import RunnerPorts, spending_here
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.decisions import DecisionWatch
@@ -38,19 +37,14 @@ from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskResult
-    from ensemble_ray.execute.outcomes import RunOutcome
-    from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
+    from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, RunOutcome, TaskResult
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Journal, RunEventSink
-    from ensemble_ray.ports.services import Services
+    from ensemble_ray.ports import Journal, RunEventSink, Services
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
-    from ensemble_ray.values.directives import RunDirective
+    from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["InlineRun", "outputs_of"]
 
 
 def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:

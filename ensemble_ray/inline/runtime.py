@@ -1,4 +1,4 @@
-"""InlineRuntime: runs in this process, without Ray. Package: inline.
+"""InlineRuntime: runs in this process, without Ray.
 
 Everything runs on the library's loop; synchronous user code runs in threads, CPU-heavy tools in a process pool.
 """
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 from ensemble_ray.inline.run import InlineRun, outputs_of
 from ensemble_ray.inline.session import InlineSession
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports.services import Services
-from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import Services
+from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.ports import Journal
     from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
-
-__all__ = ["InlineRuntime"]
 
 
 class InlineRuntime:

@@ -1,4 +1,4 @@
-"""InlineSession: does tasks in this process that are made while their run goes on. Package: inline.
+"""InlineSession: does tasks in this process that are made while their run goes on.
 
 In: orders as they are made. Out: their results. What an order brings with it (its agent, its handler, its guardrails) is
 held from its start to its result and no longer, since a run may have a hundred thousand of them.
@@ -10,24 +10,20 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.runner import TaskRunner
-from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.execute.spending import spending_here
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.execute.scope import RunnerPorts, spending_here
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.ports import Journal
-    from ensemble_ray.ports.services import Services
+    from ensemble_ray.ports import Journal, Services
     from ensemble_ray.runs.ports import Deliver, RunRequest
-
-__all__ = ["InlineSession"]
 
 
 class InlineSession:

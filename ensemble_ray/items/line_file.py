@@ -1,4 +1,4 @@
-"""A file that takes lines, each whole and each item's once, through kills and resumes. Package: items.
+"""A file that takes lines, each whole and each item's once, through kills and resumes.
 
 In: lines with the index of their item. Out: a file that was appended to in whole lines.
 Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one, also
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError, message_of
-from ensemble_ray.items.index_set import IndexSet
+from ensemble_ray.items.pulling import IndexSet
 from ensemble_ray.values.trace import jsonable
 
 try:
@@ -27,7 +27,6 @@ try:
 except ImportError:  # a system without file locks: then only one process may write a file
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LineFile", "index_of_line", "is_carried", "json_line", "json_text"]
 
 _INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
 #: How much of a file's end is looked at in one go for the last whole line.

@@ -1,4 +1,4 @@
-"""Sources are read here, by no more than was asked for. Package: items.
+"""Sources are read here, by no more than was asked for.
 
 In: a source's iterator. Out: entries, each an item with its index or a line that is no item.
 Rules: one reader advances its source from one thread, or from one task, never two steps at the same time (S-MR-121); a
@@ -13,6 +13,8 @@ import contextlib
 import inspect
 import threading
 from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,20 +22,8 @@ from typing import Protocol, TypeAlias
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
-
-__all__ = [
-    "AsyncReader",
-    "Entries",
-    "ItemEntry",
-    "ItemReader",
-    "ListReader",
-    "Pulled",
-    "RefusedItem",
-    "ThreadReader",
-    "number_items",
-]
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 
 _log = bounded_logger(__name__)
 #: How long a source may take to make up the count before what it has is handed over.
@@ -300,3 +290,73 @@ def number_items(items: Iterable[object]) -> Entries:
     finally:
         if inspect.isgenerator(iterator):
             iterator.close()
+
+
+#: An index further behind the others than so many bytes of bits is kept by itself; a damaged file may name any.
+_GAP = 1 << 16
+
+
+class IndexSet:
+    """A set of indices from 0; it takes a bit for each index up to the highest, some few far out left aside."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._far: set[int] = set()
+        self._count = 0
+
+    def __contains__(self, index: int) -> bool:
+        position = index >> 3
+        return (position < len(self._bits) and bool(self._bits[position] & (1 << (index & 7)))) or index in self._far
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, index: int) -> bool:
+        """Put it in; whether it was not in yet."""
+        if index in self:
+            return False
+        self._count += 1
+        position = index >> 3
+        if position >= len(self._bits) + _GAP:
+            self._far.add(index)
+            return True
+        if position >= len(self._bits):
+            self._bits.extend(bytes(position + 1 - len(self._bits)))
+        self._bits[position] |= 1 << (index & 7)
+        return True
+
+
+#: Numbers are spread over so many sorted lists, by their remainder: of a million, a thousand are moved aside for one.
+_LISTS = 1024
+
+
+class NumberSet:
+    """A set of numbers below 2**64, such as hashes, which only grows. An ordinary one takes ten times the memory."""
+
+    def __init__(self) -> None:
+        self._lists: dict[int, array[int]] = {}
+        self._count = 0
+
+    def __contains__(self, number: int) -> bool:
+        found = self._lists.get(number % _LISTS)
+        if found is None:
+            return False
+        position = bisect_left(found, number)
+        return position < len(found) and found[position] == number
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, number: int) -> bool:
+        """Put it in; whether it was not in yet.
+
+        Raises:
+            OverflowError: it is negative, or 2**64 or more.
+        """
+        found = self._lists.setdefault(number % _LISTS, array("Q"))
+        position = bisect_left(found, number)
+        if position < len(found) and found[position] == number:
+            return False
+        found.insert(position, number)
+        self._count += 1
+        return True

@@ -1,4 +1,4 @@
-"""Where the items of a map-reduce come from. Package: items.
+"""Where the items of a map-reduce come from.
 
 In: what the user gave as `items`. Out: a source that can be opened for each run (S-MR-120). Files are opened once to see
 that they can be read; nothing is pulled before a run asks. Never: a plan, a runtime, an import of Ray.
@@ -12,18 +12,28 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel, JsonValue
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.dead_letters import DeadLetters, dead_items
-from ensemble_ray.items.parquet import parquet_row_count, parquet_rows
-from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, number_items
-from ensemble_ray.items.tables import Table, rows_of_table
+from ensemble_ray.items.pulling import (
+    AsyncReader,
+    Entries,
+    ItemReader,
+    ListReader,
+    Pulled,
+    RefusedItem,
+    ThreadReader,
+    number_items,
+)
+from ensemble_ray.items.results import DeadLetters, dead_items
+from ensemble_ray.items.tables import Table, parquet_row_count, parquet_rows, rows_of_table
 from ensemble_ray.items.text_files import CsvFile, count_csv_rows, count_lines, csv_rows, json_lines
 
-__all__ = ["NO_ITEMS", "ItemSource", "source_of"]
+if TYPE_CHECKING:
+    from ensemble_ray.items.pulling import ItemEntry
+
 
 #: What is said of a source without items (S-MR-10, S-MR-122).
 NO_ITEMS = "items must not be None or empty"
@@ -234,3 +244,64 @@ def _readable(path: Path, what: str) -> Path:
     if not is_file:
         raise ValidationError(f"{what} '{path}' cannot be read: it is no file")
     return path
+
+
+def screen_source(
+    source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
+) -> ItemSource:
+    """Return that source with fewer items.
+
+    Args:
+        source: It is never taken for a list afterwards: its items are pulled one by one.
+        limit: How many items at most, from the first on; None: all.
+        problem: What is wrong with an item, None where nothing is.
+    """
+    count = source.count if limit is None or source.count is None else min(limit, source.count)
+    look = source.look
+    return replace(
+        source,
+        reader=lambda: _ScreenedReader(source.reader(), limit, problem, source.place),
+        count=count,
+        look=look if look is None or limit is None else lambda: min(limit, look()),
+        is_list=False,
+        items=(),
+    )
+
+
+class _ScreenedReader:
+    """Reads as far as it may."""
+
+    def __init__(
+        self, reader: ItemReader, limit: int | None, problem: Callable[[object], str | None] | None, place: str
+    ) -> None:
+        self._reader = reader
+        self._left = limit
+        self._problem = problem
+        self._place = place
+
+    async def next(self, count: int) -> Pulled:
+        """Return the next entries."""
+        if self._left is not None:
+            count = min(count, self._left)
+            if not count:
+                return Pulled((), is_exhausted=True)
+        pulled = await self._reader.next(count)
+        is_exhausted = pulled.is_exhausted
+        if self._left is not None:
+            self._left -= len(pulled.items)
+            is_exhausted = is_exhausted or not self._left
+        items = pulled.items if self._problem is None else [self._screen(entry) for entry in pulled.items]
+        return Pulled(items, is_exhausted=is_exhausted)
+
+    def _screen(self, entry: ItemEntry) -> ItemEntry:
+        if isinstance(entry, RefusedItem) or self._problem is None:
+            return entry
+        index, item = entry
+        problem = self._problem(item)
+        if problem is None:
+            return entry
+        return RefusedItem(index, str(item), ValidationError(f"{self._place}, item {index}: {problem}"), item)
+
+    async def close(self) -> None:
+        """Let the source go."""
+        await self._reader.close()

@@ -1,4 +1,4 @@
-"""Bodies in a temporary file, and sequences over them. Package: items.
+"""Bodies in a temporary file, and sequences over them.
 
 In: bytes. Out: the same bytes by slot, for as long as anybody holds the spool (S-MR-132). The file has no name: the
 system removes it with the process, however that ends. Never: a body kept in memory beyond the first few megabytes, or what its owner says.
@@ -15,8 +15,6 @@ from typing import Any, TypeVar, cast, overload
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.value import LazySequence
-
-__all__ = ["Spool", "SpooledSequence"]
 
 T = TypeVar("T")
 

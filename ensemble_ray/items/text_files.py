@@ -1,4 +1,4 @@
-"""Items of `.jsonl` and `.csv` files. Package: items.
+"""Items of `.jsonl` and `.csv` files.
 
 In: a path, or a `CsvFile` that says how it is written. Out: entries, read as they are asked for; a line that is no item
 is an entry too (S-MR-120, S-MR-125). Never: a whole file in memory; a row that may be something else (S-MR-196 to S-MR-199).
@@ -21,8 +21,6 @@ from typing import TextIO
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Entries, RefusedItem
-
-__all__ = ["CSV_ENCODING", "CsvFile", "count_csv_rows", "count_lines", "csv_rows", "json_lines", "loads_line"]
 
 #: Of a `.csv` file that says nothing else.
 CSV_ENCODING = "utf-8"

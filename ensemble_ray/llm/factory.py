@@ -12,8 +12,6 @@ from weakref import WeakValueDictionary
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
-__all__ = ["KNOWN_FORMS", "resolve_llm"]
-
 #: What a string may look like.
 KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 

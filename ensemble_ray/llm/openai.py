@@ -19,18 +19,13 @@ from typing import Any, cast, get_args
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.endpoint_urls import flaw_of, key_headers, provider_of, resource_url, shown_url
-from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.llm.failures import CallOrigin, flaw_of, key_headers, provider_of, resource_url, shown_url
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.protocol.errors import CallOrigin
-from ensemble_ray.llm.protocol.message_roles import MessageRoles, SystemRole
-from ensemble_ray.llm.protocol.request_options import RequestOptions
-from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
+from ensemble_ray.llm.protocol.request import MessageRoles, RequestOptions, SchemaOffer, SystemRole
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
-from ensemble_ray.text.header_values import header_flaw, header_name_flaw
+from ensemble_ray.llm.protocol.wire import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
-
-__all__ = ["OpenAIChatModel", "check_key", "check_time_s"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _STREAMING = b'"stream":true'

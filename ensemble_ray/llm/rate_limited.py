@@ -16,19 +16,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel
-from ensemble_ray.ports.services import services
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, services
 from ensemble_ray.process.context import waiting_for_permit
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
-from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.value import RateLimit
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Limiter
 
-__all__ = ["RateLimitedChatModel"]
 
 _DEFAULT_WAIT = timedelta(seconds=30)
 
@@ -44,7 +42,7 @@ class RateLimitedChatModel:
         wait_timeout: How long a call waits for its permit.
 
     Examples:
-        >>> from ensemble_ray.values.rate_limit import RateLimit
+        >>> from ensemble_ray.values.value import RateLimit
         >>> from ensemble_ray.testing import ScriptedModel
         >>> model = RateLimitedChatModel.of(ScriptedModel("hello"), RateLimit.per_minute(60))
         >>> model.wait_timeout

@@ -1,4 +1,4 @@
-"""Models of embeddings: on this machine without a network, and any endpoint of the OpenAI protocol. Package: memory."""
+"""Models of embeddings: on this machine without a network, and any endpoint of the OpenAI protocol."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    from ensemble_ray.ports.memory import EmbeddingModel
+    from ensemble_ray.ports import EmbeddingModel
 
-__all__ = ["KNOWN_MODELS", "LocalEmbeddingModel", "resolve_embedding_model"]
 
 #: What a string may look like.
 KNOWN_MODELS = ("local", "openai:MODEL")

@@ -1,4 +1,4 @@
-"""Memory that finds entries by meaning: an embedding model and a store of vectors. Package: memory.
+"""Memory that finds entries by meaning: an embedding model and a store of vectors.
 
 What an entry has beside its content stands in the metadata of its vector, under names of our own, so that the user's
 metadata comes back as it was.
@@ -6,15 +6,16 @@ metadata comes back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.ports.memory import EmbeddingModel, EmbeddingStore
+from ensemble_ray.ports import EmbeddingModel, EmbeddingStore
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.memory import EmbeddingMatch, MemoryEntry
 from ensemble_ray.values.value import utc_of
-
-__all__ = ["SCOPE", "EmbeddingStoreLongTermMemory", "check_long_term_entry", "check_parts", "entry_of", "metadata_of"]
 
 _OURS = "ensemble_ray."
 SCOPE, _STORED_AT = f"{_OURS}scope", f"{_OURS}stored_at"
@@ -96,3 +97,36 @@ def _time_of(metadata: Mapping[str, str]) -> datetime:
     """Return when the entry came to be; the epoch for texts that something else stored (S-MEM-34)."""
     at = metadata.get(_STORED_AT)
     return utc_of(0) if at is None else datetime.fromisoformat(at)
+
+
+class EmbeddingMeter:
+    """Counts; any thread may add."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._lock = new_lock()
+
+    def add(self, tokens: int) -> None:
+        """Add what one request read."""
+        with self._lock:
+            self.tokens += tokens
+
+
+_meter: ContextVar[EmbeddingMeter | None] = ContextVar("ensemble_ray_embedding_meter", default=None)
+
+
+@contextmanager
+def metered_embeddings() -> Generator[EmbeddingMeter]:
+    """Count what is embedded in the block, also in threads that are started from it."""
+    meter = EmbeddingMeter()
+    token = _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.reset(token)
+
+
+def count_embedding(tokens: int) -> None:
+    """Count the tokens of an answered request; outside any meter nobody wants to know."""
+    if (meter := _meter.get()) is not None:
+        meter.add(tokens)

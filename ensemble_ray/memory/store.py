@@ -1,28 +1,119 @@
-"""MemoryStore: entries by scope, and the two stores that its factories return. Package: memory."""
+"""MemoryStore: entries by scope, and the two stores that its factories return."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, cast
+
+from pydantic import SkipValidation, Strict, model_validator
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embeddings import SCOPE, check_parts, entry_of, metadata_of
-from ensemble_ray.memory.in_memory import StaysHere
-from ensemble_ray.ports.memory import EmbeddingModel, EmbeddingStore
+from ensemble_ray.ports import EmbeddingModel, EmbeddingStore, EntityMemory, LongTermMemory
 from ensemble_ray.process.forks import new_lock
-from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry
+from ensemble_ray.values.memory import EmbeddingMatch, EvictionPolicy, MemoryEntry, TaskReflection
+from ensemble_ray.values.value import Value
 
-__all__ = [
-    "STORE_METHODS",
-    "EmbeddingMemoryStore",
-    "InMemoryStore",
-    "MemoryStore",
-    "check_entry",
-    "check_policy",
-    "check_retrieval",
-    "check_scope",
-]
+
+class StaysHere:
+    """Memory of this process alone: a copy elsewhere would not be what its owner reads."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} lives in the process that made it and cannot be copied to another. Give it to the "
+            "ensemble (memory_store=, memory=), to a MemoryTool or to an EntityMemoryTool, which reach it from there"
+        )
+
+
+class InMemoryEntityMemory(StaysHere):
+    """Facts by name. Fulfils `EntityMemory`."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, str] = {}
+        self._lock = new_lock()
+
+    def put(self, name: str, fact: str) -> None:
+        """Keep a fact, in place of an earlier one of that name.
+
+        Raises:
+            ValidationError: the name is blank, or the fact None.
+        """
+        name = check_fact(name, fact)
+        with self._lock:
+            self._facts[name] = fact
+
+    def get(self, name: str | None) -> str | None:
+        """Return the fact; None where none is known."""
+        return None if name is None else self._facts.get(name.strip())
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return all facts by name, in order of first put; nobody can change them."""
+        with self._lock:
+            return MappingProxyType(dict(self._facts))
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is known."""
+        return not self._facts
+
+
+def check_fact(name: str | None, fact: str | None) -> str:
+    """Return the name as it is kept.
+
+    Raises:
+        ValidationError: it is blank, or the fact is None (S-MEM-41).
+    """
+    if name is None or not name.strip():
+        raise ValidationError("entity_name must not be None or blank")
+    if fact is None:
+        raise ValidationError("fact must not be None")
+    return name.strip()
+
+
+class InMemoryEmbeddingStore(StaysHere):
+    """Texts by vector; all are looked at in each search. Fulfils `EmbeddingStore`."""
+
+    def __init__(self) -> None:
+        #: (vector of length 1, text, metadata)
+        self._texts: list[tuple[tuple[float, ...], str, Mapping[str, str]]] = []
+        self._lock = new_lock()
+
+    def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
+        """Keep a text."""
+        kept = (_of_length_one(vector), text, dict(metadata))
+        with self._lock:
+            self._texts.append(kept)
+
+    def search(
+        self,
+        vector: Sequence[float],
+        max_results: int,
+        min_score: float = 0.0,
+        filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
+    ) -> Sequence[EmbeddingMatch]:
+        """Return the nearest texts, nearest first; of equally near ones that which came first."""
+        wanted = (filter or {}).items()
+        with self._lock:
+            texts = list(self._texts)
+        asked = _of_length_one(vector)
+        scored = [
+            (sum(a * b for a, b in zip(asked, vector, strict=True)), text, metadata)
+            for vector, text, metadata in texts
+            if wanted <= metadata.items()
+        ]
+        near = sorted((found for found in scored if found[0] >= min_score), key=lambda found: -found[0])
+        return [
+            EmbeddingMatch(text=text, metadata=metadata, score=score) for score, text, metadata in near[:max_results]
+        ]
+
+
+def _of_length_one(vector: Sequence[float]) -> tuple[float, ...]:
+    """Return a vector of that direction; the null vector has none, and is as far from everything as can be."""
+    length = math.hypot(*vector)
+    return tuple(each / length for each in vector) if length else tuple(vector)
+
 
 #: What an object must have to be used as a store (S-MEM-60).
 STORE_METHODS = ("store", "retrieve", "evict", "clear")
@@ -195,3 +286,125 @@ def check_retrieval(scope: str | None, max_results: int) -> None:
     check_scope(scope)
     if max_results <= 0:
         raise ValidationError(f"max_results must be > 0, got: {max_results}")
+
+
+#: What an object must have to be used as a store of reflections (S-REFL-5).
+REFLECTION_METHODS = ("store", "retrieve")
+
+
+class InMemoryReflectionStore(StaysHere):
+    """Reflections by key, as long as the process lives. Fulfils `ReflectionStore`."""
+
+    def __init__(self) -> None:
+        self._reflections: dict[str, TaskReflection] = {}
+        self._lock = new_lock()
+
+    def store(self, key: str, reflection: TaskReflection) -> None:
+        """Keep a reflection, in place of the one that has that key.
+
+        Raises:
+            ValidationError: the key is blank, or it is no reflection.
+        """
+        key = check_reflection_key(key)
+        check_reflection(reflection)
+        with self._lock:
+            self._reflections[key] = reflection
+
+    def retrieve(self, key: str) -> TaskReflection | None:
+        """Return the reflection of a key; None where there is none.
+
+        Raises:
+            ValidationError: the key is blank.
+        """
+        with self._lock:
+            return self._reflections.get(check_reflection_key(key))
+
+
+def check_reflection_key(key: str | None) -> str:
+    """Return the key.
+
+    Raises:
+        ValidationError: it is None or blank.
+    """
+    if key is None or not key.strip():
+        raise ValidationError("reflection key must not be None or blank")
+    return key
+
+
+def check_reflection(reflection: object) -> None:
+    """Refuse what is no reflection.
+
+    Raises:
+        ValidationError: it is something else, such as None.
+    """
+    if not isinstance(reflection, TaskReflection):
+        raise ValidationError(f"reflection must be a TaskReflection, got: {type(reflection).__name__}")
+
+
+if TYPE_CHECKING:
+    from ensemble_ray.values.task_output import TaskOutput
+
+    _Extractor: TypeAlias = Callable[[TaskOutput], str | None] | None
+else:
+    _Extractor = Annotated[Any, SkipValidation]
+
+
+_LONG_TERM, _ENTITIES = ("store", "retrieve"), ("put", "get", "get_all", "is_empty")
+
+
+class EnsembleMemory(Value):
+    """Memory that all tasks of an ensemble use: their prompts show it, and their outputs go into it.
+
+    Attributes:
+        short_term: Whether each task sees all that was done before it in the same run.
+        long_term: Keeps outputs across runs; a task sees those that have to do with it. None: nothing does.
+        entity_memory: Facts that each task sees; only you write them. None: there are none.
+        long_term_max_results: How many entries of `long_term` a task sees; > 0.
+        extractor: Returns what `long_term` stores of a `TaskOutput`; None: nothing. Default: its text.
+    """
+
+    short_term: Annotated[bool, Strict()] = False
+    long_term: Annotated[LongTermMemory | None, SkipValidation] = None
+    entity_memory: Annotated[EntityMemory | None, SkipValidation] = None
+    long_term_max_results: Annotated[int, Strict()] = 5
+    extractor: _Extractor = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        arguments = cast("Mapping[str, Any]", data)
+        long_term, entities = arguments.get("long_term"), arguments.get("entity_memory")
+        if arguments.get("short_term") in (None, False) and long_term is None and entities is None:
+            raise ValidationError(
+                "EnsembleMemory must have at least one memory type enabled: short_term=true, long_term, or entity_memory"
+            )
+        if long_term is not None:
+            _check_long_term(long_term, arguments.get("long_term_max_results"))
+        _check_shape("entity_memory", entities, _ENTITIES)
+        extractor = arguments.get("extractor")
+        if extractor is not None and not callable(extractor):
+            raise ValidationError(f"EnsembleMemory extractor must be callable, got: {type(extractor).__name__}")
+        return arguments
+
+
+def _check_long_term(memory: object, most: object) -> None:
+    if hasattr(memory, "search") and not hasattr(memory, "retrieve"):
+        raise ValidationError(
+            f"EnsembleMemory long_term must be a long-term memory, got the embedding store {type(memory).__name__}, which "
+            "needs a model: EmbeddingStoreLongTermMemory(embedding_store=..., embedding_model=...)"
+        )
+    _check_shape("long_term", memory, _LONG_TERM)
+    if isinstance(most, int) and most <= 0:
+        raise ValidationError(f"EnsembleMemory long_term_max_results must be > 0, got: {most}")
+
+
+def _check_shape(field: str, memory: object, methods: tuple[str, ...]) -> None:
+    if memory is None:
+        return
+    missing = [name for name in methods if not callable(getattr(memory, name, None))]
+    if missing:
+        raise ValidationError(
+            f"EnsembleMemory {field} ({type(memory).__name__}) has no method {' and no method '.join(map(repr, missing))}"
+        )

@@ -1,4 +1,4 @@
-"""Factories are called here, and what they give is checked. Package: plan.
+"""Factories are called here, and what they give is checked.
 
 In: a definition, and the items or the tasks of a group. Out: the task, and the agent that will do it, None where one will
 be made for it. Rules: the agent factory first, then the task factory, each once (S-MR-2); what they raise goes on
@@ -11,35 +11,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.fields import braced_texts
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.map_reduce_checks import takes_agent_first
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, takes_agent_first
 from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput
+from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.threads import threads
-
-__all__ = [
-    "FactoryFailure",
-    "ItemLoop",
-    "Made",
-    "TaskAndAgent",
-    "apply_process_settings",
-    "make_direct",
-    "make_direct_in_run",
-    "make_map",
-    "make_maps_in_run",
-    "make_reduce",
-    "make_reduce_in_run",
-]
+from ensemble_ray.process.forks import threads
+from ensemble_ray.text.foreign_text import estimate_tokens as length_tokens
+from ensemble_ray.values.task_output import TaskOutput
 
 #: A task, and the agent that will do it.
 TaskAndAgent: TypeAlias = tuple[Task, Agent | None]
@@ -333,3 +320,113 @@ def _advance(
         if inspect.isawaitable(result):
             return _Waiting(call, result)
     return done
+
+
+#: Node types.
+MAP, REDUCE, FINAL, DIRECT = "map", "reduce", "final-reduce", "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """All tasks of a static map-reduce."""
+
+    #: level by level, within a level in the order of items or groups
+    tasks: Sequence[Task]
+    #: `map`, `reduce` or `final-reduce` of each
+    node_types: Mapping[Task, str]
+    #: from 0, the level of the items
+    levels: Mapping[Task, int]
+    #: texts with names in braces, of the items below each; tasks without such items are left out
+    texts: Mapping[Task, Sequence[str]]
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A tree that is being made."""
+
+    tasks: list[Task] = field(default_factory=list[Task])
+    node_types: dict[Task, str] = field(default_factory=dict[Task, str])
+    levels: dict[Task, int] = field(default_factory=dict[Task, int])
+    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
+
+    def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
+        if task in self.levels:
+            factory = "map_task" if node_type == MAP else "reduce_task"
+            raise ValidationError(
+                f"{factory} must make a new Task at each call, got the same one again: '{task.description}'"
+            )
+        self.tasks.append(task)
+        self.node_types[task] = node_type
+        self.levels[task] = level
+        if texts:
+            self.texts[task] = texts
+        return task
+
+    def below(self, group: Sequence[Task]) -> Sequence[str]:
+        """Return the texts of a group: its descriptions show them, and so may the text of its reduce."""
+        return tuple(text for task in group for text in self.texts.get(task, ()))
+
+
+def static_tree(definition: MapReduceDefinition) -> StaticTree:
+    """Call the factories and link what they give.
+
+    Raises:
+        ValidationError: a factory gave something else than it should (S-MR-24, S-SET-38). What factories raise goes on
+            unchanged (S-MR-106).
+    """
+    tree, level = _Growing(), 0
+    current = [
+        tree.add(make_map(definition, item)[0], MAP, 0, braced_texts(item)) for item in definition.item_source.items
+    ]
+    while True:
+        level += 1
+        groups = list(chunks_of(current, definition.effective_chunk_size))
+        node_type = FINAL if len(groups) == 1 else REDUCE
+        current = [tree.add(make_reduce(definition, group)[0], node_type, level, tree.below(group)) for group in groups]
+        if node_type == FINAL:
+            return StaticTree(tree.tasks, tree.node_types, tree.levels, tree.texts)
+
+
+def chunks_of(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
+    """Return groups of that size, in order; the last one may be smaller (S-MR-32, S-MR-33)."""
+    for begin in range(0, len(tasks), size):
+        yield tasks[begin : begin + size]
+
+
+def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
+    """Return the tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
+
+    Raises:
+        ValidationError: `token_estimator` gave something that is no count; what it raises goes on unchanged.
+    """
+    if output.metrics.output_tokens >= 0:
+        return output.metrics.output_tokens, None
+    if definition.token_estimator is not None:
+        estimated: object = definition.token_estimator(output.raw)
+        if estimated is not None:
+            if isinstance(estimated, bool) or not isinstance(estimated, int) or estimated < 0:
+                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {estimated!r}")
+            return estimated, None
+    guessed = length_tokens(len(output.raw))
+    reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
+    return guessed, (
+        f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
+        f"{reason}"
+    )
+
+
+def input_tokens(definition: MapReduceDefinition, item: object) -> int:
+    """Return the tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
+
+    Raises:
+        ValidationError: `input_estimator` gave no text; what it raises goes on unchanged.
+    """
+    text: object = definition.input_estimator(item)
+    if not isinstance(text, str):
+        raise ValidationError(f"input_estimator must return a str, got: {type(text).__name__}")
+    return length_tokens(len(text))
+
+
+def input_estimate(definition: MapReduceDefinition, items: Iterable[object]) -> int:
+    """Return the tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
+    return sum(input_tokens(definition, item) for item in items)

@@ -1,4 +1,4 @@
-"""From a definition and its inputs to a plan. Package: plan. Pure but for log lines.
+"""From a definition and its inputs to a plan. Pure but for log lines.
 
 A run goes: `validate` -> `resolve_tasks` -> `synthesize_agents` (only it calls models) -> `plan_run`. A task whose texts
 hold no variables is the same object in every step: planning a thousand tasks copies nothing that did not change.
@@ -6,42 +6,250 @@ hold no variables is the same object in every step: planning a thousand tasks co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast, overload
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.ensemble import EnsembleDefinition, Levels, ManagerPromptContext
+from ensemble_ray.definition.fields import ParallelErrorStrategy, Workflow, escape_data
 from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.templates import escape_data
-from ensemble_ray.definition.validation import declared_agents, infer_workflow
-from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.plan.dependencies import TaskDependencyGraph
-from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
-from ensemble_ray.plan.nodes import NodeMaker, Scope, task_keys
-from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
-from ensemble_ray.plan.templates import resolve_template
-from ensemble_ray.plan.unit_plans import plan_members
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.definition.validation import (
+    TeamModels,
+    check_hierarchy,
+    declared_agents,
+    infer_workflow,
+    manager_model,
+)
+from ensemble_ray.errors import PromptTemplateError
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, HierarchyRules, Node, Plan
+from ensemble_ray.plan.unit_plans import NodeMaker, Scope, plan_members, task_keys
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.delegation import Peer
 
-__all__ = [
-    "Planned",
-    "ResolvedTasks",
-    "in_levels",
-    "needs_synthesis",
-    "plan_run",
-    "resolve_tasks",
-    "text_of",
-]
+_GOAL = "Have the tasks done by the agents of the team, within the rules, and answer with the whole"
+_EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
+
+
+def workers_of(
+    definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
+) -> tuple[tuple[Agent, bool], ...]:
+    """Return the agents that work for the manager, in order, and whether each was made for a task (S-HIER-1, S-DET-26).
+
+    Args:
+        definition: Validated.
+        tasks: Resolved.
+        synthesized: Agents by object id of the task they were made for.
+        models: Given to those that name none.
+
+    Raises:
+        ValidationError: a rule about roles is broken, which could not be known before all agents were made.
+    """
+    workers = dict.fromkeys(declared_agents(definition), False)
+    complete = True
+    for task in tasks:
+        if task.agent is None and task.handler is None:
+            complete = complete and task.object_id in synthesized
+            if task.object_id in synthesized:
+                workers.setdefault(synthesized[task.object_id], True)
+    if complete:
+        check_hierarchy(definition, [agent.role for agent in workers])
+    return tuple((models.resolve_agent(agent), is_synthesized) for agent, is_synthesized in workers.items())
+
+
+def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
+    """Return what a prompt strategy gets."""
+    return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
+
+
+def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], background: str) -> Agent:
+    """Return the manager (S-HIER-2, S-HIER-3).
+
+    Raises:
+        ValidationError: there is no model for it.
+    """
+    return Agent(
+        role=MANAGER_ROLE,
+        goal=_GOAL,
+        background=background or None,
+        llm=manager_model(definition, workers),
+        max_iterations=definition.manager_max_iterations,
+        isolation="process",
+    )
+
+
+def task_of_manager(description: str) -> Task:
+    """Return the manager's task."""
+    return Task(description=description, expected_output=_EXPECTED_OUTPUT)
+
+
+def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
+    """Return the manager's rules."""
+    constraints = definition.hierarchical_constraints
+    if constraints is None:
+        return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)
+    return HierarchyRules(
+        required_workers=constraints.required_workers,
+        allowed_workers=constraints.allowed_workers,
+        max_calls_per_worker=dict(constraints.max_calls_per_worker),
+        global_max_delegations=constraints.global_max_delegations,
+        required_stages=constraints.required_stages,
+        enforce_required=definition.enforce_required,
+        stall_turns=definition.manager_stall_turns,
+    )
+
 
 _log = bounded_logger(__name__)
+_VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
+#: How much of a template an error shows (S-TPL-6).
+_SHOWN = 100
+
+
+@overload
+def resolve_template(template: str, inputs: Mapping[str, object] | None) -> str: ...
+@overload
+def resolve_template(template: None, inputs: Mapping[str, object] | None) -> None: ...
+def resolve_template(template: str | None, inputs: Mapping[str, object] | None) -> str | None:
+    """Put values in the places of variables.
+
+    Args:
+        template: Text with variables; None and blank texts are given back unchanged.
+        inputs: Values by name; None is no values, a value None is "", other values become text with `str`.
+
+    Raises:
+        PromptTemplateError: variables without a value, all of them, in the order of their first appearance.
+    """
+    # Most texts have no variable: they must cost nothing.
+    if template is None or "{" not in template:
+        return template
+    values = inputs or {}
+    missing: dict[str, None] = {}
+    count = 0
+
+    def fill(found: re.Match[str]) -> str:
+        nonlocal count
+        escaped = found["escaped"]
+        if escaped is not None:
+            return f"{{{escaped}}}"
+        name = found["name"]
+        if name not in values:
+            missing[name] = None
+            return ""
+        count += 1
+        value = values[name]
+        return "" if value is None else str(value)
+
+    _log.debug("Resolving a template of %d characters with %d inputs", len(template), len(values))
+    resolved = _VARIABLE.sub(fill, template)
+    if missing:
+        shown = template if len(template) <= _SHOWN else template[:_SHOWN] + "..."
+        raise PromptTemplateError(
+            f"Missing template variables: [{', '.join(missing)}]. Provide them in ensemble.run(inputs). "
+            f"Template: '{shown}'",
+            tuple(missing),
+            template,
+        )
+    _log.debug("Resolved a template: %d variables", count)
+    return resolved
+
+
+T = TypeVar("T")
+
+
+class TaskDependencyGraph:
+    """Tasks and their context tasks, as far as those are in the same list.
+
+    Args:
+        tasks: In any order; a task that stands in the list twice is one node.
+
+    Raises:
+        ValueError: `tasks` or one of them is None.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks: dict[str, Task] = {}
+        for task in _require(tasks, "tasks"):
+            self._tasks.setdefault(_require(task, "task").object_id, task)
+        self._dependencies: dict[str, list[str]] = {}
+        self._dependents: dict[str, list[str]] = {object_id: [] for object_id in self._tasks}
+        for object_id, task in self._tasks.items():
+            # dict: each dependency once, in context order
+            inside = list(dict.fromkeys(entry.object_id for entry in task.context if entry.object_id in self._tasks))
+            self._dependencies[object_id] = inside
+            for dependency in inside:
+                self._dependents[dependency].append(object_id)
+
+    @property
+    def all_tasks(self) -> list[Task]:
+        """Every task, in list order."""
+        return list(self._tasks.values())
+
+    @property
+    def size(self) -> int:
+        """How many tasks there are."""
+        return len(self._tasks)
+
+    @property
+    def roots(self) -> list[Task]:
+        """Tasks that wait for none of the others, in list order."""
+        return [task for object_id, task in self._tasks.items() if not self._dependencies[object_id]]
+
+    def get_ready_tasks(self, completed: Iterable[Task]) -> list[Task]:
+        """Return the tasks that are not completed and whose dependencies all are, in list order.
+
+        Raises:
+            ValueError: `completed` is None.
+        """
+        done = {_require(task, "completed task").object_id for task in _require(completed, "completed")}
+        return [
+            task
+            for object_id, task in self._tasks.items()
+            if object_id not in done and done.issuperset(self._dependencies[object_id])
+        ]
+
+    def get_dependents(self, task: Task) -> list[Task]:
+        """Return the tasks that have this one as context, in list order; none for a task that is not in the graph.
+
+        Raises:
+            ValueError: `task` is None.
+        """
+        return [self._tasks[object_id] for object_id in self._dependents.get(_require(task, "task").object_id, ())]
+
+    def is_in_graph(self, task: Task) -> bool:
+        """Whether it is one of the tasks.
+
+        Raises:
+            ValueError: `task` is None.
+        """
+        return _require(task, "task").object_id in self._tasks
+
+    def in_dependency_order(self) -> list[Task]:
+        """Return every task behind its dependencies, else in list order; tasks of a cycle are left out."""
+        waits = {object_id: len(inside) for object_id, inside in self._dependencies.items()}
+        ready = deque(object_id for object_id, count in waits.items() if count == 0)
+        ordered: list[Task] = []
+        while ready:
+            object_id = ready.popleft()
+            ordered.append(self._tasks[object_id])
+            for dependent in self._dependents[object_id]:
+                waits[dependent] -= 1
+                if waits[dependent] == 0:
+                    ready.append(dependent)
+        return ordered
+
+
+def _require(value: T, name: str) -> T:
+    """Return the argument itself, unless it is None."""
+    if cast("object", value) is None:
+        raise ValueError(f"{name} must not be None")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

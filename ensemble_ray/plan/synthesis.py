@@ -1,4 +1,4 @@
-"""Agents for tasks that name none. Package: plan. The only step of planning that may call a model.
+"""Agents for tasks that name none. The only step of planning that may call a model.
 
 In: resolved tasks. Out: an agent per task, by the task's object id. The user's tasks stay as they are (S-DET-22).
 """
@@ -17,11 +17,9 @@ from pydantic import BeforeValidator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.fields import limit_model, resolve_model
-from ensemble_ray.definition.model_placeholder import TEAM_MODEL
+from ensemble_ray.definition.fields import TEAM_MODEL, Workflow, limit_model, resolve_model
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import declared_agents
-from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
@@ -30,20 +28,18 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.errors.texts import agent_failure, brief, describe
-from ensemble_ray.plan.nodes import SYNTHESIZED
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import ResolvedTasks
+from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, call_user
+from ensemble_ray.text.answers import find_json
 from ensemble_ray.text.foreign_text import whole_json
-from ensemble_ray.text.json_search import find_json
 from ensemble_ray.values.delegation import spoken_role
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from ensemble_ray.values.value import Value
-
-__all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
 
 _log = bounded_logger(__name__)
 

@@ -1,28 +1,23 @@
-"""Settings: arguments before environment before defaults. Units stand in the names. Layer: above errors and ids."""
+"""Settings: arguments before environment before defaults. Units stand in the names."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import io
 import os
+import types
+from collections import ChainMap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
+import cloudpickle
 import platformdirs
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.bounded_log import bounded_logger
-
-__all__ = [
-    "INTERNAL_VARIABLES",
-    "VARIABLES",
-    "Settings",
-    "home_directory",
-    "package_version",
-    "read_switch",
-    "unknown_variables",
-]
+from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
 _PREFIX = "ENSEMBLE_RAY_"
@@ -128,3 +123,30 @@ class Settings:
             ray_address=os.environ.get("RAY_ADDRESS", "").strip(),
             namespace=os.environ.get("ENSEMBLE_RAY_NAMESPACE", "").strip(),
         )
+
+
+_TABLE: Any = cloudpickle.Pickler.dispatch_table
+_NO_FILE = "<dynamic-code>"
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    make, arguments = _TABLE[types.CodeType](code)
+    kept = [code.co_filename if isinstance(each, str) and each == _NO_FILE else each for each in arguments]
+    return make, tuple(kept)
+
+
+class UserPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
+    """Pickles as cloudpickle does; code keeps the name of its file."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, _TABLE)
+
+
+def dumps(value: object) -> bytes:
+    """Return the value as bytes.
+
+    Raises:
+        Exception: it holds something that does not pickle.
+    """
+    with io.BytesIO() as file:
+        UserPickler(file, protocol=5).dump(value)
+        return file.getvalue()

@@ -1,4 +1,4 @@
-"""How a PostgreSQL server is reached, what its sessions are told, and which of its failures pass. Package: process.
+"""How a PostgreSQL server is reached, what its sessions are told, and which of its failures pass.
 
 In: a URL. Out: parameters of connections, texts for people. Never: a password in a text of ours; psycopg imported before a
 database is asked for.
@@ -12,19 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
-
-__all__ = [
-    "BACKOFF_S",
-    "SESSION",
-    "SET_SESSION",
-    "advice_for",
-    "first_line",
-    "is_passing",
-    "location_of",
-    "parameters_of",
-    "try_patiently",
-]
+from ensemble_ray.process.context import bounded_logger
 
 T = TypeVar("T")
 

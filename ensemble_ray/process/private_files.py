@@ -2,28 +2,27 @@
 
 A file gets its name when it has its content and its mode, so no other user can read it at any moment. One that exists is
 checked on the open file and not by its path, since a path may lead elsewhere a moment later. Systems without owners of
-files (Windows) keep to their own rules. Package: process.
+files (Windows) keep to their own rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ensemble_ray.errors import EnsembleError
-from ensemble_ray.process.bounded_log import bounded_logger
+import psutil
 
-__all__ = [
-    "create_private_file",
-    "exposed_bits",
-    "private_directory",
-    "read_private_file",
-    "replace_private_file",
-]
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
 #: Secrets are short.
@@ -175,3 +174,121 @@ def _make_error(path: Path, reason: str) -> EnsembleError:
     return EnsembleError(
         f"{path} {reason}, so other users could know or choose the secret in it. Remove it, and a new one is made"
     )
+
+
+#: A socket's path may have 107 characters (104 on macOS); Ray puts a session's name and a socket's below its directory.
+_LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
+_BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+
+
+def token_file() -> Path | None:
+    """Return the file that Ray reads its token from; None where the environment holds the token itself."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    chosen = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(chosen) if chosen else Path.home() / ".ray" / "auth_token"
+
+
+def secure_token_file() -> None:
+    """See to it that Ray finds a token that no other user can read; a file that the environment names is not made.
+
+    Raises:
+        EnsembleError: the file is a link, or of another user, or in a directory that others may change.
+        OSError: it cannot be read or written.
+    """
+    path = token_file()
+    if path is None:
+        return
+    if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        create_private_file(path, secrets.token_hex(32).encode())
+    with contextlib.suppress(FileNotFoundError):  # one that is named and missing: Ray's own error says what to do
+        read_private_file(path)
+
+
+def ray_base_directory() -> Path:
+    """Return the directory that Ray would put its own into."""
+    chosen = os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None)
+    default = "/tmp" if os.name == "posix" else tempfile.gettempdir()  # noqa: S108  Ray's own; what is put there is private
+    return Path(chosen or default)
+
+
+def private_ray_directory() -> Path:
+    """Return a directory for a local instance's sockets, ports and logs below one that only this user may enter.
+
+    Ray opens its directory, and all below it, to everybody; so there is one above it. A base that is private already
+    is that one.
+    """
+    base = ray_base_directory()
+    if not hasattr(os, "geteuid"):
+        return base / "ray"  # Windows: a temporary directory there is its user's own
+    if _is_private(base):
+        return base / "ray"
+    name = f"ensemble-ray-{os.geteuid()}"
+    if len(str(base / name) + _BELOW) > _LONGEST_SOCKET:
+        base = Path("/tmp")  # noqa: S108  as above
+    return private_directory(base, name) / "ray"
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OF_OTHERS
+
+
+_ADDRESS = re.compile(r"--gcs-address=(\S+)")
+_RAYLET = "raylet"
+_RAYLET_OF_TEMPLATE = re.compile(r"--raylet-pid=(\d+)")
+#: How such a program is let into its cluster; who asks there needs the same.
+_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: How many programs are looked at upwards.
+_MOST_PARENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCluster:
+    """A cluster that a process belongs to."""
+
+    address: str
+    #: variables with which its programs were let in
+    environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def find_cluster(pid: int) -> FoundCluster | None:
+    """Return the cluster of a process of this machine; None where it is in none, or is not this user's."""
+    try:
+        process = psutil.Process(pid)
+        if process.uids().real != os.getuid():
+            return None
+        for each in _around(process):
+            found = _cluster_of(each)
+            if found is not None:
+                return found
+    except psutil.Error:
+        pass  # it has gone: nothing is to be found any more
+    return None
+
+
+def _around(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Yield the programs that started it, and those that it started."""
+    for parent in process.parents()[:_MOST_PARENTS]:
+        yield parent
+        if raylet := _RAYLET_OF_TEMPLATE.search(" ".join(parent.cmdline())):
+            yield psutil.Process(int(raylet[1]))
+    yield from process.children()
+
+
+def _cluster_of(process: psutil.Process) -> FoundCluster | None:
+    """Return the cluster of a raylet; None: it is none."""
+    try:
+        if process.name() != _RAYLET or process.uids().real != os.getuid():
+            return None
+        line = " ".join(process.cmdline())
+        given = process.environ()
+    except psutil.Error:
+        return None
+    found = _ADDRESS.search(line)
+    if found is None:
+        return None
+    return FoundCluster(found[1], tuple((name, given[name]) for name in _TOKENS if name in given))

@@ -1,4 +1,4 @@
-"""What the manager of a hierarchical run is told. Package: prompts. In: workers and tasks, resolved. Out: two texts.
+"""What the manager of a hierarchical run is told. In: workers and tasks, resolved. Out: two texts.
 
 The rules that it is held to are told with its tool, and enforced behind it; nothing here can be relied on for them.
 """
@@ -9,11 +9,9 @@ import inspect
 from collections.abc import Mapping
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.hierarchy import ManagerPromptContext, ManagerPromptStrategy
+from ensemble_ray.definition.ensemble import ManagerPromptContext, ManagerPromptStrategy
 from ensemble_ray.definition.task import Task
-from ensemble_ray.prompts.context import context_section
-
-__all__ = ["DefaultManagerPromptStrategy", "manager_prompts"]
+from ensemble_ray.prompts.task import context_section
 
 #: Takes the place of a blank user prompt (S-HIER-10).
 _COORDINATE = "Coordinate the agents of your team: delegate the work to them, and put their results into one answer."

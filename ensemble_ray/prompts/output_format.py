@@ -1,4 +1,4 @@
-"""What a model is told about the form of its answer. Package: prompts. In: a type. Out: text.
+"""What a model is told about the form of its answer. In: a type. Out: text.
 
 The schema text is an example-like object, not a JSON schema: small models follow an example better, and it is shorter.
 Types are read, never built; nothing is parsed here (that is `execute.structured`).
@@ -21,8 +21,6 @@ import pydantic
 from pydantic.fields import FieldInfo
 
 from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["correction_prompt", "describe_schema", "output_format_section"]
 
 #: The described type is level 0; objects below this level are named only, so that recursive types end (S-SET-22).
 _DEEPEST = 5

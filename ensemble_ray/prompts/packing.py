@@ -1,4 +1,4 @@
-"""Sections of a request, packed into the room that a context budget leaves them. Package: prompts. Pure.
+"""Sections of a request, packed into the room that a context budget leaves them. Pure.
 
 Rules (S-MEM-132 to S-MEM-135):
 1. What fits stays as it is.
@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ensemble_ray.prompts.sections import Piece, Section, SectionKind
-from ensemble_ray.text.token_estimate import CHARACTERS_PER_TOKEN, estimate_tokens
-
-__all__ = ["MARKER_ROOM", "PackedSection", "SectionCut", "cut_text", "fixed_size", "pack_sections", "shrink"]
+from ensemble_ray.prompts.task import Piece, Section, SectionKind
+from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
 
 #: Characters that a marker between head and tail takes at most.
 MARKER_ROOM = 48

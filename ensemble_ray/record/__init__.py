@@ -1,1 +1,1 @@
-"""Records of runs. Package: record. In: facts. Out: durable lists and folds of them. Never events, never pickles."""
+"""Records of runs. In: facts. Out: durable lists and folds of them. Never events, never pickles."""

@@ -1,4 +1,4 @@
-"""Who was asked to do delegated work. Package: record. Pure."""
+"""Who was asked to do delegated work. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ensemble_ray.values.delegation import spoken_role
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import DelegationDecided
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["worker_role"]
 
 
 def worker_role(decision: Fact[DelegationDecided], roles: Mapping[str, str]) -> str:

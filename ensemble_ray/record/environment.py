@@ -1,4 +1,4 @@
-"""What the calling process's environment decides about a record. Package: record. Pure over a given environment."""
+"""What the calling process's environment decides about a record. Pure over a given environment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from ensemble_ray.definition.fields import to_member
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.trace import CaptureMode
-
-__all__ = ["CAPTURE_MODE_VARIABLE", "effective_capture_mode"]
 
 _log = bounded_logger(__name__)
 #: Environment variable that chooses the capture mode where the ensemble does not.

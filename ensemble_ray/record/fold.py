@@ -1,4 +1,4 @@
-"""Folds over a run's facts: its trace and its output. Package: record. Pure.
+"""Folds over a run's facts: its trace and its output. Pure.
 
 In: the facts of one run in order, as a journal gives them or as they are appended. Out: the `ExecutionTrace` of a
 finished, failed, cancelled or torn run; the `EnsembleOutput` of a finished one.
@@ -24,7 +24,6 @@ from ensemble_ray.facts.runs import (
     StimulusRecorded,
 )
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, Node, Plan
-from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import place_trace
 from ensemble_ray.record.result import (
     RunEnd,
@@ -48,8 +47,6 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
-
-__all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})

@@ -1,4 +1,4 @@
-"""MemoryJournal, and what every journal shares: who may write, and what is known. Package: record.
+"""MemoryJournal, and what every journal shares: who may write, and what is known.
 
 In: facts of one run. Out: what is recorded of an instance. Never: a write of a writer that a newer one replaced.
 """
@@ -13,12 +13,6 @@ from ensemble_ray.facts.runs import LossAccepted, StimulusRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.values.ids import RUN
-
-__all__ = [
-    "EpochFence",
-    "ForgetfulJournal",
-    "MemoryJournal",
-]
 
 
 class EpochFence:

@@ -1,4 +1,4 @@
-"""How far the levels of a map-reduce are, in a few numbers each. Package: record. Pure.
+"""How far the levels of a map-reduce are, in a few numbers each. Pure.
 
 In: what became of tasks, one by one. Out: counts, tokens and times by level. Never: anything kept of a single task.
 """
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ensemble_ray.values.metrics import TaskMetrics
     from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, ToolCallTrace
-
-__all__ = ["LevelTally", "level_tallies", "tally_data", "unknown_calls"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Package: record. Pure.
+"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Pure.
 
 In: a plan, and how its run ended. Out: the same, each task's trace with its node type and level, and everything in the
 order of levels (S-MR-38, S-MR-90, S-SET-20). Never: a change of a run whose plan has no levels.
@@ -14,12 +14,9 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskFailure
-    from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["in_level_order", "level_summaries", "place_trace", "placed_outcome"]
 
 _T = TypeVar("_T")
 

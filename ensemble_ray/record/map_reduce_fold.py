@@ -1,4 +1,4 @@
-"""What the facts of a dynamic run give to whoever goes on with it. Package: record. Pure, but for the reading.
+"""What the facts of a dynamic run give to whoever goes on with it. Pure, but for the reading.
 
 In: the facts of a dynamic run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
 were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors.provider import is_refusal_data
+from ensemble_ray.errors.travel import is_refusal_data
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
@@ -29,15 +29,6 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-
-__all__ = [
-    "MAP_REDUCE_KINDS",
-    "MapReduceRecovery",
-    "RecordedOutcome",
-    "fails_on_item",
-    "read_map_reduce",
-    "refusal_of",
-]
 
 #: Kinds of facts that the fold looks at.
 MAP_REDUCE_KINDS = (

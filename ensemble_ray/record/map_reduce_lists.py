@@ -1,4 +1,4 @@
-"""Items and groups of a dynamic run as its record tells of them, a few bytes for each. Package: record. Pure.
+"""Items and groups of a dynamic run as its record tells of them, a few bytes for each. Pure.
 
 In: the facts of items and groups, in order. Out: which items were pulled, what they were, what came together.
 Never: an object kept for an item.
@@ -15,8 +15,6 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, map_key, position_of
 from ensemble_ray.schedule.instructions import ReduceGroup
-
-__all__ = ["Codes", "RecordedGroups", "RecordedItems"]
 
 #: Bytes of an item's hash.
 _DIGEST = DIGEST_DIGITS // 2

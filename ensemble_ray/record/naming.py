@@ -1,4 +1,4 @@
-"""Which run a text means, and what to say of an id that is taken. Package: record. Pure; one rule for every store.
+"""Which run a text means, and what to say of an id that is taken. Pure; one rule for every store.
 
 In: what a user wrote, and the ids that there are. Out: one id. Never: a guess between several.
 """
@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.outputs import RunState
-
-__all__ = ["chosen_id", "describe_conflict"]
 
 _STANDING = {
     RunState.COMPLETED: "is finished: choose another run_id",

@@ -1,4 +1,4 @@
-"""Review gates as a run's facts tell of them: asked, decided, or closed by the end of what they belong to. Package: record. Pure.
+"""Review gates as a run's facts tell of them: asked, decided, or closed by the end of what they belong to. Pure.
 
 Rules:
 1. A gate is open from when it was asked until somebody decides; the first decision counts (S-REV-128).
@@ -21,18 +21,6 @@ from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.items import ItemOutputRecorded
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.values.reviews import OpenReview
-
-__all__ = [
-    "END_KINDS",
-    "GATE_KINDS",
-    "Gate",
-    "Obstacle",
-    "ends_of",
-    "ends_of_open",
-    "fold_gates",
-    "obstacle_at",
-    "open_reviews",
-]
 
 #: Kinds of facts that tell of gates.
 GATE_KINDS = kinds_of(ReviewRequested, ReviewDecided)

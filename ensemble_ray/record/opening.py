@@ -7,8 +7,6 @@ from pathlib import Path
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.record.stores import RunStore, StoreAddress
 
-__all__ = ["store_at"]
-
 
 def store_at(address: StoreAddress) -> RunStore:
     """Return the store of an address.

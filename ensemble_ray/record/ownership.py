@@ -1,4 +1,4 @@
-"""Who owns a run: a lock that the operating system lets go when its holder dies. Package: record.
+"""Who owns a run: a lock that the operating system lets go when its holder dies.
 
 The lock is the truth; what is written into the file is for messages.
 Never: a lock that outlives its process, as a file with a process id in it would.
@@ -20,8 +20,6 @@ try:
     import fcntl
 except ImportError:  # a system without file locks: nobody is kept out there, and no run counts as running
     fcntl = None  # type: ignore[assignment]
-
-__all__ = ["Ownership"]
 
 #: Somebody who looks whether a run has an owner holds the lock for a moment, which is long where the machine is busy; so
 #: try again before giving up. A new owner has then said who it is, too.

@@ -1,4 +1,4 @@
-"""How many tasks of a recorded run are done. Package: record.
+"""How many tasks of a recorded run are done.
 
 In: a run's id. Out: a few numbers, at a cost that does not depend on what the tasks gave. Never: an output read for a list.
 """
@@ -17,8 +17,6 @@ from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["RunProgress", "tasks_done"]
 
 
 class RunProgress(NamedTuple):

@@ -1,4 +1,4 @@
-"""Facts' data as text and back. Package: record. Pure.
+"""Facts' data as text and back. Pure.
 
 In: data that holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: JSON text, with every
 long text in it replaced by the hash of its content; and the data of such a text.
@@ -19,21 +19,6 @@ from pydantic_core import from_json, to_json
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.values.trace import jsonable
-
-__all__ = [
-    "BODY_LIMIT",
-    "BODY_MARK",
-    "FORMAT",
-    "WHOLE_LIMIT",
-    "accepted_loss",
-    "body_digest",
-    "data_of",
-    "in_json_form",
-    "missing_text",
-    "plain_data",
-    "stored_text",
-    "text_of",
-]
 
 #: Version of the record format; a reader refuses a newer one.
 FORMAT = 2

@@ -1,4 +1,4 @@
-"""What running under an id means that was used before, and whether two definitions are the same. Package: record. Pure.
+"""What running under an id means that was used before, and whether two definitions are the same. Pure.
 
 Rules (S-SET-39): finished, of the same definition and inputs -> its recorded output; interrupted or cancelled -> an
 error that names `resume`; failed -> one that names `fork`; running -> `RunExistsError`; unknown -> a new run.
@@ -18,8 +18,6 @@ from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.record.resume.advice import fork_advice, resume_advice
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
 
 #: Differences that a message names.
 _NAMED = 20

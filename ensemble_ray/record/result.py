@@ -1,4 +1,4 @@
-"""Makes a run's output, or its error, of what its tasks gave and how it ended. Package: record. Pure.
+"""Makes a run's output, or its error, of what its tasks gave and how it ended. Pure.
 
 In: what a run is, what its tasks gave, its end. Out: one `EnsembleOutput` with one trace, or the error that
 `run()` raises. Every run comes here: planned and dynamic ones, on both runtimes, new, resumed and read from the record.
@@ -22,41 +22,24 @@ from ensemble_ray.record.units.histories import unit_results
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput, UnitOutputs
 from ensemble_ray.values.trace import (
     AgentSummary,
     CaptureMode,
     ErrorTrace,
     ExecutionTrace,
+    GraphTrace,
+    LoopTrace,
     MapReduceLevelSummary,
     PhaseTrace,
     TaskTrace,
 )
-from ensemble_ray.values.unit_outputs import UnitOutputs
-from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.values.reviews import OpenReview
-
-__all__ = [
-    "RunEnd",
-    "RunResultHead",
-    "RunResults",
-    "assemble",
-    "error_trace",
-    "failures_by_label",
-    "make_trace",
-    "not_begun",
-    "output_with",
-    "planned_results",
-    "summaries",
-    "task_error",
-    "task_label",
-    "violation_trace",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which records are old enough to go, and their removal. Package: record.
+"""Which records are old enough to go, and their removal.
 
 In: a store and an age. Out: what was removed.
 Never: the record of a run that is running; anything at all unless somebody asked for it.
@@ -12,12 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.stores import RecordedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
-
-__all__ = ["RETENTION_VARIABLE", "Retention", "age_from", "apply_retention", "prune"]
 
 _log = bounded_logger(__name__)
 #: Environment variable that has old records removed at the end of each run.

@@ -1,4 +1,4 @@
-"""The runs of a home: their directories, states and facts. Package: record.
+"""The runs of a home: their directories, states and facts.
 
 In: a home directory and an id. Out: who owns the run, how it stands, what it recorded. Everything here blocks: it is for
 threads, and for people's own programs. Never: a directory that others may read, a state that is half written.
@@ -24,14 +24,12 @@ from ensemble_ray.record.naming import chosen_id, describe_conflict
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import COUNT
-from ensemble_ray.record.sqlite.file import RECORD, cannot_write
-from ensemble_ray.record.sqlite.losses import make_deleted_error
+from ensemble_ray.record.sqlite.file import cannot_write
+from ensemble_ray.record.sqlite.losses import RECORD, make_deleted_error
 from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
 from ensemble_ray.record.stores import PAGE, RecordedRun
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
-
-__all__ = ["RecordedRun", "RunDirectory", "find_run", "list_runs", "read_facts", "runs_directory"]
 
 _META = "meta.json"
 _CANCEL = "cancel"

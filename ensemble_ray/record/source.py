@@ -1,4 +1,4 @@
-"""The recorded stimuli of a planned run, and its source, which receives them again (S-DUR-30). Package: record. Pure.
+"""The recorded stimuli of a planned run, and its source, which receives them again (S-DUR-30). Pure.
 
 The same stimuli produce the same instructions, so a replayed source shows what the run's source wanted and where it stands.
 """
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.schedule.instructions import Instruction
-    from ensemble_ray.schedule.source import PlanSource
-
-__all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "readable_plan", "recorded_plan", "relevant"]
+    from ensemble_ray.schedule.machine import PlanSource
 
 
 class RecordedStimuli:

@@ -1,4 +1,4 @@
-"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Package: record. Pure.
+"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Pure.
 
 In: facts in order. Out: an amount, or the context of a run that goes on with it. Never: an answer that is counted twice, or
 that another run paid for; a request without a recorded answer.
@@ -10,21 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.spending import answer_tokens
+from ensemble_ray.execute.scope import answer_tokens
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.metrics import NOTHING, Amount, price
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.messages import ToolCall
     from ensemble_ray.values.metrics import CostConfiguration
-
-__all__ = ["PAID", "SpentTally", "spent_of", "with_account"]
 
 #: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
 PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)

@@ -1,4 +1,4 @@
-"""Where runs are recorded: the `RunStore` port, and the store of an address. Package: record.
+"""Where runs are recorded: the `RunStore` port, and the store of an address.
 
 In: a home directory, or the URL of a database. Out: runs that one process owns, runs that others write to, and what is
 known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
@@ -20,8 +20,6 @@ from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
 from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.outputs import RunState
-
-__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RecordedRun", "RunReader", "RunStore", "StoreAddress", "pages"]
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500

@@ -1,4 +1,4 @@
-"""One task's facts as its trace and its output. Package: record. Pure.
+"""One task's facts as its trace and its output. Pure.
 
 In: the facts of one instance. Out: what it gave; and what it did, also when it was never finished.
 Never: an import of a class that the record names: records are data.
@@ -14,11 +14,17 @@ from typing import TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
-from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
-from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
-from ensemble_ray.execute.exits import describe_exit
-from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.review.tracing import review_entry
+from ensemble_ray.execute.delegation.decisions import EXPECTED_OUTPUT
+from ensemble_ray.execute.effects import (
+    CallOutcome,
+    DelegationEffect,
+    ModelEffect,
+    TaskEffects,
+    ToolEffect,
+    typed_output,
+)
+from ensemble_ray.execute.review.gates import review_entry
+from ensemble_ray.execute.scope import describe_exit
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -49,8 +55,6 @@ from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.value import Value
 
 _V = TypeVar("_V", bound=Value)
-
-__all__ = ["NO_RESULT", "TaskFold"]
 
 _OUTCOMES = get_args(CallOutcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`, `search#0/1/runner`; a task's key may hold anything.

@@ -1,4 +1,4 @@
-"""Tokens and calls of a run, counted from its facts (S-MET-38). Package: record. Pure.
+"""Tokens and calls of a run, counted from its facts (S-MET-38). Pure.
 
 Counts all executions of tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied. What a budget
 counts is different (`record.spent`): it leaves out copies, and includes calls that made agents or reflected on outputs.
@@ -19,8 +19,6 @@ from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact, FactData
-
-__all__ = ["ExecutionTotals"]
 
 
 class ExecutionTotals:

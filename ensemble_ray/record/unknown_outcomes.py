@@ -1,4 +1,4 @@
-"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Package: record. Pure.
+"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Pure.
 
 In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
 Never: anything kept of a call that has a known result.
@@ -23,8 +23,6 @@ from ensemble_ray.values.ids import task_instance
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["UNKNOWN_KINDS", "UnknownOutcomes", "read_begun_work"]
 
 #: Kinds of facts that tell of them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)

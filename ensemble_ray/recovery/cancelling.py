@@ -1,4 +1,4 @@
-"""Ending a run from whichever process, keeping what is done. Package: recovery.
+"""Ending a run from whichever process, keeping what is done.
 
 In: a run's id. Out: its owner knows that its end is asked for; or, where nobody owns it, its end is on record. Never: a second end.
 """
@@ -18,8 +18,6 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
-
-__all__ = ["end_unowned", "request_end"]
 
 
 async def request_end(store: RunStore, run: RecordedRun) -> None:

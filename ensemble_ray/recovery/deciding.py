@@ -1,4 +1,4 @@
-"""Review gates that wait in records, decided by whoever comes (S-REV-125 to S-REV-131). Package: recovery.
+"""Review gates that wait in records, decided by whoever comes (S-REV-125 to S-REV-131).
 
 In: a run's id, a gate's id, a decision. Out: the gates that are open; a decision on record, told with who took it. Never: a
 second decision for a gate, a decision taken from the handler of a process that waits.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
-from ensemble_ray.execute.review.asking import TIMEOUT
+from ensemble_ray.execute.review.gates import TIMEOUT
 from ensemble_ray.facts.reviews import ReviewDecided
-from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.advice import resume_advice
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.runs.ports import Runtime
-
-__all__ = [
-    "PendingReview",
-    "adecide",
-    "apending_reviews",
-    "decide",
-    "find_decided_runs",
-    "find_gate",
-    "find_pending",
-    "pending_reviews",
-    "record_decision",
-]
 
 _SHOWN_GATES = 5
 

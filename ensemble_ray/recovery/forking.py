@@ -1,4 +1,4 @@
-"""A new run that uses what another one recorded (S-DUR-54). Package: recovery.
+"""A new run that uses what another one recorded (S-DUR-54).
 
 In: a run's id and the task to begin from. Out: the output of a run with an id of its own, which goes on from copies of
 what is recorded of the other. Never: a change of the run that is forked.
@@ -11,21 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
@@ -43,20 +42,18 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.showing import name_of
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
-from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import RUN, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
+from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-
-__all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
+    from ensemble_ray.teamfile import Runnable
 
 _log = bounded_logger(__name__)
 _NAMED = 20

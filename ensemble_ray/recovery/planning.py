@@ -1,4 +1,4 @@
-"""Today's plan of a recorded run. Package: recovery.
+"""Today's plan of a recorded run.
 
 In: a definition, inputs, and the facts of the run. Out: the plan; agents that a model made are made of its recorded answers.
 Never: a model that is asked.
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
-from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 from ensemble_ray.runs.planned import check
 from ensemble_ray.values.messages import ChatResponse
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.messages import ChatMessage, ToolSpec
-
-__all__ = ["plan_again"]
 
 _log = bounded_logger(__name__)
 

@@ -9,15 +9,13 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Unpack
 
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.loader import find_planned_form, load_source
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
@@ -33,16 +31,15 @@ from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
-from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.teamfile import find_planned_form, load_source
+from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.loader import Runnable
+    from ensemble_ray.definition.fields import Origin
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-
-__all__ = ["aresume", "begin_again", "check_resumable", "planned_form", "recorded_definition", "resume"]
+    from ensemble_ray.teamfile import Runnable
 
 _log = bounded_logger(__name__)
 #: How long processes of a local cluster may outlive it when its driver was killed, s; measured: 4 to 10. How often they are looked at, s.
@@ -235,7 +232,7 @@ async def _is_cluster_there(found: RecordedRun) -> bool:
     owner = found.owner_process
     if owner is None or owner[1] != socket.gethostname():
         return False
-    from ensemble_ray.process.cluster_finding import find_cluster  # most runs that are resumed do not go on
+    from ensemble_ray.process.private_files import find_cluster  # most runs that are resumed do not go on
 
     cluster = await threads.run(find_cluster, owner[0])
     if cluster is None:

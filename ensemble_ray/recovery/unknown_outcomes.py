@@ -1,4 +1,4 @@
-"""Refuses to resume a run that would fail at once of a handler with an unknown outcome (S-DUR-145). Package: recovery.
+"""Refuses to resume a run that would fail at once of a handler with an unknown outcome (S-DUR-145).
 
 In: a run's record and its definition. Out: nothing, or an error, before anything is changed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.record.resume.folded_source import read_wanted
 from ensemble_ray.record.source import recorded_plan
@@ -16,11 +16,9 @@ from ensemble_ray.values.ids import task_instance
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.record.resume.run_head import RunHead
     from ensemble_ray.record.stores import RecordedRun, RunStore
-
-__all__ = ["check_outcomes"]
+    from ensemble_ray.teamfile import Runnable
 
 
 async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, definition: Runnable) -> None:

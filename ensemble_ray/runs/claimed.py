@@ -1,4 +1,4 @@
-"""A planned run whose record this process writes, with what is recorded of it. Package: runs.
+"""A planned run whose record this process writes, with what is recorded of it.
 
 In: a store, and why the run is submitted. Out: its record, its context with what is spent, what it goes on from.
 Never: a record that is loaded whole; one that stays owned where it cannot be read.
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import OwnedRun, StoreAddress
     from ensemble_ray.runs.submission import SubmissionReason
-
-__all__ = ["ClaimedRun", "claim_planned"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What all tasks of a run share, of its definition and its plan. Package: runs. Pure.
+"""What all tasks of a run share, of its definition and its plan. Pure.
 
 In: a definition as one run sees it, and what was planned. Out: the context that travels to every process; the request that
 the run makes to its runtime.
@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.execute.callables import callable_name
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reflection.local import LocalRunReflections
+from ensemble_ray.execute.orders import RunContext, RunModels
+from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.execute.review.console import ConsoleReviewHandler
-from ensemble_ray.execute.review.reviewer import LocalReviewer
-from ensemble_ray.execute.run_models import RunModels
-from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
+from ensemble_ray.execute.review.handlers import LocalReviewer
+from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.runs.ports import RunRequest
-from ensemble_ray.tools.tool import NoOpToolMetrics
-from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.metrics import RunBudget
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.runs.launching import RunScope
-    from ensemble_ray.values.trace import CaptureMode
-    from ensemble_ray.values.tracing import RunTracing
-
-__all__ = ["request_of", "run_context_of"]
+    from ensemble_ray.values.trace import CaptureMode, RunTracing
 
 
 def run_context_of(

@@ -1,4 +1,4 @@
-"""Whether context budgets can hold what they never cut, before a run spends anything. Package: runs. Pure.
+"""Whether context budgets can hold what they never cut, before a run spends anything. Pure.
 
 Only what is known by then counts: descriptions of tools and revision feedback come later, and are checked with the task.
 """
@@ -8,15 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.agent.context_window import check_context_budget
-from ensemble_ray.prompts.agent import build_system_prompt
-from ensemble_ray.prompts.sections import render_parts
-from ensemble_ray.prompts.task import fixed_parts
+from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.plan.planner import Planned
-
-__all__ = ["check_context_budgets"]
 
 
 def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> None:

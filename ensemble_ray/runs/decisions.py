@@ -1,4 +1,4 @@
-"""Decisions that come while their run is still at work on other tasks: what waited for them goes on at once. Package: runs.
+"""Decisions that come while their run is still at work on other tasks: what waited for them goes on at once.
 
 In: the tasks of a detached run that were put down, and its record, where anybody decides. Out: the tasks that can go on. Never: a
 decision taken here.
@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.open_reviews import Obstacle, fold_gates, obstacle_at
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.values.reviews import OpenReview
-
-__all__ = ["DecisionWatch"]
 
 _log = bounded_logger(__name__)
 #: How often the record is looked at while tasks of a run wait, s.

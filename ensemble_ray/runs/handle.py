@@ -1,4 +1,4 @@
-"""Run: a run that was started, seen from its caller. Package: runs.
+"""Run: a run that was started, seen from its caller.
 
 In: a launcher, and what is chosen for one run. Out: a handle whose work has begun on the library's loop. One for every kind
 of run: what differs is its launcher's business. Rules: `result` gives nothing before every listener has heard everything; an
@@ -14,16 +14,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.origin import Origin
+from ensemble_ray.definition.fields import Durability, Origin
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import current_log_context, log_context, use_traceparent
-from ensemble_ray.process.forks import abandon, track
-from ensemble_ray.process.loop import bridge, on_library_loop, run_blocking, submit
+from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
+from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
@@ -36,21 +33,19 @@ from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
 from ensemble_ray.runs.showing import exit_reason_of, name_of, show_run
 from ensemble_ray.runs.tracing import TracedRun
-from ensemble_ray.values.amounts import RunBudget
-from ensemble_ray.values.directives import ModelSwitch, check_directive
 from ensemble_ray.values.ids import new_run_id
+from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.reviews import ModelSwitch, check_directive
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from ensemble_ray.definition.run_options import RunOptions
-    from ensemble_ray.events.log import EventStream
+    from ensemble_ray.events.delivery import EventStream
     from ensemble_ray.runs.ports import Runtime
-    from ensemble_ray.values.directives import RunDirective
+    from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.trace import CaptureMode
-
-__all__ = ["Run"]
 
 _log = bounded_logger(__name__)
 #: The process's.

@@ -1,4 +1,4 @@
-"""What a run and its launcher are to each other. Package: runs. Contracts and values only.
+"""What a run and its launcher are to each other. Contracts and values only.
 
 A `Run` has the life that all runs have: a state, events, a result, a record that may answer it. A launcher knows one kind of
 work: what it is made of, how it is begun, and what came of it.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.amounts import NOTHING, Amount
+from ensemble_ray.values.metrics import NOTHING, Amount
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.runs.run_events import RunEvents
-    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
-    from ensemble_ray.values.trace import CaptureMode
-    from ensemble_ray.values.tracing import RunTracing
-
-__all__ = ["Conclusion", "Launcher", "Prepared", "Resumption", "RunScope"]
+    from ensemble_ray.values.reviews import RunDirective
+    from ensemble_ray.values.trace import CaptureMode, RunTracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who writes the record of a run: claiming it, watching it for a wish to cancel, releasing it. Package: runs.
+"""Who writes the record of a run: claiming it, watching it for a wish to cancel, releasing it.
 
 In: a store and a run's id. Out: the record, owned by this process. Never: a record that stays marked as running
 although nobody works on the run.
@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import RecordError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.stores import OwnedRun, RunStore
     from ensemble_ray.runs.submission import SubmissionReason
-
-__all__ = ["CANCEL_POLL_S", "GRACE_S", "claim_run", "release_run", "watch_for_cancel"]
 
 _log = bounded_logger(__name__)
 #: How long a cancelled task may take to end before the run ends without it, s.

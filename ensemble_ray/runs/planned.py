@@ -1,4 +1,4 @@
-"""PlannedLauncher: runs whose tasks are planned before the first of them starts. Package: runs.
+"""PlannedLauncher: runs whose tasks are planned before the first of them starts.
 
 In: a definition and its inputs. Out: a plan that is submitted to the runtime, and how it ended. The order is the
 specification's (S-ENG-1): validate, resolve templates, infer the workflow, synthesize agents, execute. A failure in a step
@@ -14,18 +14,25 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.validation import doubled_names, validate
-from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.spending import Spending, spending_here
-from ensemble_ray.plan.manager import manager_context, workers_of
+from ensemble_ray.execute.scope import Spending, spending_here
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
-from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
+from ensemble_ray.plan.planner import (
+    Planned,
+    ResolvedTasks,
+    manager_context,
+    needs_synthesis,
+    plan_run,
+    resolve_tasks,
+    workers_of,
+)
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS, threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
@@ -37,10 +44,10 @@ from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
-from ensemble_ray.values.amounts import RunBudget
-from ensemble_ray.values.directives import ModelSwitch
 from ensemble_ray.values.ids import instance_of
+from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
+from ensemble_ray.values.reviews import ModelSwitch
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -48,10 +55,8 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunResultHead
-    from ensemble_ray.values.directives import RunDirective
+    from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.trace import CaptureMode
-
-__all__ = ["PlannedLauncher", "check"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""What the tasks of a plan gave, and what their run raises where it failed. Package: runs. Pure.
+"""What the tasks of a plan gave, and what their run raises where it failed. Pure.
 
 In: a plan, and the outcome of its run. Out: the parts that `record.result` assembles. Rules: what `run()` raises is decided
 here for both runtimes (S-ENG-13, S-ENG-15, S-ENG-60, S-PAR-22, S-PAR-25).
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import (
     BudgetExhaustedError,
 )
-from ensemble_ray.execute.exits import describe_exhaustion
+from ensemble_ray.execute.scope import describe_exhaustion
 from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
 from ensemble_ray.record.units.ended import EndedUnits
@@ -27,11 +27,9 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.execute.orders import RunOutcome
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
-
-__all__ = ["conclude"]
 
 
 def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:

@@ -1,4 +1,4 @@
-"""What runs and runtimes are to each other. Package: runs. Contracts and values only.
+"""What runs and runtimes are to each other. Contracts and values only.
 
 A run is asked of a runtime in one form, `RunRequest`. What differs is where it is coordinated: a plan travels, so a whole
 run is submitted, and goes on without its caller; items and factories cannot travel, so their run is coordinated in the
@@ -13,26 +13,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ensemble_ray.coordinator.ports import Executor
-from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
     from ensemble_ray.events import Event
-    from ensemble_ray.execute.orders import RunContext, TaskResult
-    from ensemble_ray.execute.outcomes import RunOutcome
-    from ensemble_ray.execute.reflection.local import LocalRunReflections
-    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskResult
+    from ensemble_ray.execute.reflection import LocalRunReflections
+    from ensemble_ray.execute.scope import Spending
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.memory.run_memory import LocalRunMemory
+    from ensemble_ray.memory.tools import LocalRunMemory
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.values.directives import RunDirective
-
-__all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
-
+    from ensemble_ray.values.reviews import RunDirective
 
 #: Takes results of orders, several at a time.
 Deliver: TypeAlias = "Callable[[Sequence[TaskResult]], None]"

@@ -1,4 +1,4 @@
-"""Memory of a run that goes on: what its earlier processes recorded of what tasks gave and were shown. Package: runs."""
+"""Memory of a run that goes on: what its earlier processes recorded of what tasks gave and were shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from ensemble_ray.record.resume.remembered import read_recalled, read_stored
 if TYPE_CHECKING:
     from ensemble_ray.runs.launching import RunScope
     from ensemble_ray.runs.ports import RunRequest
-
-__all__ = ["restore_reflections", "restore_short_term"]
 
 
 async def restore_reflections(request: RunRequest, scope: RunScope) -> None:

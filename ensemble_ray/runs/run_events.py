@@ -1,12 +1,11 @@
-"""RunEvents: the events of one run, for its listeners and for readers of its handle. Package: runs. An `EventSink`."""
+"""RunEvents: the events of one run, for its listeners and for readers of its handle. An `EventSink`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.events.delivery import Delivery, listeners_of
-from ensemble_ray.events.log import EventLog, EventStream
-from ensemble_ray.events.telemetry.switch import tracers_here
+from ensemble_ray.events.delivery import Delivery, EventLog, EventStream, listeners_of
+from ensemble_ray.events.telemetry.active import tracers_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import Watched
     from ensemble_ray.events import Event
     from ensemble_ray.values.outputs import ExitReason
-
-__all__ = ["RunEvents"]
 
 
 class RunEvents:

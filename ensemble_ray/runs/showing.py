@@ -1,4 +1,4 @@
-"""How a run is shown: by which name, and on which dashboard. Package: runs.
+"""How a run is shown: by which name, and on which dashboard.
 
 A dashboard that cannot be started is told of before anything of the run is done; nothing else of it concerns the run (S-WEB-16).
 """
@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
-from ensemble_ray.ports.dashboard import EnteredRun
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.ports import EnteredRun
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.definition.fields import Origin
     from ensemble_ray.definition.run_rules import RunRules
-    from ensemble_ray.ports.dashboard import Dashboard
+    from ensemble_ray.ports import Dashboard
     from ensemble_ray.record.stores import StoreAddress
-
-__all__ = ["exit_reason_of", "name_of", "show_run"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Why a run is handed to whoever coordinates it. Package: runs. Pure.
+"""Why a run is handed to whoever coordinates it. Pure.
 
 | Reason | The record | What is made of it |
 |---|---|---|
@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 from enum import Enum
-
-__all__ = ["SubmissionReason"]
 
 
 class SubmissionReason(Enum):

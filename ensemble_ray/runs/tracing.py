@@ -1,4 +1,4 @@
-"""Who traces a run, and what its spans have in common. Package: runs.
+"""Who traces a run, and what its spans have in common.
 
 In: the listeners of a run, what the environment says, who asks for it. Out: the context that every process of the run gets, and its
 beginning and end for whoever traces it. A run that nobody traces has no context, and pays nothing.
@@ -13,14 +13,12 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.events.telemetry.active import caller_here
 from ensemble_ray.events.tracing import RunTracedEvent, RunTracer
 from ensemble_ray.runs.showing import exit_reason_of
-from ensemble_ray.values.tracing import RunTracing, parse_traceparent
+from ensemble_ray.values.trace import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.launching import Resumption
     from ensemble_ray.runs.run_events import RunEvents
     from ensemble_ray.values.outputs import RunState
-
-__all__ = ["TracedRun"]
 
 
 class TracedRun:

@@ -1,15 +1,11 @@
-"""Pure machines. Package: schedule. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
+"""Pure machines. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
 
 from __future__ import annotations
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.hierarchical import HierarchicalMachine
-from ensemble_ray.schedule.machine import Machine
-from ensemble_ray.schedule.nested import NestedSource
-from ensemble_ray.schedule.parallel import ParallelMachine
-from ensemble_ray.schedule.sequential import SequentialMachine
-from ensemble_ray.schedule.source import PlanSource
-from ensemble_ray.schedule.unit_machines import make_machine
+from ensemble_ray.schedule.machine import Machine, PlanSource
+from ensemble_ray.schedule.nested import NestedSource, make_machine
+from ensemble_ray.schedule.workflows import HierarchicalMachine, ParallelMachine, SequentialMachine
 
 __all__ = ["machine_for"]
 

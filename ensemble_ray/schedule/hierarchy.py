@@ -1,4 +1,4 @@
-"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`. Package: schedule.
+"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`.
 
 Rules:
 1. An attempt is refused by the first check that fails: not allowed, global cap, own cap, stage (S-HIER-71 to S-HIER-74).
@@ -19,8 +19,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from ensemble_ray.plan.plan import HierarchyRules
-
-__all__ = ["DelegationEnforcer", "rules_text", "violations_of"]
 
 
 class DelegationEnforcer:

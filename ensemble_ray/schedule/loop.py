@@ -1,4 +1,4 @@
-"""A loop: its body in order, again and again, until the predicate holds or a cap is reached. Package: schedule.
+"""A loop: its body in order, again and again, until the predicate holds or a cap is reached.
 
 Rules:
 1. The table of `loop_states` is the machine: a stimulus is turned into an event, the table says the next state, and each state says
@@ -14,9 +14,10 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from typing import Literal, assert_never
 
-from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.schedule.instructions import (
     Announce,
     AsksAfter,
@@ -27,15 +28,13 @@ from ensemble_ray.schedule.instructions import (
     Inform,
     Instruction,
     IterationEnded,
+    LoopResult,
     ResetMemory,
     Start,
     TaskChanges,
+    UnitFailure,
     UntilHolds,
 )
-from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopEvent, LoopState
-from ensemble_ray.schedule.results import LoopResult, UnitFailure
-from ensemble_ray.schedule.scopes import Parts, body_of, scope_keys, scope_of
-from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -46,25 +45,148 @@ from ensemble_ray.schedule.stimuli import (
     Exited,
     Failed,
 )
-from ensemble_ray.schedule.unit import Execution, HistoryEntry, StopRequested, UnitStimulus
+from ensemble_ray.schedule.unit import (
+    Execution,
+    HistoryEntry,
+    Parts,
+    StopRequested,
+    UnitStimulus,
+    body_of,
+    list_shown,
+    scope_keys,
+    scope_of,
+)
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-__all__ = ["LoopMachine"]
+
+class LoopState(StrEnum):
+    """Where a loop stands.
+
+    `pending`           not begun.
+    `running`           a task of the body runs.
+    `asking`            the predicate is asked.
+    `resetting`         memory is reset before the next iteration.
+    `exiting`           the run ends early around it: the task that runs is the last.
+    `cancelling`        the run was cancelled, or failed around it: the task that runs is the last.
+    `converged`         the predicate held.
+    `capped`            the cap on iterations ended it.
+    `budget_exhausted`  the cap on tokens ended it.
+    `exited`            a task ended the run early, or the run ended early around it.
+    `failed`            a task, the predicate, or resetting memory failed.
+    `cancelled`         the run was cancelled or failed around it.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ASKING = "asking"
+    RESETTING = "resetting"
+    EXITING = "exiting"
+    CANCELLING = "cancelling"
+    CONVERGED = "converged"
+    CAPPED = "capped"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    EXITED = "exited"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not change any more."""
+        return self in _OVER
 
 
-_S = LoopState
+_OVER = frozenset(
+    {
+        LoopState.CONVERGED,
+        LoopState.CAPPED,
+        LoopState.BUDGET_EXHAUSTED,
+        LoopState.EXITED,
+        LoopState.FAILED,
+        LoopState.CANCELLED,
+    }
+)
+
+
+class LoopEvent(StrEnum):
+    """What a stimulus means for a loop."""
+
+    BEGUN = "begun"
+    TASK_COMPLETED = "task completed, another follows"
+    ITERATION_COMPLETED = "iteration completed"
+    VERDICT_TRUE = "predicate holds"
+    REPEAT = "below every cap"
+    REPEAT_WITH_RESET = "below every cap, memory is to be reset"
+    CAP_REACHED = "cap on iterations reached"
+    BUDGET_REACHED = "cap on tokens reached"
+    MEMORY_RESET = "memory was reset"
+    RAISED = "user code raised"
+    TASK_FAILED = "task failed"
+    TASK_EXITED = "task ended the run early"
+    TASK_CANCELLED = "task was stopped"
+    RUN_EXITS = "run ends early around it"
+    RUN_FAILS = "run failed around it"
+    RUN_CANCELLED = "run cancelled"
+
+
+_S, _E = LoopState, LoopEvent
+
+#: (state, event) -> next state; the whole rule about loops, as data. An iteration without a predicate is judged at once.
+LOOP_TRANSITIONS: dict[tuple[LoopState, LoopEvent], LoopState] = {
+    (_S.PENDING, _E.BEGUN): _S.RUNNING,
+    (_S.RUNNING, _E.TASK_COMPLETED): _S.RUNNING,
+    (_S.RUNNING, _E.ITERATION_COMPLETED): _S.ASKING,
+    (_S.RUNNING, _E.REPEAT): _S.RUNNING,
+    (_S.RUNNING, _E.REPEAT_WITH_RESET): _S.RESETTING,
+    (_S.RUNNING, _E.CAP_REACHED): _S.CAPPED,
+    (_S.RUNNING, _E.BUDGET_REACHED): _S.BUDGET_EXHAUSTED,
+    (_S.RUNNING, _E.TASK_FAILED): _S.FAILED,
+    (_S.RUNNING, _E.TASK_EXITED): _S.EXITED,
+    (_S.RUNNING, _E.TASK_CANCELLED): _S.CANCELLED,
+    (_S.RUNNING, _E.RUN_EXITS): _S.EXITING,
+    (_S.RUNNING, _E.RUN_FAILS): _S.CANCELLING,
+    (_S.RUNNING, _E.RUN_CANCELLED): _S.CANCELLING,
+    (_S.ASKING, _E.VERDICT_TRUE): _S.CONVERGED,
+    (_S.ASKING, _E.REPEAT): _S.RUNNING,
+    (_S.ASKING, _E.REPEAT_WITH_RESET): _S.RESETTING,
+    (_S.ASKING, _E.CAP_REACHED): _S.CAPPED,
+    (_S.ASKING, _E.BUDGET_REACHED): _S.BUDGET_EXHAUSTED,
+    (_S.ASKING, _E.RAISED): _S.FAILED,
+    (_S.ASKING, _E.RUN_EXITS): _S.EXITED,
+    (_S.ASKING, _E.RUN_FAILS): _S.CANCELLED,
+    (_S.ASKING, _E.RUN_CANCELLED): _S.CANCELLED,
+    (_S.RESETTING, _E.MEMORY_RESET): _S.RUNNING,
+    (_S.RESETTING, _E.RAISED): _S.FAILED,
+    (_S.RESETTING, _E.RUN_EXITS): _S.EXITED,
+    (_S.RESETTING, _E.RUN_FAILS): _S.CANCELLED,
+    (_S.RESETTING, _E.RUN_CANCELLED): _S.CANCELLED,
+    (_S.EXITING, _E.TASK_COMPLETED): _S.EXITED,
+    (_S.EXITING, _E.ITERATION_COMPLETED): _S.EXITED,
+    (_S.EXITING, _E.TASK_FAILED): _S.FAILED,
+    (_S.EXITING, _E.TASK_EXITED): _S.EXITED,
+    (_S.EXITING, _E.TASK_CANCELLED): _S.EXITED,
+    (_S.EXITING, _E.RUN_CANCELLED): _S.CANCELLING,
+    (_S.CANCELLING, _E.TASK_COMPLETED): _S.CANCELLED,
+    (_S.CANCELLING, _E.ITERATION_COMPLETED): _S.CANCELLED,
+    (_S.CANCELLING, _E.TASK_FAILED): _S.FAILED,
+    (_S.CANCELLING, _E.TASK_EXITED): _S.EXITED,
+    (_S.CANCELLING, _E.TASK_CANCELLED): _S.CANCELLED,
+    (_S.CANCELLING, _E.RUN_CANCELLED): _S.CANCELLING,
+}
+
+
+_S_LOOP = LoopState
 _Reason = Literal["predicate", "max_iterations", "exit_early", "budget_exhausted"]
 #: What a loop's end is called in its result (S-LOOP-44).
 _ENDS: dict[LoopState, _Reason | None] = {
-    _S.CONVERGED: "predicate",
-    _S.CAPPED: "max_iterations",
-    _S.BUDGET_EXHAUSTED: "budget_exhausted",
-    _S.EXITED: "exit_early",
-    _S.FAILED: None,
-    _S.CANCELLED: None,
+    _S_LOOP.CONVERGED: "predicate",
+    _S_LOOP.CAPPED: "max_iterations",
+    _S_LOOP.BUDGET_EXHAUSTED: "budget_exhausted",
+    _S_LOOP.EXITED: "exit_early",
+    _S_LOOP.FAILED: None,
+    _S_LOOP.CANCELLED: None,
 }
-_CAPS = frozenset({_S.CAPPED, _S.BUDGET_EXHAUSTED})
+_CAPS = frozenset({_S_LOOP.CAPPED, _S_LOOP.BUDGET_EXHAUSTED})
 
 
 class LoopMachine:

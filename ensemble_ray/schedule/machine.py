@@ -1,4 +1,4 @@
-"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Package: schedule.
+"""What all scheduling machines share: the door, the states, the story, cancelling and ending.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
@@ -15,12 +15,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, assert_never
 
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Skip, Start, TaskChanges
-from ensemble_ray.schedule.results import UnitResult
-from ensemble_ray.schedule.scopes import Parts
-from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    ContextPart,
+    End,
+    Instruction,
+    Skip,
+    Start,
+    TaskChanges,
+    UnitResult,
+)
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -33,11 +40,78 @@ from ensemble_ray.schedule.stimuli import (
     Failed,
     Waiting,
 )
-from ensemble_ray.schedule.unit import HistoryEntry, Member, StopRequested, UnitStimulus
+from ensemble_ray.schedule.unit import HistoryEntry, Member, Parts, StopRequested, UnitStimulus
 from ensemble_ray.values.ids import instance_of, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-__all__ = ["WAITS", "Machine", "end_of"]
+if TYPE_CHECKING:
+    from ensemble_ray.schedule.stimuli import Stimulus
+
+
+class TaskState(StrEnum):
+    """Where a task of a run stands.
+
+    `pending`    not all of its dependencies are resolved.
+    `ready`      could run; waits for a slot under the cap.
+    `running`    handed to an executor; its result has not come.
+    `waiting`    put down at an open gate; holds no slot, and is started again when the run goes on (S-REV-115).
+    `completed`  succeeded; its output can be used.
+    `failed`     failed; dependents cannot run.
+    `exited`     asked to end the run early (S-ENG-59).
+    `skipped`    never started: a dependency failed, or the run was ending (S-PAR-21, S-PAR-24).
+    `cancelled`  the run was cancelled while it waited or ran.
+    """
+
+    PENDING = "pending"
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXITED = "exited"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it will not change any more."""
+        return self not in _OPEN
+
+
+_OPEN = frozenset({TaskState.PENDING, TaskState.READY, TaskState.RUNNING, TaskState.WAITING})
+
+#: (from, to) -> why; the whole rule about task states, as data.
+TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
+    (TaskState.PENDING, TaskState.READY): "dependencies resolved",
+    (TaskState.READY, TaskState.RUNNING): "a slot is free",
+    (TaskState.RUNNING, TaskState.WAITING): "came to an open gate",
+    (TaskState.WAITING, TaskState.READY): "run goes on",
+    (TaskState.RUNNING, TaskState.COMPLETED): "succeeded",
+    (TaskState.RUNNING, TaskState.FAILED): "failed",
+    (TaskState.RUNNING, TaskState.EXITED): "asked to end the run",
+    (TaskState.RUNNING, TaskState.CANCELLED): "run cancelled",
+    (TaskState.PENDING, TaskState.SKIPPED): "dependency failed, or run ending",
+    (TaskState.READY, TaskState.SKIPPED): "run ending",
+    (TaskState.PENDING, TaskState.CANCELLED): "run cancelled",
+    (TaskState.READY, TaskState.CANCELLED): "run cancelled",
+    (TaskState.WAITING, TaskState.CANCELLED): "run cancelled, or ending",
+}
+
+
+class InvalidTransitionError(RuntimeError):
+    """A transition that the table does not know; a defect of ours, never the user's."""
+
+    def __init__(self, key: str, before: str, after: str, story: str) -> None:
+        super().__init__(key, before, after, story)
+        self.key = key
+        self.before = before
+        self.after = after
+        self.story = story
+
+    def __str__(self) -> str:
+        """Say which transition it was and how the task came there."""
+        return f"Task '{self.key}': no transition {self.before} -> {self.after}. Story: {self.story}"
+
 
 #: How a run ends for now whose tasks wait at gates.
 WAITS = End(state=RunState.WAITING, exit_reason=ExitReason.WAITING)
@@ -350,3 +424,40 @@ def end_of(*, is_cancelled: bool, exit_reason: ExitReason | None, has_failed: bo
     if has_failed:
         return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
     return End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+
+
+class Source(Protocol):
+    """The machine of one kind of work: what is ready, what follows from a result, is it over?"""
+
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
+        """Take facts, give what is to be done now, in order."""
+        ...
+
+
+class PlanSource(Source, Protocol):
+    """The source of a plan, with what a run that goes on has to know."""
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Return the tasks that were handed out and have not been reported."""
+        ...
+
+    def is_running(self, instance: str) -> bool:
+        """Whether that was handed out and has not been reported."""
+        ...
+
+    def is_waiting(self, instance: str) -> bool:
+        """Whether that was put down, and is started again when the run goes on."""
+        ...
+
+    def is_cancelling(self, instance: str) -> bool:
+        """Whether that is running and was asked to stop."""
+        ...
+
+    def list_unanswered(self) -> list[Instruction]:
+        """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
+        ...
+
+    def history_of(self, unit: str) -> Sequence[HistoryEntry]:
+        """Return what the predicates of a unit are shown, by its path; it only grows."""
+        ...

@@ -1,4 +1,4 @@
-"""Map-reduce: items are pulled, maps and reduces are made as slots become free. Package: schedule.
+"""Map-reduce: items are pulled, maps and reduces are made as slots become free.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
@@ -38,9 +38,7 @@ from ensemble_ray.schedule.instructions import (
     WarnOversized,
 )
 from ensemble_ray.schedule.machine import end_of
-from ensemble_ray.schedule.map_reduce_groupers import grouper_of
-from ensemble_ray.schedule.map_reduce_groups import Group, Groups
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import Group, Grouping, Groups, MapReduceRules, grouper_of
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -56,8 +54,6 @@ from ensemble_ray.schedule.stimuli import (
     Waiting,
 )
 from ensemble_ray.values.outputs import ExitReason
-
-__all__ = ["MapReduceMachine"]
 
 #: More tokens than any text has: sums of millions of such counts fit 64 bits.
 _MOST_TOKENS = 1 << 40

@@ -1,4 +1,4 @@
-"""The source of a plan that has units: machines inside of machines. Package: schedule.
+"""The source of a plan that has units: machines inside of machines.
 
 Rules:
 1. A machine is told what concerns its own members alone, and wants only those. Which member is a unit, and which machine a
@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from ensemble_ray.plan.plan import Plan
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Plan, Unit, in_waiting_order, members_of
+from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
     Cancel,
@@ -36,18 +36,21 @@ from ensemble_ray.schedule.instructions import (
     Forget,
     Inform,
     Instruction,
+    LoopResult,
     Question,
     Skip,
     Start,
     TaskChanges,
+    UnitFailure,
+    UnitResult,
     Wait,
     Warn,
     WarnLeftOut,
     WarnOversized,
 )
+from ensemble_ray.schedule.loop import LoopMachine
 from ensemble_ray.schedule.machine import WAITS
-from ensemble_ray.schedule.results import LoopResult, UnitFailure, UnitResult
-from ensemble_ray.schedule.scopes import Scopes, scope_keys, scope_of
+from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -65,15 +68,17 @@ from ensemble_ray.schedule.unit import (
     Execution,
     HistoryEntry,
     Member,
+    Scopes,
     StopRequested,
     UnitMachine,
     UnitMember,
     UnitStimulus,
+    scope_keys,
+    scope_of,
 )
+from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-__all__ = ["NestedSource"]
 
 #: The machine of the run itself.
 _ROOT = ""
@@ -398,3 +403,53 @@ def _end_of_member(instance: str, end: End, at: float) -> Completed | Failed | E
                 return Completed(at=at, instance=instance)
             has_output = any(isinstance(each, LoopResult) and any(each.iterations) for each in end.units)
             return Exited(at=at, instance=instance, reason=end.exit_reason, has_output=has_output)
+
+
+def make_machine(execution: Execution) -> UnitMachine:
+    """Return the machine of one execution of a unit, or of the run."""
+    if not execution.instance:
+        phases = [unit for unit in execution.plan.units if isinstance(unit, PhaseUnit)]
+        if phases:
+            return PhasesMachine(phases, execution)
+        return _machine_over(_top_members(execution), execution, execution.plan.workflow)
+    unit = execution.units[node_key(execution.instance)]
+    match unit:
+        case LoopUnit():
+            return LoopMachine(unit, execution)
+        case PhaseUnit():
+            return _machine_over([execution.members[key] for key in unit.members], execution, unit.workflow)
+        case GraphUnit():
+            return GraphMachine(unit, execution)
+        case _:
+            assert_never(unit)
+
+
+def _machine_over(members: Sequence[Member], execution: Execution, workflow: str) -> UnitMachine:
+    """Return the machine that runs members by a workflow; how many tasks run at once is the run's affair."""
+    parent, changes = execution.instance, execution.changes
+    if workflow == "parallel":
+        strategy = execution.plan.error_strategy
+        return ParallelMachine(members, error_strategy=strategy, parent=parent, changes=changes)
+    return SequentialMachine(_in_order(members, execution), parent=parent, changes=changes)
+
+
+def _in_order(members: Sequence[Member], execution: Execution) -> list[Member]:
+    """Return members such that what waits for a unit stands behind it (S-LOOP-168).
+
+    A task that names a later one as context stays where it is: it fails, and says so (S-ENG-11).
+    """
+    rank = {member.key: position for position, member in enumerate(members)}
+    waits_for = {
+        member.key: [
+            key for key in member.context if key in execution.units or rank.get(key, len(rank)) < rank[member.key]
+        ]
+        for member in members
+    }
+    ordered = in_waiting_order([member.key for member in members], waits_for)
+    return [execution.members[key] for key in ordered]
+
+
+def _top_members(execution: Execution) -> list[Member]:
+    """Return what is in no unit: the plain tasks, then the units, each in declared order (S-LOOP-120)."""
+    inside = {key for unit in execution.plan.units for key in members_of(unit)}
+    return [member for key, member in execution.members.items() if key not in inside]

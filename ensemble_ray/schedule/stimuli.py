@@ -1,4 +1,4 @@
-"""Facts told to a source, each with its time. Package: schedule. With `instructions`, the only words of every source.
+"""Facts told to a source, each with its time. With `instructions`, the only words of every source.
 
 A task is named by its instance, the path of `key#occurrence`. The names of stimuli in records are older than these
 classes and stay: `encode_stimulus` and `decode_stimulus` are the one place that knows both.
@@ -15,24 +15,6 @@ from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.schedule.instructions import EdgeMatches, Question, ReflectOn, ResetMemory, UntilHolds
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
-
-__all__ = [
-    "Begun",
-    "CancelRequested",
-    "Cancelled",
-    "Completed",
-    "Continued",
-    "Decided",
-    "Evaluated",
-    "Exited",
-    "Failed",
-    "ItemsPulled",
-    "Stimulus",
-    "UnitFact",
-    "Waiting",
-    "decode_stimulus",
-    "encode_stimulus",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What every machine of a unit is: the port that the nesting source asks. Package: schedule. Contracts only.
+"""What every machine of a unit is: the port that the nesting source asks. Contracts only.
 
 A machine schedules members: tasks or units, by instance. It knows nothing of what is inside of them. Rules:
 1. It wants a member done with `Start`, and is told its end by exactly one of `Completed`, `Failed`, `Exited` and
@@ -18,19 +18,118 @@ A machine schedules members: tasks or units, by instance. It knows nothing of wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Union
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union, assert_never
 
-from ensemble_ray.plan.plan import Plan
-from ensemble_ray.plan.units import Unit
-from ensemble_ray.schedule.instructions import Instruction, TaskChanges
-from ensemble_ray.schedule.results import UnitResult
-from ensemble_ray.schedule.scopes import Parts, Scopes
+from ensemble_ray.plan.plan import Plan, Unit
+from ensemble_ray.schedule.instructions import ContextPart, Instruction, TaskChanges, UnitResult
 from ensemble_ray.schedule.stimuli import UnitFact
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import ExitReason
 
-__all__ = ["Execution", "HistoryEntry", "Member", "StopRequested", "UnitMachine", "UnitMember", "UnitStimulus"]
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import LoopUnit
+
+
+#: What one entry of a context gives.
+Parts = tuple[ContextPart, ...]
+_NOTHING: Mapping[str, Parts] = MappingProxyType({})
+
+
+def scope_of(instance: str) -> str:
+    """Return the scope that an instance runs in.
+
+    Examples:
+        >>> scope_of("loop:refine#2/writer#0")
+        'loop:refine#2'
+    """
+    return instance.rpartition("/")[0]
+
+
+def scope_keys(context: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
+    """Return under which keys the entries of a context are looked up.
+
+    Args:
+        context: Keys of tasks and units.
+        tasks: In the place of each entry the body task that alone is meant, or ""; empty: there is none.
+
+    Examples:
+        >>> list(scope_keys(["notes", "loop:refine"], ["", "writer"]))
+        ['notes', 'loop:refine/writer']
+    """
+    return (body_of(key, task) if task else key for key, task in zip_longest(context, tasks, fillvalue=""))
+
+
+def body_of(unit: str, task: str) -> str:
+    """Return the key under which a scope has what a body task of a loop gave in the last iteration."""
+    return f"{unit}/{task}"
+
+
+class Scopes:
+    """The outputs of a run by scope and key."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, dict[str, Parts]] = {}
+        self._outer: dict[str, tuple[str, ...]] = {}
+
+    def put(self, scope: str, key: str, parts: Parts) -> None:
+        """Let a key stand for these outputs in a scope, the newest last."""
+        outputs = self._scopes.setdefault(scope, {})
+        outputs.pop(key, None)
+        outputs[key] = parts
+
+    def withdraw(self, scope: str, key: str) -> None:
+        """Let a key stand for nothing in a scope any more."""
+        self._scopes.get(scope, {}).pop(key, None)
+
+    def enclose(self, scope: str, outer: Sequence[str]) -> None:
+        """Look from this scope into these next, in order, and nowhere else; not where they look, nor where its path says.
+
+        So a phase sees the attempts that were accepted when it started (S-PHASE-36).
+        """
+        self._outer[scope] = tuple(outer)
+
+    def drop(self, scope: str) -> None:
+        """Forget a scope that nothing looks into any more."""
+        self._scopes.pop(scope, None)
+        self._outer.pop(scope, None)
+
+    def own(self, scope: str) -> Mapping[str, Parts]:
+        """Return what completed in a scope itself, by key, in the order of completion."""
+        return self._scopes.get(scope, _NOTHING)
+
+    def find(self, scope: str, key: str) -> Parts | None:
+        """Return what an entry of a context gives in a scope; None where it has no output yet."""
+        while True:
+            if (parts := self.own(scope).get(key)) is not None:
+                return parts
+            if scope in self._outer:
+                found = (self.own(outer).get(key) for outer in self._outer[scope])
+                return next((parts for parts in found if parts is not None), None)
+            if not scope:
+                return None
+            scope = _outwards(scope)
+
+    def last_output(self, instance: str) -> str:
+        """Return the instance of the last output of a task or a unit that completed; "" where it gave none."""
+        parts = self.own(scope_of(instance)).get(node_key(instance), ())
+        return parts[-1].instances[-1] if parts and parts[-1].instances else ""
+
+    def __len__(self) -> int:
+        """Return how many scopes are kept."""
+        return len(self._scopes)
+
+
+def _outwards(scope: str) -> str:
+    """Return the next scope: of `a#0/b#1` it is `a#0/b`, and of that `a#0`."""
+    before, _, last = scope.rpartition("/")
+    key, mark, _ = last.rpartition("#")
+    if not mark:
+        return before
+    return f"{before}/{key}" if before else key
 
 
 class Member(Protocol):
@@ -117,3 +216,28 @@ class Execution:
     scopes: Scopes
     #: what the machine above wants changed; `prior` is an earlier execution of the same unit
     changes: TaskChanges | None = None
+
+
+def list_shown(unit: LoopUnit, iterations: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the instances of each output that a loop shows, in body order; those of several are joined to one.
+
+    Args:
+        unit: The loop.
+        iterations: Per iteration what completed; the last one may be unfinished (S-LOOP-112).
+    """
+    # A review may end an iteration before its first task gave anything: then the one before it is the last.
+    last = next((each for each in reversed(iterations) if each), ())
+    match unit.output_mode:
+        case "last_iteration":
+            return [(name,) for name in last]
+        case "final_task_only":
+            return _of_task(unit.body[-1], [last])
+        case "all_iterations":
+            given = (tuple(name for (name,) in _of_task(key, iterations)) for key in unit.body)
+            return [names for names in given if names]
+        case _:
+            assert_never(unit.output_mode)
+
+
+def _of_task(key: str, iterations: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    return [(name,) for names in iterations for name in names if node_key(name) == key]

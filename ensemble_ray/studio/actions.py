@@ -1,4 +1,4 @@
-"""What may be done with runs from the page: the port. Package: studio."""
+"""What may be done with runs from the page: the port."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
     from ensemble_ray.studio.schemas.runs import ReviewSchema
-
-__all__ = ["StudioActions"]
 
 
 class StudioActions(Protocol):

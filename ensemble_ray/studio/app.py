@@ -1,4 +1,4 @@
-"""The application: the page, and what it asks for. Package: studio.
+"""The application: the page, and what it asks for.
 
 It knows neither its address nor its port, so that it is mounted where somebody serves it: by itself, beside a dashboard, behind an
 endpoint. Never: a document of its interface, whose pages would ask others' servers.
@@ -17,8 +17,6 @@ from ensemble_ray.studio.routes.page import POLICY, page_router
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.service import Studio
-
-__all__ = ["mount_page", "mount_studio", "studio_app"]
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:

@@ -1,4 +1,4 @@
-"""BodyLimit: the longest body that a request may have, of the page and of the endpoint. Package: studio. Plain ASGI.
+"""BodyLimit: the longest body that a request may have, of the page and of the endpoint. Plain ASGI.
 
 Never: more of a body in memory than the limit, whatever its header announces.
 """
@@ -9,13 +9,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.access.hosts import headers_of
+from ensemble_ray.access.admission import headers_of
 from ensemble_ray.studio.response_headers import refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-__all__ = ["DEFAULT_MAX_BODY_BYTES", "BodyLimit", "body_length", "too_long"]
 
 #: Inputs are values for texts, and items of a map-reduce; what is larger belongs into a file.
 DEFAULT_MAX_BODY_BYTES = 8_388_608

@@ -1,4 +1,4 @@
-"""The page as one file that opens offline, with a run in it. Package: studio.
+"""The page as one file that opens offline, with a run in it.
 
 In: a title. Out: HTML before and behind the run's JSON. Rules: nothing in it is asked for from anywhere; its policy allows the one script and the
 one style that are in it, by their hashes, and nothing else. A module is a function of its own, so that names of one are not seen
@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from html import escape
 from pathlib import Path, PurePosixPath
-
-__all__ = ["in_script", "single_file"]
 
 _FOLDER = Path(__file__).parent / "page"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A process that asks a cluster for studio (S-STU-34). Package: studio.
+"""A process that asks a cluster for studio (S-STU-34).
 
 In: an address. Out: what the cluster's actors say. A process that is connected to a cluster may die with it, and studio shall not; so
 another one asks, is started when somebody looks, and ended when nobody has for a while. On the library's loop.
@@ -16,8 +16,6 @@ from typing import cast
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.descriptions import ClusterDescription, load_cluster
-
-__all__ = ["ClusterProcess"]
 
 _MODULE = "ensemble_ray.actors.driver.cluster_probe"
 #: How long the first answer may take, s: it imports Ray and joins the cluster; and each further one.

@@ -1,4 +1,4 @@
-"""The processes that there are now, for a command that looks once. Package: studio."""
+"""The processes that there are now, for a command that looks once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.studio.visitors import ANYBODY
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.studio.schemas.actors import Actors
-
-__all__ = ["look_at_actors"]
 
 
 async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster: str = "") -> Actors:

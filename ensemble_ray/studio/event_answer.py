@@ -13,8 +13,6 @@ from ensemble_ray.studio.http_server import disconnect
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-__all__ = ["SEND_TIMEOUT_S", "STREAM_HEADERS", "EventAnswer"]
-
 #: Comments that keep idle connections open come so often, s.
 _HEARTBEAT_S = 15
 #: A client that takes nothing for so long is disconnected, s; it can come back and misses nothing.

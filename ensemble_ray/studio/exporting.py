@@ -1,4 +1,4 @@
-"""A run as one document: everything that the page is told of it. Package: studio. On the library's loop.
+"""A run as one document: everything that the page is told of it. On the library's loop.
 
 The document is written step by step, so that only the texts of one step are in memory.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 from ensemble_ray.studio.routes.answers import json_text
 from ensemble_ray.studio.schemas.actors import Actors
 from ensemble_ray.studio.schemas.flow import FlowSchema
@@ -22,8 +22,6 @@ from ensemble_ray.text.foreign_text import whole_text
 if TYPE_CHECKING:
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.visitors import Visitor
-
-__all__ = ["ExportedRun", "write_run"]
 
 #: Steps whose details go along; of a longer run those that failed, then the first ones.
 _MOST_DETAILS = 2000

@@ -1,4 +1,4 @@
-"""FilesFolder: graphs and traces in a folder, for the page to open. Package: studio.
+"""FilesFolder: graphs and traces in a folder, for the page to open.
 
 In: a folder that somebody named. Out: its files with what they are, and their content. Rules: a file is had by exactly the name that it
 has in the folder itself; no link is followed, nothing but a file is opened, and what is no graph, trace or exported run is not served
@@ -16,12 +16,10 @@ from typing import cast
 import pydantic_core
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.schemas.files import FileEntry, FileKind, FileList
-from ensemble_ray.visualization.files import parse_dag, parse_trace
-
-__all__ = ["FilesFolder"]
+from ensemble_ray.visualization.dev_tools import parse_dag, parse_trace
 
 #: Files that are listed, those that were changed last.
 _MOST_FILES = 1000

@@ -1,4 +1,4 @@
-"""FlowDrawer: graphs of runs with places for their nodes. Package: studio.
+"""FlowDrawer: graphs of runs with places for their nodes.
 
 In: a run's plan and its steps. Out: its graph as declared, with what ran of each node, or as it ran. Rules: places depend on nodes and
 edges alone, so that a run whose steps only change their status is not laid out again; a layout is computed in a thread.
@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.process.forks import new_lock
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import new_lock, threads
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.units.histories import graph_trace
 from ensemble_ray.record.units.recorded import RecordedUnits
@@ -25,11 +24,9 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.studio.schemas.steps import StepSchema
-    from ensemble_ray.values.unit_traces import GraphTrace
+    from ensemble_ray.values.trace import GraphTrace
     from ensemble_ray.visualization.flow import Flow
     from ensemble_ray.visualization.layout import Layout
-
-__all__ = ["FlowDrawer", "FlowView", "graph_trace_of"]
 
 FlowView = Literal["declared", "ran"]
 #: Layouts that are kept.

@@ -1,4 +1,4 @@
-"""HttpServer: serves one application in this process, beside whatever else it does. Package: studio.
+"""HttpServer: serves one application in this process, beside whatever else it does.
 
 In: an ASGI application, where to listen. Out: a server on a daemon thread with a loop of its own, so that neither pages nor clients that
 are slow hold a run, and the process may end while it serves. Never: a signal handler, a line on the terminal.
@@ -19,8 +19,6 @@ from ensemble_ray.studio.installed import check_installed
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-__all__ = ["HttpServer", "disconnect"]
 
 #: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
 _ABORT = "ensemble_ray.abort"

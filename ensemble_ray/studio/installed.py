@@ -1,12 +1,10 @@
-"""Whether what serves pages is installed, which is an extra. Package: studio."""
+"""Whether what serves pages is installed, which is an extra."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
 from ensemble_ray.errors import ValidationError
-
-__all__ = ["check_installed"]
 
 #: What the extra `studio` brings.
 _NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette", "graphlay")

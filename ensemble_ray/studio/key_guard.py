@@ -1,4 +1,4 @@
-"""KeyGuard: lets those in who bring a key of this home (S-STU-72). Package: studio.
+"""KeyGuard: lets those in who bring a key of this home (S-STU-72).
 
 Where studio listens beyond loopback, whoever reaches the port could read every prompt. So every request brings a key; what it may do
 are the key's rights, and which runs it sees are its teams'.
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from ensemble_ray.access.admission import Admission, Admitted, KeyPolicy, Knock
-from ensemble_ray.access.hosts import headers_of
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.access.keys import digest_of, is_key
-from ensemble_ray.access.rights import Right
-from ensemble_ray.definition.origin import Origin
+from ensemble_ray.access.admission import Admission, Admitted, KeyPolicy, Knock, headers_of
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.keys import Right, digest_of, is_key
+from ensemble_ray.definition.fields import Origin
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.studio.refusals import StudioRefusal
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.access.keys import ApiKey
     from ensemble_ray.record.stores import RecordedRun
-
-__all__ = ["KeyGuard"]
 
 
 @dataclass(frozen=True, slots=True)

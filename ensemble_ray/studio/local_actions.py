@@ -1,4 +1,4 @@
-"""LocalActions: what is done with recorded runs from this machine. Package: studio. Fulfils `StudioActions`; on the library's loop.
+"""LocalActions: what is done with recorded runs from this machine. Fulfils `StudioActions`; on the library's loop.
 
 Runs go on and begin in processes of their own, by the commands that a person would use.
 """
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.actions import Decision, NewFork
     from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.studio.views.steps import StepsView
-
-__all__ = ["LocalActions"]
 
 _OF_PROGRAM = "A program began it, which alone knows its team: {0} it there, by ensemble_ray.{0}"
 _DONE = frozenset({"completed", "exited"})

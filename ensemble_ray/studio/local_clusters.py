@@ -1,4 +1,4 @@
-"""The clusters that studio asks from a process of its own (S-STU-34, S-STU-35). Package: studio.
+"""The clusters that studio asks from a process of its own (S-STU-34, S-STU-35).
 
 One that was named, and no other; where none was, those that runs of this machine belong to. On the library's loop.
 """
@@ -9,11 +9,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ensemble_ray.process.cluster_finding import FoundCluster, find_cluster
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
+from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.studio.cluster_process import ClusterProcess
-
-__all__ = ["LocalClusters"]
 
 #: What `RAY_ADDRESS` is where programs shall start a cluster of their own.
 _LOCAL = "local"

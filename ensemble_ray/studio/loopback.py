@@ -1,4 +1,4 @@
-"""LoopbackCheck: keeps pages of other sites from a server that listens on loopback. Package: studio. Plain ASGI.
+"""LoopbackCheck: keeps pages of other sites from a server that listens on loopback. Plain ASGI.
 
 Whoever is at this machine may ask such a server everything, so a page of another site must not ask it through their browser: under
 another name that leads here (S-WEB-73), or with a request that changes something (S-WEB-74). Refusals have the form of all failures.
@@ -9,14 +9,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_loopback
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.access.admission import headers_of, host_name, is_allowed_origin, is_loopback
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.studio.response_headers import refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-__all__ = ["LoopbackCheck"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Commands of ours in processes of their own: they outlive the page, and user code runs in them, not here. Package: studio.
+"""Commands of ours in processes of their own: they outlive the page, and user code runs in them, not here.
 
 In: arguments of `ensemble-ray`. Out: a process that goes on by itself, or what a short command printed. Never: a shell, a command that
 a request names, an input of this terminal.
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.process.forks import threads
 from ensemble_ray.process.private_files import private_directory
-from ensemble_ray.process.threads import threads
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.text.foreign_text import one_line
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ensemble_ray.record.stores import StoreAddress
-
-__all__ = ["OwnProcesses"]
 
 #: How long a command that only answers may take, s: it loads the team.
 _ANSWER_S = 60.0

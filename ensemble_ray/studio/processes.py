@@ -1,4 +1,4 @@
-"""Which processes there are, and what they are doing: by the records, and by what clusters say. Package: studio.
+"""Which processes there are, and what they are doing: by the records, and by what clusters say.
 
 In: the runs that go on, and who owns them; clusters that can be asked. Out: processes by node. Records say which process owns a run;
 which process of a cluster has which agent is known to its scheduler alone. On the library's loop.
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.actors import Actors
     from ensemble_ray.studio.visitors import Visitor
     from ensemble_ray.values.descriptions import ClusterDescription
-
-__all__ = ["Cluster", "ClusterList", "ProcessReader", "RunProcesses"]
 
 _NO_CLUSTER = (
     "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "

@@ -1,4 +1,4 @@
-"""StudioReader: everything that the page is told of recorded runs. Package: studio.
+"""StudioReader: everything that the page is told of recorded runs.
 
 In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. Never: a change of a record. On the library's loop.
 """
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.runs import ComparedRuns, ReviewSchema, RunDetailSchema, RunList, RunSeries
     from ensemble_ray.studio.schemas.steps import StepDetail
     from ensemble_ray.studio.visitors import Visitor
-
-__all__ = ["LiveLook", "StudioReader"]
 
 _STIMULI = kinds_of(StimulusRecorded)
 

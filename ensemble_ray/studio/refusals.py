@@ -1,4 +1,4 @@
-"""Refusals of requests of the page, as exceptions that its routes answer. Package: studio. Pure."""
+"""Refusals of requests of the page, as exceptions that its routes answer. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ensemble_ray.errors import (
     RunExistsError,
     ValidationError,
 )
-
-__all__ = ["StudioRefusal", "code_of", "not_found", "status_of"]
 
 _WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (

@@ -1,4 +1,4 @@
-"""ResponseHeaders: what every answer says to browsers and caches, the page's and the endpoint's. Package: studio. Plain ASGI."""
+"""ResponseHeaders: what every answer says to browsers and caches, the page's and the endpoint's. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from http import HTTPStatus
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-__all__ = ["HEADERS", "ResponseHeaders", "refuse"]
 
 #: A route that says something else of its own, such as a page with its scripts, is left as it is.
 HEADERS = {

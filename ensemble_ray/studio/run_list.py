@@ -1,4 +1,4 @@
-"""RunListing: the runs of a store as rows, page by page. Package: studio.
+"""RunListing: the runs of a store as rows, page by page.
 
 In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
 of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, and tags and the
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.run_tags import has_tag
+from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.schemas.runs import RunList, RunSeries
@@ -25,8 +25,6 @@ from ensemble_ray.studio.views.words import wire_status
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.schemas.runs import RunRow
-
-__all__ = ["MOST_ROWS", "RunListing", "RunSearch"]
 
 #: Rows of one page, and how many a page has where nobody says.
 MOST_ROWS, _USUAL_ROWS = 200, 50

@@ -1,4 +1,4 @@
-"""RunViews: the runs of a store as they stand, each folded once and then kept up with its record. Package: studio.
+"""RunViews: the runs of a store as they stand, each folded once and then kept up with its record.
 
 In: a store, ids of runs. Out: views that have all that is recorded. Rules: a record is read from where its view stands; one run is
 read by one reader at a time; of many views those are let go that nobody asks for any more. On the library's loop.
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ensemble_ray.record.stores import RecordedRun, RunReader
-
-__all__ = ["RunViews", "SeenRun"]
 
 #: Views that are kept; what is followed is kept whatever their number, since it would be folded anew at each look.
 _KEPT = 16

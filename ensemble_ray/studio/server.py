@@ -1,4 +1,4 @@
-"""StudioServer: the page over all recorded runs of a home or a database, in this process. Package: studio.
+"""StudioServer: the page over all recorded runs of a home or a database, in this process.
 
 What `ensemble-ray studio` begins. Rules: it listens on loopback unless somebody says otherwise, and then every request needs a key. It asks nobody else's server.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.access.admission import is_loopback
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.config import Settings
-from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.process.notices import notify
+from ensemble_ray.process.context import notify
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.body_limit import BodyLimit
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ensemble_ray.record.stores import StoreAddress
-
-__all__ = ["PORT", "StudioServer"]
 
 #: Where studio listens where nobody says.
 PORT = 7328

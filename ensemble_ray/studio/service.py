@@ -1,4 +1,4 @@
-"""Studio: what one page is served from. Package: studio."""
+"""Studio: what one page is served from."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.processes import ProcessReader
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.visitors import Visitor
-
-__all__ = ["Studio"]
 
 #: How many exports and files are written and sent at a time (S-STU-175).
 _MOST_DOCUMENTS = 4

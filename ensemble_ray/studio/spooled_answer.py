@@ -1,4 +1,4 @@
-"""SpooledAnswer: an answer of any length, which is sent from a temporary file. Package: studio."""
+"""SpooledAnswer: an answer of any length, which is sent from a temporary file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 from starlette.responses import Response
 
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 from ensemble_ray.studio.http_server import disconnect
 from ensemble_ray.studio.refusals import StudioRefusal
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ensemble_ray.studio.service import Studio
-
-__all__ = ["SpooledAnswer"]
 
 _PIECE_BYTES = 65_536
 #: A client that takes no piece for so long is disconnected, s.

@@ -1,4 +1,4 @@
-"""Who asks for what the page is told, and what is theirs to see. Package: studio."""
+"""Who asks for what the page is told, and what is theirs to see."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from ensemble_ray.access.rights import Right
+    from ensemble_ray.access.keys import Right
     from ensemble_ray.record.stores import RecordedRun
-
-__all__ = ["ANYBODY", "Guard", "LocalGuard", "Visitor"]
 
 
 class Visitor(Protocol):

@@ -8,7 +8,8 @@ from ensemble_ray.testing.sink import RecordingSink
 
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
-    from ensemble_ray.testing.replaying import Difference, Replay, replay
+    from ensemble_ray.testing.replay_ports import Difference
+    from ensemble_ray.testing.replaying import Replay, replay
 
 __all__ = [
     "Difference",

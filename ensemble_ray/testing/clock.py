@@ -7,8 +7,6 @@ import heapq
 import itertools
 import threading
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """A `Clock` whose time changes only by `advance`.

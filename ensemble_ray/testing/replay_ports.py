@@ -1,4 +1,4 @@
-"""What a replayed task touches in place of journal, model and memory. Package: testing.
+"""What a replayed task touches in place of journal, model and memory.
 
 In: the facts of a run. Out: its recorded answers and results on request; the first thing that is asked
 for and not recorded, as a difference.
@@ -27,16 +27,6 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 if TYPE_CHECKING:
     from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
     from ensemble_ray.values.trace import TaskTrace
-
-__all__ = [
-    "Difference",
-    "ReplayJournal",
-    "UnaskedMemory",
-    "UnaskedModel",
-    "cut_to_difference",
-    "place_of",
-    "request_difference",
-]
 
 D = TypeVar("D", bound=FactData)
 

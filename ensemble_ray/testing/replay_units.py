@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
-from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
 from ensemble_ray.record.resume.folded_source import FoldedSource, numbered_groups, path_of_question
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.unit import HistoryEntry
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["AskedQuestion", "RepeatedPredicates", "steps_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Work that a replayed task hands on: done again on its own record. Package: testing.
+"""Work that a replayed task hands on: done again on its own record.
 
 In: the order of a worker's task. Out: what it gives today, or what is recorded of it where its record ends in a failure.
 Never: a difference in a worker's work that its asker does not hear of: it is the asker's too.
@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.execute.scope import exit_of
 from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.testing.replay_ports import Difference, cut_to_difference, place_of
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.runner import TaskRunner
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.testing.replay_ports import ReplayJournal
-
-__all__ = ["ReplayedWorkers"]
 
 _STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
 

@@ -1,4 +1,4 @@
-"""Checks a recorded run against today's code (S-DUR-55). Package: testing.
+"""Checks a recorded run against today's code (S-DUR-55).
 
 In: a run's id and today's definition. Out: the first difference, if there is one: a changed plan, a request that
 differs, a call or an output that differs. Every task is done again by the runner that does it in a run, on recorded
@@ -22,12 +22,9 @@ from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.loader import load_source
-from ensemble_ray.ports.services import Services
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import Services
+from ensemble_ray.process.forks import SystemClock, run_blocking, threads
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import compare_fields
 from ensemble_ray.record.opening import store_at
@@ -38,6 +35,7 @@ from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
+from ensemble_ray.teamfile import load_source
 from ensemble_ray.testing.replay_ports import (
     Difference,
     ReplayJournal,
@@ -50,7 +48,7 @@ from ensemble_ray.testing.replay_units import AskedQuestion, RepeatedPredicates,
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
-from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import is_inside_unit, node_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -61,12 +59,10 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.schedule.instructions import Start
+    from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.messages import ChatMessage
-
-__all__ = ["Difference", "Replay", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

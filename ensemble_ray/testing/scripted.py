@@ -19,9 +19,8 @@ from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.ports.services import services
-from ensemble_ray.process.forks import new_lock
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.ports import services
+from ensemble_ray.process.forks import call_user, new_lock
 from ensemble_ray.testing.model_server.script import Reply
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import (
@@ -33,8 +32,6 @@ from ensemble_ray.values.messages import (
     ToolCall,
     ToolSpec,
 )
-
-__all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
 
 _WORDS = re.compile(r"\S+\s*|\s+")
 #: name under which a handle asks the owner of its script

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from ensemble_ray.events import Event
 
-__all__ = ["RecordingSink"]
-
 E = TypeVar("E", bound=Event)
 
 

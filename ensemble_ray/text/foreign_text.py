@@ -10,16 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import cast
 
-__all__ = [
-    "LOG_LIMIT",
-    "TextLine",
-    "WholePieces",
-    "one_line",
-    "whole_data",
-    "whole_json",
-    "whole_text",
-]
-
 #: Longest text of others in a log line, characters.
 LOG_LIMIT = 1000
 
@@ -128,3 +118,100 @@ def _printable(char: str) -> str:
     if char.isspace() and code > 0xFF and char not in "\u2028\u2029":  # noqa: PLR2004  wide blanks are harmless
         return char
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+#: Ranges of characters that steer a terminal, or that show a text as another one than it is.
+_STEERING = (
+    r"\x00-\x08\x0b-\x1f"  # C0, without tab and line feed
+    r"\x7f-\x9f"  # DEL and C1
+    r"\xad\u200b\u2060-\u2064\ufeff"  # no width; the joiners U+200C and U+200D are needed by scripts and emoji
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # direction of writing
+    r"\u2028\u2029"  # ends of lines that are none to `split("\n")`
+    r"\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags, which nobody sees
+    r"\ud800-\udfff"  # halves of pairs, which have no form in UTF-8
+)
+#: A carriage return before a line feed does no harm.
+_CONTROL = re.compile(rf"(?!\r\n)[{_STEERING}]")
+#: The same in JSON text, which has escapes of its own for what stands below the blank.
+_IN_JSON = re.compile(rf"(?![\r\n])[{_STEERING}]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    r"""Return the text with everything that a terminal would obey as a visible escape, such as `\x1b`.
+
+    Tabs and ends of lines stay, and so does every character that is only unusual.
+
+    Source:
+        S-SEC-60. `rich` and the standard library have no such function: `rich` takes out five characters and lets the
+        escape character pass, `repr` escapes blanks of other scripts too.
+    """
+    return _CONTROL.sub(_escape, text)
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return the text with halves of surrogate pairs, which no stream can encode, as visible escapes such as `\ud83d`."""
+    return _SURROGATE.sub(_escape, text)
+
+
+def escape_unencodable(text: str, encoding: str | None) -> str:
+    r"""Return the text with each character that an encoding lacks as a visible escape, such as `\u2026`; None has all."""
+    return text if encoding is None else text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def escape_json(text: str, encoding: str | None = None) -> str:
+    """Return JSON text with the same data, in which everything that a terminal would obey is escaped as JSON does it.
+
+    Args:
+        text: The text.
+        encoding: Of where it goes; all that is not ASCII is escaped where the encoding lacks a character. None: UTF-8.
+    """
+    safe = _IN_JSON.sub(_escaped_in_json, text)
+    try:
+        safe.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return _NOT_ASCII.sub(_escaped_in_json, safe)
+    return safe
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+def _escaped_in_json(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+#: Clients differ in how they encode anything else, and most fail.
+_NOT_CARRIED = re.compile(r"[^\t\x20-\x7e]")
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def header_flaw(value: str) -> str:
+    r"""Return why a text cannot be sent in a header, without repeating it; empty when it can.
+
+    Examples:
+        >>> header_flaw("sk-1\nsk-2"), header_flaw("sk-\u201c1")
+        ('holds a line break, which no header can carry', 'holds the character U+201C, which no header can carry')
+    """
+    found = _NOT_CARRIED.search(value)
+    if found is None:
+        return ""
+    what = "a line break" if found[0] in "\r\n" else f"the character U+{ord(found[0]):04X}"
+    return f"holds {what}, which no header can carry"
+
+
+def header_name_flaw(name: str) -> str:
+    """Return why a text is no name of a header; empty when it is one."""
+    return "" if _NAME.fullmatch(name) else "is no name of a header"
+
+
+#: Characters that are counted as one token.
+CHARACTERS_PER_TOKEN = 4
+
+
+def estimate_tokens(characters: int) -> int:
+    """Return the tokens of that many characters, rounded down."""
+    return characters // CHARACTERS_PER_TOKEN

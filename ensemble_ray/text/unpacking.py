@@ -13,8 +13,6 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
-__all__ = ["ACCEPTED_CODINGS", "STEP_BYTES", "BodyUnpacker", "UnpackingError", "bound_response", "codings_of"]
-
 #: What is asked for, and all that is unpacked.
 ACCEPTED_CODINGS = "gzip, deflate"
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}

@@ -9,23 +9,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.tools.pipeline import PipelineErrorStrategy, ToolPipeline
+from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.tools.registry import PipelineErrorStrategy, ToolPipeline
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
+    AbstractTypedAgentTool,
     AgentTool,
     CustomSchemaAgentTool,
     DynamicToolProvider,
-    NoOpToolMetrics,
     ToolContext,
-    ToolMetrics,
     ToolResult,
+    TypedAgentTool,
     current_tool_context,
+    tool,
 )
-from ensemble_ray.tools.typed import AbstractTypedAgentTool, TypedAgentTool
+from ensemble_ray.tools.waiting import NoOpToolMetrics
 
 if TYPE_CHECKING:
-    from ensemble_ray.tools.a2a.tool import A2ATool
+    from ensemble_ray.tools.a2a.asking import A2ATool
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
         DateTimeTool,
@@ -71,7 +72,7 @@ __all__ = [
     "tool",
 ]
 
-_REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.tool", "MCP": "ensemble_ray.tools.mcp"}
+_REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.asking", "MCP": "ensemble_ray.tools.mcp"}
 
 
 def __getattr__(name: str) -> object:

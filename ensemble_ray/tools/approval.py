@@ -1,4 +1,4 @@
-"""Asking a person from within a tool (S-REV-50 to S-REV-69). Package: tools.
+"""Asking a person from within a tool (S-REV-50 to S-REV-69).
 
 In: what is asked, in the context of a call. Out: the decision; without a handler everything is approved. A handler that
 stands in a run's context is the run's own, whose decisions are recorded; outside a run it is whatever the context was given.
@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Protocol, cast, runtime_checkable
 
 from ensemble_ray.errors import IllegalStateError, ToolConfigurationError
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.tools.waiting import run_to_end
 from ensemble_ray.values.reviews import (
     Continue,
@@ -27,18 +27,6 @@ from ensemble_ray.values.reviews import (
     ReviewRequest,
     ReviewTiming,
 )
-
-__all__ = [
-    "ThreadReviewing",
-    "approval_request",
-    "approve",
-    "approve_from_thread",
-    "ask",
-    "ask_from_thread",
-    "current_reviews",
-    "preview",
-    "use_reviews",
-]
 
 #: Characters of an input that an approval shows.
 _PREVIEW = 200

@@ -10,29 +10,31 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NoReturn, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.ports import CpuPool
-from ensemble_ray.ports.services import services
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import current_traceparent
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.ports import CpuPool, services
+from ensemble_ray.process.context import bounded_logger, current_traceparent
+from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.approval import approve, preview
-from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
-from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
+from ensemble_ray.tools.cpu import (
+    CannotTravelError,
+    ToolOutcome,
+    outcome_of_error,
+    outcome_of_result,
+    outcome_of_return,
+    pack_tool,
+)
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
-from ensemble_ray.tools.repair import repair_arguments
-from ensemble_ray.tools.schema import ArgumentError
-from ensemble_ray.tools.time_limit import TimeLimit
+from ensemble_ray.tools.schema import ArgumentError, repair_arguments
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     AgentTool,
@@ -40,13 +42,13 @@ from ensemble_ray.tools.tool import (
     CustomSchemaAgentTool,
     ToolContext,
     ToolResult,
+    TypedAgentTool,
     as_result,
+    input_type_of,
+    parse_input,
     use_tool_context,
 )
-from ensemble_ray.tools.typed import TypedAgentTool, input_type_of, parse_input
-from ensemble_ray.tools.waiting import call_to_end, collect
-
-__all__ = ["call_tool", "cut_for_log", "truncate_output"]
+from ensemble_ray.tools.waiting import TimeLimit, call_to_end, collect
 
 T = TypeVar("T")
 
@@ -285,3 +287,82 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
         level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, returned, duration_ms, where
     )
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)
+
+
+#: Longest time for all tool calls of one turn (S-TOOL-83).
+BATCH_LIMIT_S = 300.0
+#: A tool whose own time ends together with the batch's still gives its text to the model (S-SET-34).
+_GRACE_S = 0.25
+
+
+async def call_batch(
+    calls: Sequence[Callable[[], Awaitable[T]]],
+    *,
+    agent_role: str,
+    task_description: str = "",
+    limit_s: float | None = BATCH_LIMIT_S,
+) -> list[T]:
+    """Do several calls at the same time; a single one runs directly and without the limit (S-TOOL-80).
+
+    A call that raises does not disturb the others: all are waited for, then the first error in request order is raised.
+
+    Args:
+        calls: Starts one call each; they are started in this order.
+        agent_role: Whose turn it is, for the error.
+        task_description: Of the task, for the error.
+        limit_s: Longest time for all of them together; None: as long as they like.
+
+    Raises:
+        AgentExecutionError: they took too long (S-TOOL-83); what still runs is cancelled.
+        BaseException: a call raised it, unchanged (S-TOOL-85).
+    """
+    if len(calls) == 1:
+        return [await calls[0]()]
+    tasks = [asyncio.ensure_future(_start(call)) for call in calls]
+    try:
+        late = await _wait(tasks, limit_s)
+        if late:
+            late = await _wait(late, _GRACE_S)
+        if late and limit_s is not None:
+            msg = f"Parallel tool execution for agent '{agent_role}' timed out after {_in_words(limit_s)}"
+            raise AgentExecutionError(msg, agent_role, task_description)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return [task.result().unwrap() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned(Generic[T]):
+    value: T
+
+    def unwrap(self) -> T:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    stop: BaseException
+
+    def unwrap(self) -> NoReturn:
+        raise self.stop
+
+
+async def _start(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
+    try:
+        return _Returned(await call())
+    except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody
+        return _Stopped(stop)
+
+
+async def _wait(tasks: Sequence[asyncio.Future[T]], timeout_s: float | None) -> list[asyncio.Future[T]]:
+    """Wait for them; gives those that are not done."""
+    if not tasks:
+        return []
+    _, late = await asyncio.wait(tasks, timeout=timeout_s)
+    return [task for task in tasks if task in late]
+
+
+def _in_words(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:g} minutes" if minutes.is_integer() else f"{seconds:g} seconds"

@@ -19,8 +19,6 @@ from urllib.parse import unquote
 import pydantic
 from pydantic import TypeAdapter
 
-__all__ = ["ForeignSchema", "SchemaError", "hash_name", "normalise_parameters", "rename_properties"]
-
 #: The longest name of a tool or parameter that all endpoints accept.
 LONGEST_NAME = 64
 #: Schemas inside schemas, and how deep: more is replaced by "anything".

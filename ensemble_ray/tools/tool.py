@@ -10,56 +10,47 @@ What must never happen here: a tool's exception leaves `execute`, except the two
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import math
 import re
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
-from typing import Any, final, get_args
+from typing import Any, Generic, Protocol, TypeVar, cast, final, get_args, overload
+from weakref import WeakKeyDictionary
 
+import pydantic
 from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import format_with_class, user_exc_info, user_traceback
 from ensemble_ray.events import Event
-from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import ScopedVariable
-from ensemble_ray.process.threads import is_async_callable
+from ensemble_ray.ports import CustomToolMetrics
+from ensemble_ray.process.context import ScopedVariable, bounded_logger
+from ensemble_ray.process.forks import is_async_callable
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
-from ensemble_ray.tools.metrics import NoOpToolMetrics
-from ensemble_ray.tools.rendering import ResultError, render_value
-from ensemble_ray.tools.sampling import AsksModel
-from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.waiting import call_to_end, collect, collect_here
+from ensemble_ray.tools.schema import explain_arguments, parameter_types
+from ensemble_ray.tools.waiting import (
+    AsksModel,
+    NoOpToolMetrics,
+    ResultError,
+    TimeLimit,
+    call_to_end,
+    collect,
+    collect_here,
+    render_value,
+)
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
-
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "AbstractAgentTool",
-    "AgentTool",
-    "ContextAgentTool",
-    "CustomSchemaAgentTool",
-    "DynamicToolProvider",
-    "NoOpToolMetrics",
-    "ToolContext",
-    "ToolMetrics",
-    "ToolResult",
-    "as_result",
-    "check_effect",
-    "check_tool_name",
-    "current_tool_context",
-    "make_tool_name",
-    "strongest_effect",
-    "timeout_seconds",
-    "use_tool_context",
-]
 
 #: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
@@ -406,3 +397,327 @@ class _MeasuredCall:
             metrics.record_duration(self._name, role, time.perf_counter() - self._started_s)
         except Exception:  # noqa: BLE001  counting must not change what the tool gave
             _log.warning("ToolMetrics failed for tool '%s'", self._name, exc_info=True)
+
+
+InputT = TypeVar("InputT", bound=BaseModel)
+
+
+class TypedAgentTool(AgentTool, Generic[InputT]):
+    """A tool whose arguments are the fields of a pydantic model.
+
+    Attributes:
+        input_type: The model class; field descriptions are what the model reads of its parameters.
+    """
+
+    input_type: type[InputT]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Refuse a class whose `input_type` cannot describe arguments.
+
+        Raises:
+            ValidationError: it is no model class.
+        """
+        super().__init_subclass__(**options)
+        input_type: object = cls.__dict__.get("input_type")
+        if input_type is not None and not isinstance(
+            input_type, property
+        ):  # a property is looked at when a tool is resolved
+            _check_input_type(input_type, f"Tool class '{cls.__qualname__}'")
+
+    @abstractmethod
+    def execute_typed(self, arguments: InputT, /) -> object:
+        """Do the work; may be `async`. Returns a `ToolResult` or anything that has a text."""
+
+    def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Parse the JSON text and do the work."""
+        parsed = parse_input(text, input_type_of(self))
+        if isinstance(parsed, ToolResult):
+            return parsed
+        outcome = self.execute_typed(parsed)
+        if isinstance(outcome, Awaitable | AsyncIterator):
+            return _await_result(cast("object", outcome), self.name)
+        return as_result(outcome, self.name)
+
+
+class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
+    """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
+
+    def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Parse the JSON text and do the work."""
+        return TypedAgentTool[InputT].execute(self, text)
+
+    def _is_async(self) -> bool:
+        return is_async_callable(self.execute_typed)
+
+
+async def _await_result(outcome: object, tool_name: str) -> ToolResult:
+    return as_result(await collect(outcome), tool_name)
+
+
+def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
+    """Return the tool's input model.
+
+    Raises:
+        ValidationError: there is no `input_type`, or it is no model class (S-TOOL-52).
+    """
+    input_type: object = getattr(tool, "input_type", None)
+    _check_input_type(input_type, f"Tool '{tool.name}'")
+    return cast("type[InputT]", input_type)
+
+
+def _check_input_type(input_type: object, owner: str) -> None:
+    if not isinstance(input_type, type) or not issubclass(input_type, BaseModel):
+        raise ValidationError(f"{owner}: input_type must be a pydantic model class, got: {input_type!r}")
+
+
+def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
+    """Return the arguments as an instance of the model, or the failure that the model reads (S-TOOL-51).
+
+    A text that is no JSON object is the value of the one required field, where that is a string (S-TOOL-53).
+    """
+    name = input_type.__name__
+    field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(input_type)
+    if field is not None:
+        text = to_json({field: whole_text(text)}).decode()
+    try:
+        data: object = from_json(text)
+    except ValueError as error:
+        return ToolResult.failure(f"Invalid JSON input for '{name}': {error}")
+    except TypeError:  # what pydantic says of a text that no UTF-8 can hold
+        return ToolResult.failure(f"Invalid JSON input for '{name}': half of a surrogate pair is no character")
+    if not isinstance(data, dict):
+        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_kind_of(data)}")
+    values = cast("dict[str, object]", data)
+    missing = [
+        field.alias or key
+        for key, field in input_type.model_fields.items()
+        if field.is_required() and all(values.get(accepted) is None for accepted in _accepted_names(key, field.alias))
+    ]
+    if missing:
+        return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
+    try:
+        if input_type.model_config.get("extra") == "forbid":
+            return input_type.model_validate_json(to_json(_drop_unknown(values, input_type)))
+        return input_type.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
+
+
+def _only_required_string(input_type: type[BaseModel]) -> str | None:
+    """Return the name under which a text can be given as the one argument that is needed; None where it cannot."""
+    required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
+    if len(required) != 1 or required[0][1].annotation is not str:
+        return None
+    key, field = required[0]
+    return field.alias or key
+
+
+def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:
+    return (key,) if alias is None else (alias, key)
+
+
+def _drop_unknown(values: Mapping[str, object], input_type: type[BaseModel]) -> dict[str, object]:
+    known = {name for key, field in input_type.model_fields.items() for name in _accepted_names(key, field.alias)}
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _kind_of(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "array"
+
+
+_MARK = "__ensemble_tool__"
+
+#: A function, or what `@staticmethod` and `@classmethod` made of one.
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool:
+    """The mark that `@tool` leaves on a function."""
+
+    name: str
+    description: str
+    #: seconds; None: as long as it likes (S-SET-34)
+    timeout_s: float | None = DEFAULT_TIMEOUT_S
+    #: heavy on the processor and stateless: it runs outside the agent's process (S-SET-35)
+    cpu: bool = False
+    #: what a call does to the world (S-DUR-20)
+    effect: Effect = "once"
+    #: a person is asked before each call (S-TOOL-96)
+    approval: bool = False
+
+
+class _Decorator(Protocol):
+    def __call__(self, function: F, /) -> F: ...
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    description: str | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+    effect: Effect = "once",
+    approval: bool = False,
+) -> _Decorator: ...
+@overload
+def tool(
+    *,
+    description: str,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+    effect: Effect = "once",
+    approval: bool = False,
+) -> _Decorator: ...
+def tool(
+    target: Callable[..., object] | str | None = None,
+    /,
+    *,
+    description: str | None = None,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+    effect: Effect = "once",
+    approval: bool = False,
+) -> object:
+    """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
+
+    The signature becomes the tool's JSON schema: annotations, defaults, `Annotated[..., Field(description=...)]`, else
+    the parameter's words in the docstring. The function may be `async`.
+
+    Args:
+        target: The function, or the description.
+        description: What the model reads; default: the first paragraph of the docstring.
+        name: What the model calls it by; default: the function's name.
+        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
+        cpu: It is heavy on the processor and stateless; it then runs in another process, so that cores add up.
+        effect: What a call does to the world: `none`: it only reads; `idempotent`: doing it again under the same
+            `idempotency_key` changes nothing more; `once`: it must not be done twice, and is not repeated after a crash.
+        approval: Whether the run's review handler is asked before each call, with the arguments; a refusal is an error for the model.
+
+    Raises:
+        ValidationError: the name, the timeout or the effect cannot be.
+    """
+    words = description if target is None or not isinstance(target, str) or description is not None else target
+    options = _Options(
+        name=name,
+        description=words,
+        timeout_s=timeout_seconds(timeout),
+        cpu=cpu,
+        effect=check_effect(effect, "@tool"),
+        approval=approval,
+    )
+    if target is not None and not isinstance(target, str):
+        return _mark(target, options)
+
+    def decorate(function: F) -> F:
+        return _mark(function, options)
+
+    return decorate
+
+
+def tool_mark(entry: object) -> FunctionTool | None:
+    """Return the mark on a function or bound method; None when there is none."""
+    if inspect.isclass(entry) or not callable(entry):
+        return None
+    mark = getattr(entry, _MARK, None)
+    return mark if isinstance(mark, FunctionTool) else None
+
+
+def marked_functions(kind: type[object]) -> tuple[str, ...]:
+    """Names of a class's public `@tool` methods, inherited ones first, in the order of their definition."""
+    cached = _methods.get(kind)
+    if cached is not None:
+        return cached
+    found: dict[str, None] = {}
+    for owner in reversed(kind.__mro__):
+        found.update(dict.fromkeys(name for name in vars(owner) if not name.startswith("_")))
+    names = tuple(name for name in found if tool_mark(_function_of(inspect.getattr_static(kind, name))) is not None)
+    _methods[kind] = names
+    return names
+
+
+def _function_of(attribute: object) -> object:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+#: Class -> names of its tool methods; classes are looked through once.
+_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What was said in the decorator."""
+
+    name: str | None
+    description: str | None
+    timeout_s: float | None
+    cpu: bool
+    effect: Effect
+    approval: bool
+
+
+def _mark(function: F, options: _Options) -> F:
+    target = cast("Callable[..., object]", _function_of(function))
+    chosen = getattr(target, "__name__", "") if options.name is None else options.name
+    problem = check_tool_name(chosen)
+    if problem is not None:
+        raise ValidationError(problem)
+    said = options.description
+    mark = FunctionTool(
+        name=chosen,
+        description=_summary(inspect.getdoc(target) or "") if said is None else said.strip(),
+        timeout_s=options.timeout_s,
+        cpu=options.cpu,
+        effect=options.effect,
+        approval=options.approval,
+    )
+    _resolve_fleeting_names(target)
+    try:
+        setattr(target, _MARK, mark)
+    except AttributeError:
+        raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
+    return function
+
+
+def _summary(doc: str) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    lines: list[str] = []
+    for line in doc.splitlines():
+        text = line.strip()
+        if (
+            not text
+            or text.startswith(":param")
+            or text in {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
+        ):
+            break
+        lines.append(text)
+    return " ".join(lines)
+
+
+def _resolve_fleeting_names(function: Callable[..., object]) -> None:
+    """Turn string annotations into types while the names they use are still in reach.
+
+    A nested function's scope ends; a script's functions travel to other processes without what only annotations name.
+    """
+    annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
+    is_nested = "<locals>" in getattr(function, "__qualname__", "")
+    is_of_a_script = getattr(function, "__module__", "") == "__main__"
+    if not (is_nested or is_of_a_script) or not any(isinstance(value, str) for value in annotations.values()):
+        return
+    # the frame that applies the decorator; there is no public way
+    frame = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    around = frame.f_back.f_locals if frame.f_back is not None else {}  # the function around a class, for methods
+    with contextlib.suppress(Exception):  # a name defined later: told at resolution, if it is still missing then
+        function.__annotations__ = {**annotations, **parameter_types(function, {**around, **frame.f_locals})}

@@ -1,4 +1,4 @@
-"""Errors as data of the record, and back (S-DUR-39). Layer: above limits. Pure.
+"""Errors as data of the record, and back (S-DUR-39). Pure.
 
 In: any exception. Out: JSON-able data: class, text, fields, notes, chain of causes; and the error again.
 Never: an import of a class that a record names. Classes of `errors`, built-in ones and the listed ones of
@@ -17,14 +17,17 @@ from typing import cast
 import pydantic
 
 from ensemble_ray import errors
-from ensemble_ray.errors.provider import pack_provider_error, unpack_provider_error
 from ensemble_ray.errors.texts import message_of
-from ensemble_ray.errors.travel import notes_of, plain_fields, rebuild, stand_in
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.trace import jsonable
-from ensemble_ray.values.unit_traces import PhaseStatus
-
-__all__ = ["error_data", "error_from"]
+from ensemble_ray.errors.travel import (
+    notes_of,
+    pack_provider_error,
+    plain_fields,
+    rebuild,
+    stand_in,
+    unpack_provider_error,
+)
+from ensemble_ray.values.trace import PhaseStatus, jsonable
+from ensemble_ray.values.value import RateLimit
 
 #: Longest chain of causes that is kept.
 _MAX_CHAIN = 32

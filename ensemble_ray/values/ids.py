@@ -1,4 +1,4 @@
-"""Names of things. Layer: lowest. Pure; the only randomness is `new_run_id` and `new_object_id`.
+"""Names of things. Pure; the only randomness is `new_run_id` and `new_object_id`.
 
 Three identities (design of the record):
 - the hidden object id of a definition: look-up inside a process, never recorded;
@@ -11,23 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-
-__all__ = [
-    "RUN",
-    "delegated_instance",
-    "delegating_call",
-    "effect_name",
-    "instance_of",
-    "is_inside_unit",
-    "key_of",
-    "new_object_id",
-    "new_run_id",
-    "node_key",
-    "reflected_instance",
-    "reflecting_instance",
-    "task_instance",
-    "uuid_of",
-]
 
 #: The name of facts about a run as a whole.
 RUN = "run"
@@ -145,3 +128,27 @@ def task_instance(name: str) -> str:
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
     """Return the name of one effect: what was done in which turn of which instance."""
     return f"{instance}/{turn}/{call}"
+
+
+#: How often a digit can be raised.
+MOST_RESENDS = 9
+#: How deep delegations have a digit of their own: as deep as they go by default.
+_DIGITS = 3
+#: A task of the plan that lost its process is handed out again by the scheduler.
+REDISPATCH_STEP = 10**_DIGITS
+#: A new owner of a run begins above everything that is recorded, and above what the one before may have handed out since.
+OWNER_STEP = 10 * REDISPATCH_STEP
+
+
+def resend_step(depth: int) -> int:
+    """How far above the one before it stands a delegation that is sent again.
+
+    Args:
+        depth: Of the delegated work; 1 where a task of the plan asks for it.
+
+    Examples:
+        >>> [resend_step(depth) for depth in (1, 2, 3, 4)]
+        [100, 10, 1, 1]
+    """
+    step: int = 10 ** max(0, _DIGITS - depth)
+    return step

@@ -1,4 +1,4 @@
-"""What memory is made of: entries, scopes, rules of eviction; what a task asks of memory and what it is answered. Layer: values."""
+"""What memory is made of: entries, scopes, rules of eviction; what a task asks of memory and what it is answered."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.value import Duration, Instant, Value, utc_now
+from ensemble_ray.values.value import Duration, FrozenSequence, Instant, Value, utc_now
 
 if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.value import Accepts
 
-__all__ = [
-    "AGENT_ROLE",
-    "TASK_DESCRIPTION",
-    "EmbeddingMatch",
-    "EvictionPolicy",
-    "MemoryEntry",
-    "MemoryNote",
-    "MemoryQuery",
-    "MemoryRules",
-    "MemoryScope",
-    "RecalledMemory",
-    "RememberedNote",
-    "ScopeReset",
-]
 
 #: Metadata of the entries that tasks write (S-MEM-11).
 AGENT_ROLE, TASK_DESCRIPTION = "agent_role", "task_description"
@@ -299,3 +285,41 @@ class ScopeReset:
     scopes: tuple[str, ...]
     #: of `window`: how many entries are kept
     window_size: int = 0
+
+
+class TaskReflection(Value):
+    """Notes on how to do a task better next time.
+
+    Attributes:
+        refined_description: How the task could be described better.
+        refined_expected_output: How what is wanted could be described better.
+        observations: What was noticed about the output.
+        suggestions: What to try next time.
+        reflected_at: When it was made, UTC; now where nothing is said.
+        run_count: How many outputs of the task were reflected on so far, this one included; 1 for the first.
+    """
+
+    refined_description: str
+    refined_expected_output: str
+    observations: FrozenSequence[str] = ()
+    suggestions: FrozenSequence[str] = ()
+    reflected_at: Instant = Field(default_factory=utc_now)
+    run_count: Annotated[int, Strict()] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        arguments = cast("Mapping[str, Any]", data)
+        for name in ("refined_description", "refined_expected_output"):
+            if arguments.get(name) is None:
+                raise ValidationError(f"TaskReflection {name} must not be None")
+        count = arguments.get("run_count", 1)
+        if isinstance(count, int) and count < 1:
+            raise ValidationError(f"run_count must be >= 1, was: {count}")
+        return arguments
+
+    def to_data(self) -> dict[str, object]:
+        """Return it as JSON-able data."""
+        return self.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Values that cross a port: messages, tool calls and specs, usage. Layer: above errors and ids.
+"""Values that cross a port: messages, tool calls and specs, usage.
 
 Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
 """
@@ -9,27 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
+from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.text.foreign_text import whole_json, whole_text
-from ensemble_ray.text.reasoning import split_reasoning
-
-__all__ = [
-    "STREAM_CUT",
-    "ChatMessage",
-    "ChatResponse",
-    "Effect",
-    "JsonSchema",
-    "JsonValue",
-    "OnIncomplete",
-    "ProviderFields",
-    "Reasoning",
-    "Role",
-    "TokenUsage",
-    "ToolCall",
-    "ToolSpec",
-    "incomplete_reason",
-    "unusual_finish_reason",
-    "whole_response",
-]
 
 Role = Literal["system", "user", "assistant", "tool"]
 #: What a call does to the world (S-DUR-20): `none`: it only reads; `idempotent`: doing it again under the same key

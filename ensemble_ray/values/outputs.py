@@ -1,4 +1,4 @@
-"""What a run gives back. Layer: above what a task and units give."""
+"""What a run gives back."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from types import UnionType
-from typing import Annotated, Any, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, cast, overload
 
-from pydantic import (
-    BeforeValidator,
-    PrivateAttr,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    field_serializer,
-)
+from pydantic import BeforeValidator, PrivateAttr, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import brief
+from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.reviews import OpenReview
-from ensemble_ray.values.shown import Shown, count, figures
-from ensemble_ray.values.task_output import Parsed_co, TaskOutput
+from ensemble_ray.values.task_output import (
+    NOT_PARSED,
+    GraphStep,
+    LoopHistory,
+    Parsed_co,
+    Shown,
+    TaskOutput,
+    UnitOutputs,
+    count,
+    figures,
+)
 from ensemble_ray.values.trace import ExecutionTrace, jsonable
-from ensemble_ray.values.unit_outputs import GraphStep, LoopHistory, UnitOutputs
 from ensemble_ray.values.value import Duration, FrozenSequence, Value
 
-__all__ = [
-    "EnsembleOutput",
-    "ExitReason",
-    "FailedItem",
-    "ItemResult",
-    "RunState",
-    "TypedTask",
-]
+if TYPE_CHECKING:
+    from ensemble_ray.values.trace import ToolCallTrace
+
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)
 #: Names that an error lists.
@@ -341,3 +339,66 @@ class EnsembleOutput(Shown):
     def was_graph_terminated_by_max_steps(self) -> bool:
         """Whether a graph with `on_max_steps="return_with_flag"` was ended by its cap."""
         return self._units.graph is not None and self._units.graph.is_flagged
+
+
+class AgentOutput(Shown, Generic[Parsed_co]):
+    """What an agent answered to a question. Give it as `history=` to ask on.
+
+    Attributes:
+        output: The whole output of the run: metrics, trace, why it ended.
+        messages: The conversation with this question and its answer: roles `user` and `assistant` in turns.
+    """
+
+    output: EnsembleOutput
+    messages: FrozenSequence[ChatMessage] = ()
+
+    def text_and_figures(self) -> tuple[str, str]:
+        """Return the text, and the line of figures without its brackets."""
+        return self.output.text_and_figures()
+
+    @property
+    def text(self) -> str:
+        """The answer; "" when the run ended before there was one."""
+        return self.output.raw
+
+    @property
+    def raw(self) -> str:
+        """The same as `text`."""
+        return self.output.raw
+
+    @property
+    def parsed(self) -> Parsed_co:
+        """The answer as the `output_type` that was asked for.
+
+        Raises:
+            IllegalStateError: there is none.
+        """
+        answered = self.output.last_completed_output
+        if answered is None:
+            raise IllegalStateError(NOT_PARSED)
+        return cast("Parsed_co", answered.parsed)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallTrace, ...]:
+        """The tools that were called, in order, with arguments and results."""
+        return tuple(
+            call
+            for traced in self.output.trace.task_traces
+            for interaction in traced.llm_interactions
+            for call in interaction.tool_calls
+        )
+
+    @property
+    def metrics(self) -> ExecutionMetrics:
+        """What the run took: model calls, tokens, times, costs."""
+        return self.output.metrics
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, which names its record."""
+        return self.output.run_id
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is an answer: the run did not end early."""
+        return self.output.is_complete

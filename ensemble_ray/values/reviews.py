@@ -1,38 +1,32 @@
-"""Words of reviews: what a gate asks, what may be decided, and when a task has a gate. Package: values.
+"""Words of reviews: what a gate asks, what may be decided, and when a task has a gate.
 
 Values only; which gates fire stands in `execute.review`, who is asked in `reviews`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 from pydantic import Strict, model_validator
 
 from ensemble_ray.errors import ReviewTimeoutError, ValidationError
 from ensemble_ray.values.value import Duration, DurationField, Instant, Value
-
-__all__ = [
-    "Continue",
-    "Edit",
-    "ExitEarly",
-    "OnTimeoutAction",
-    "OpenReview",
-    "Review",
-    "ReviewAnswer",
-    "ReviewDecision",
-    "ReviewFunction",
-    "ReviewPolicy",
-    "ReviewRequest",
-    "ReviewTiming",
-    "ReviewWait",
-    "Reviewing",
-    "decision_at_timeout",
-]
 
 
 class ReviewTiming(StrEnum):
@@ -338,3 +332,107 @@ class Reviewing(Protocol):
 
 #: A function that decides at gates, sync or async.
 ReviewFunction: TypeAlias = Callable[[ReviewRequest], "ReviewDecision | Awaitable[ReviewDecision]"]
+
+
+_APPROVE = "APPROVE"
+_RETRY = "RETRY"
+_RETRY_PREDECESSOR = "RETRY_PREDECESSOR "
+_REJECT = "REJECT"
+
+
+class DecisionText(NamedTuple):
+    """The parts of a decision's text."""
+
+    decision: Literal["approve", "retry", "retry_predecessor", "reject"]
+    #: feedback or reason; "" of an approval
+    text: str = ""
+    #: of a retry of a predecessor
+    phase_name: str = ""
+    #: whether it approves only because it says nothing that is known
+    is_unknown: bool = False
+
+
+def read_decision_text(answer: str | None) -> DecisionText:
+    """Return what a review's answer decides (S-PHASE-70 to S-PHASE-74).
+
+    Examples:
+        >>> read_decision_text("Retry: issue: too brief").text
+        'issue: too brief'
+    """
+    trimmed = (answer or "").strip()
+    if _begins_with(trimmed, _RETRY_PREDECESSOR):
+        name, _, feedback = trimmed[len(_RETRY_PREDECESSOR) :].partition(":")
+        return DecisionText("retry_predecessor", feedback.strip(), name.strip())
+    if _begins_with(trimmed, _RETRY):
+        return DecisionText("retry", trimmed.partition(":")[2].strip())
+    if _begins_with(trimmed, _REJECT):
+        return DecisionText("reject", trimmed.partition(":")[2].strip())
+    return DecisionText("approve", is_unknown=trimmed.upper() not in {"", _APPROVE})
+
+
+def _begins_with(text: str, keyword: str) -> bool:
+    return text[: len(keyword)].upper() == keyword
+
+
+#: Characters of one directive: it stands in each prompt from then on.
+LONGEST_DIRECTIVE = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """A text for the tasks of a run that start while it is active."""
+
+    text: str
+    #: s from when the run takes it; None: until the run ends
+    ttl_s: float | None = None
+    #: who gave it; empty: nobody asked who it is
+    given_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSwitch:
+    """Which model of a run's catalog the tasks ask that start from then on."""
+
+    #: its name in the catalog; None: each agent's own again
+    model: str | None
+    #: role of the agent whose tasks are meant; None: those of all
+    agent: str | None = None
+    #: who said so; empty: nobody asked who it is
+    given_by: str = ""
+
+
+#: What a run that goes on may be told.
+RunDirective: TypeAlias = Directive | ModelSwitch
+
+
+def add_switch(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
+    """Return the switches that count when another one was made: it takes the place of those that it covers."""
+    kept = (each for each in switches if new.agent is not None and each.agent != new.agent)
+    return (*kept, new)
+
+
+def model_for(switches: Sequence[ModelSwitch], agent_role: str) -> str | None:
+    """Return the name of the model that an agent asks; None: its own."""
+    meant = [each for each in switches if each.agent in {None, agent_role}]
+    return meant[-1].model if meant else None
+
+
+def check_directive(text: str, ttl: timedelta | float | None, given_by: str = "") -> Directive:
+    """Return the directive that a caller gives (S-CTL-4).
+
+    Args:
+        text: What tasks are told.
+        ttl: How long it is active, a timedelta or seconds; None: until the run ends.
+        given_by: Who gives it.
+
+    Raises:
+        ValidationError: the text is blank or too long, or the time is not positive.
+    """
+    if not text.strip():
+        raise ValidationError("A directive must have a text")
+    if len(text) > LONGEST_DIRECTIVE:
+        raise ValidationError(f"A directive may have {LONGEST_DIRECTIVE:,} characters; this one has {len(text):,}")
+    ttl_s = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if ttl_s is not None and not 0 < ttl_s < float("inf"):
+        raise ValidationError(f"ttl must be positive, a timedelta or seconds; was {ttl}")
+    return Directive(text=text, ttl_s=None if ttl_s is None else float(ttl_s), given_by=given_by)

@@ -1,10 +1,13 @@
-"""What a task gives back. Layer: above trace."""
+"""What a task gives back."""
 
 from __future__ import annotations
 
 import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, TypeAdapter, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
@@ -12,11 +15,60 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.shown import Shown, figures
 from ensemble_ray.values.trace import TaskTrace, jsonable
-from ensemble_ray.values.value import Duration, Instant
+from ensemble_ray.values.value import Duration, Instant, Value
 
-__all__ = ["NOT_PARSED", "OutputType", "Parsed_co", "TaskOutput", "full_name", "type_name"]
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+class _Printer(Protocol):
+    """The part of IPython's printer that is used here."""
+
+    def text(self, text: str) -> None: ...
+
+
+class Shown(Value):
+    """A value that people print: its text and one line of figures instead of all its fields."""
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: to type checkers alone it is one per type of answer."""
+            return cls
+
+    def text_and_figures(self) -> tuple[str, str]:
+        """Return the text, and the line of figures without its brackets."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the text, and below it one line of figures."""
+        text, line = self.text_and_figures()
+        return f"{text}\n[{line}]" if text else f"[{line}]"
+
+    def __repr__(self) -> str:
+        """Return one line: the class, the beginning of the text, the figures."""
+        text, line = self.text_and_figures()
+        return f"<{type(self).__name__} {reprlib.repr(text)}: {line}>"
+
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's signature
+        """Show it in a notebook as `print` does."""
+        printer.text(str(self))
+
+
+def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
+    """Return one line of figures; tasks that are None and tokens that are unknown are left out."""
+    parts = [] if tasks is None else [count(tasks, "task")]
+    parts.append(count(model_calls, "model call"))
+    if tokens >= 0:
+        parts.append(count(tokens, "token"))
+    return ", ".join((*parts, f"{duration.total_seconds():.1f} s"))
+
+
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun, `1 task` or `1,000 tasks`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
 
 T = TypeVar("T")
 #: What a task's answer is parsed into; Any where the task does not say.
@@ -117,3 +169,96 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo
     ) -> object:
         return whole_data(jsonable(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStep:
+    """A step of a graph.
+
+    Attributes:
+        state_name: The state that was run.
+        step_number: 1-based.
+        output: What the state gave.
+        next_state: What routing chose, `Graph.END` included; None where the run ended before.
+    """
+
+    state_name: str
+    step_number: int
+    output: TaskOutput
+    next_state: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopHistory:
+    """What the iterations of a loop gave, by body key in body order, and why it ended."""
+
+    iterations: Sequence[Mapping[str, TaskOutput]]
+    termination_reason: str | None
+    #: it was ended by its cap, and asked to say so (S-LOOP-63)
+    is_flagged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphHistory:
+    """The steps of a graph, and why it ended."""
+
+    steps: Sequence[GraphStep]
+    termination_reason: str | None
+    #: it was ended by its cap, and asked to say so (S-GRAPH-51)
+    is_flagged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOutputs:
+    """What the units of a run gave beside its list of outputs."""
+
+    #: by name; of a loop that ran several times, its last run
+    loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])
+    #: outputs of completed phases by name, in the order in which they completed
+    phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, Sequence[TaskOutput]])
+    graph: GraphHistory | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopIterationContext:
+    """What a loop's `until` is given after an iteration. Nothing outside of the loop is in it.
+
+    Attributes:
+        iteration_number: 1-based.
+        last_iteration_outputs: Outputs of this iteration by body key, in body order; read-only.
+        history: The same of all iterations, this one included; read-only.
+        last_body_output: Output of the last task of the body in this iteration.
+    """
+
+    iteration_number: int
+    last_iteration_outputs: Mapping[str, TaskOutput]
+    history: Sequence[Mapping[str, TaskOutput]]
+    last_body_output: TaskOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRoutingContext:
+    """What the condition of a graph's edge is given after a step.
+
+    Attributes:
+        current_state: The state that was run.
+        last_output: What it gave.
+        step_number: 1-based.
+        state_history: Outputs of each state that was visited, in the order of visits, this one included; read-only.
+    """
+
+    current_state: str
+    last_output: TaskOutput
+    step_number: int
+    state_history: Mapping[str, Sequence[TaskOutput]]
+
+
+def join_iterations(outputs: Sequence[TaskOutput]) -> TaskOutput:
+    """Return what a task gave in all iterations as one output (S-LOOP-72, S-LOOP-73).
+
+    Args:
+        outputs: One of each iteration, in order; at least one.
+    """
+    first, *later = outputs
+    texts = [f"\n\n--- iteration {number} ---\n\n{each.raw}" for number, each in enumerate(later, start=2)]
+    return first.model_copy(update={"raw": "".join([first.raw, *texts]), "parsed_output": None})

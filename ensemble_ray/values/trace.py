@@ -1,47 +1,79 @@
-"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2). Layer: above metrics.
+"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2).
 
 Only shapes and their JSON form; the folds that make them live in `record` and `execute`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    field_serializer,
-)
+from pydantic import BeforeValidator, Field, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace, PhaseStatus
 from ensemble_ray.values.value import FrozenSequence, Instant, Value
 
-__all__ = [
-    "AgentSummary",
-    "CaptureMode",
-    "CapturedMessage",
-    "DelegationTrace",
-    "ErrorTrace",
-    "ExecutionTrace",
-    "ExecutionTraceExporter",
-    "LlmInteraction",
-    "MapReduceLevelSummary",
-    "PhaseTrace",
-    "TaskPrompts",
-    "TaskTrace",
-    "ToolCallTrace",
-    "jsonable",
-]
+
+class PhaseStatus(StrEnum):
+    """What became of a phase (21)."""
+
+    #: the run waits, or was interrupted
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    #: a phase before it failed, or the run ended before its turn
+    SKIPPED = "skipped"
+
+
+class LoopTrace(Value):
+    """A loop that ran. A loop that ran several times, such as a graph's state, has one for each."""
+
+    loop_name: str
+    #: where it ran: `loop:refine`, or `graph:triage#3/loop:refine` in the fourth step of a graph
+    path: str
+    iterations_run: int
+    max_iterations: int
+    #: `predicate`, `max_iterations`, `budget_exhausted` or `exit_early`; None: it runs, failed or was cancelled
+    termination_reason: str | None
+    on_max_iterations: str
+    output_mode: str
+    memory_mode: str
+    #: body keys of the tasks that completed, per iteration, in body order
+    iterations: tuple[tuple[str, ...], ...] = ()
+
+
+class GraphTraceStep(Value):
+    """A step of a graph."""
+
+    #: `graph:triage#4`
+    path: str
+    state_name: str
+    #: 1-based
+    step_number: int
+    #: `__END__` included; None: the step was not routed
+    next_state: str | None
+
+
+class GraphTrace(Value):
+    """A graph that ran."""
+
+    graph_name: str
+    path: str
+    start_state: str
+    #: `terminal` or `max_steps`; None: it runs, failed, exited early or was cancelled
+    termination_reason: str | None
+    steps_run: int
+    max_steps: int
+    steps: tuple[GraphTraceStep, ...] = ()
 
 
 class CaptureMode(StrEnum):
@@ -393,3 +425,80 @@ class ExecutionTraceExporter(Protocol):
     def export(self, trace: ExecutionTrace) -> None:
         """Take one trace."""
         ...
+
+
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACE_DIGITS, _SPAN_DIGITS = 32, 16
+#: The version that can have nothing behind its flags, and the one that is none.
+_FIRST_VERSION, _NO_VERSION = "00", "ff"
+
+
+class TraceParent(NamedTuple):
+    """A span as another process names it."""
+
+    #: 32 and 16 hexadecimal digits
+    trace_id: str
+    span_id: str
+    is_sampled: bool = True
+
+    def __str__(self) -> str:
+        return f"{_FIRST_VERSION}-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
+
+
+def parse_traceparent(text: str) -> TraceParent | None:
+    """Return the span that a `traceparent` names; None where it is none: then a trace of its own begins, as W3C asks.
+
+    Examples:
+        >>> parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
+        'b7ad6b7169203331'
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, rest = found.groups()
+    if version == _NO_VERSION or (version == _FIRST_VERSION and rest):
+        return None
+    if not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceParent(trace_id, span_id, is_sampled=bool(int(flags, 16) & 1))
+
+
+def _id_of(name: str, digits: int) -> str:
+    # An id of zeros is none; one in 2**64 names would have it.
+    return hashlib.sha256(name.encode()).hexdigest()[:digits]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTracing:
+    """What the spans of one run have in common; it travels to every process of the run."""
+
+    run_id: str
+    #: who asked for the run; None: it begins a trace of its own
+    caller: TraceParent | None = None
+    is_sampled: bool = True
+    #: how often the run was resumed before
+    beginning: int = 0
+    #: what was done until then was told of by an earlier beginning, which ended; Unix time, s
+    told_until: float = 0.0
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that the run is part of."""
+        return _id_of(f"trace {self.run_id}", _TRACE_DIGITS) if self.caller is None else self.caller.trace_id
+
+    def run_span(self, beginning: int | None = None) -> str:
+        """Return the id of the run's span; each time it goes on it has another one."""
+        number = self.beginning if beginning is None else beginning
+        return _id_of(f"run {self.run_id} {number}", _SPAN_DIGITS)
+
+    def execution_span(self, instance: str) -> str:
+        """Return the id of the span of a task's execution, or of a unit's."""
+        return _id_of(f"execution {self.run_id} {self.beginning} {instance}", _SPAN_DIGITS)
+
+    def effect_span(self, name: str) -> str:
+        """Return the id of the span of a call of a model or of a tool."""
+        return _id_of(f"effect {self.run_id} {name}", _SPAN_DIGITS)
+
+    def traceparent(self, span_id: str) -> str:
+        """Return what names a span of the run to others."""
+        return str(TraceParent(self.trace_id, span_id, self.is_sampled))

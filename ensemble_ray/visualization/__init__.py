@@ -1,1 +1,1 @@
-"""Graphs of teams and runs as data, with places for their nodes, and as text and pictures. Package: visualization."""
+"""Graphs of teams and runs as data, with places for their nodes, and as text and pictures."""

@@ -1,4 +1,4 @@
-"""Places for the nodes of a graph, in layers, and lines between them. Package: visualization. Pure.
+"""Places for the nodes of a graph, in layers, and lines between them. Pure.
 
 In: boxes with their sizes, frames around them, lines. Out: a place for each, and the points of each line, in pixels; the same
 input gives the same places. Never: a text, a colour, or a rule about runs.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ensemble_ray.errors import IllegalStateError
-
-__all__ = ["Box", "Direction", "EdgeLine", "Frame", "Layout", "Place", "Point", "Route", "lay_out"]
 
 #: Down: layers are rows; right: layers are columns.
 Direction = Literal["down", "right"]

@@ -1,4 +1,4 @@
-"""The graph of what ran, to be drawn. Package: visualization. Pure.
+"""The graph of what ran, to be drawn. Pure.
 
 In: the steps of a run, which bear the names of their executions, and its plan if there is one. Out: a `Flow` whose nodes bear the
 same names.
@@ -19,16 +19,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
+from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
 from ensemble_ray.visualization.declared import TREE_BADGES, title_of
-from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind
-from ensemble_ray.visualization.fold import fold_flow
+from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
-
-__all__ = ["RanStep", "ran_flow"]
 
 #: Kinds of steps that other steps are part of, and states of what has not begun.
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})

@@ -1,4 +1,4 @@
-"""A team's agent card: what it takes, where it is asked, with what key (S-INT-71). Package: serve. Pure."""
+"""A team's agent card: what it takes, where it is asked, with what key (S-INT-71). Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from a2a.utils.constants import PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0, Tran
 
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.run_schemas import EnsembleInfo
-from ensemble_ray.tools.a2a.address import IDEMPOTENT_MESSAGES
-
-__all__ = ["agent_card"]
+from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES
 
 _SENT_AGAIN = "A message that is sent again with the same messageId is the same task"
 _TEXT, _JSON = "text/plain", "application/json"

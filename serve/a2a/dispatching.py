@@ -1,4 +1,4 @@
-"""Requests of the A2A protocol, carried out by the SDK's dispatcher (S-INT-70). Package: serve."""
+"""Requests of the A2A protocol, carried out by the SDK's dispatcher (S-INT-70)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import EnsembleInfo
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["card_data", "dispatch"]
 
 #: Loggers of the SDK's dispatcher, for both versions of the protocol.
 _LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")

@@ -1,4 +1,4 @@
-"""TeamHandler: what the SDK's dispatcher asks about one team, for one request (S-INT-72 to S-INT-78). Package: serve.
+"""TeamHandler: what the SDK's dispatcher asks about one team, for one request (S-INT-72 to S-INT-78).
 
 In: messages of the protocol. Out: runs of the team as tasks. Nothing of a run lives here: every answer is asked from the `RunService`.
 A refusal that HTTP has a status for is kept, so that the route answers with it; all others are errors of the protocol.
@@ -43,14 +43,14 @@ from a2a.utils.errors import (
 )
 from typing_extensions import override
 
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.a2a.inputs import decision_of, inputs_of
 from ensemble_ray.serve.a2a.streams import TaskStream
 from ensemble_ray.serve.a2a.tasks import CONTEXT_TAG, context_of, task_of
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.control_schemas import ReviewConflict
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Right
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
 
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import EnsembleInfo, RunDetail
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["TeamHandler"]
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)

@@ -1,4 +1,4 @@
-"""A message's parts as inputs of a run, or as a decision at a gate (S-INT-72, S-INT-75). Package: serve. Pure."""
+"""A message's parts as inputs of a run, or as a decision at a gate (S-INT-72, S-INT-75). Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import EnsembleInfo, OpenReview
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.tools.a2a.plain_values import plain_value
-
-__all__ = ["HOW_TO_DECIDE", "decision_of", "inputs_of"]
+from ensemble_ray.tools.a2a.connecting import plain_value
 
 #: Told with every question.
 HOW_TO_DECIDE = (

@@ -1,4 +1,4 @@
-"""TaskStream: what a stream of the A2A protocol tells of one run (S-INT-76). Package: serve. Pure.
+"""TaskStream: what a stream of the A2A protocol tells of one run (S-INT-76). Pure.
 
 In: events of the run, then how it ended or what it asks. Out: events of the protocol. Rule: at the end the artifact is the run's output,
 whatever was said of it before.
@@ -14,8 +14,6 @@ from ensemble_ray.serve.run_schemas import RunDetail, RunEvent
 
 if TYPE_CHECKING:
     from a2a.types import TaskArtifactUpdateEvent, TaskStatusUpdateEvent
-
-__all__ = ["TaskStream"]
 
 #: Characters of a task's description that are told of one that is done.
 _SHOWN = 200

@@ -1,4 +1,4 @@
-"""Runs as tasks of the A2A protocol (S-INT-73, S-INT-74). Package: serve. Pure.
+"""Runs as tasks of the A2A protocol (S-INT-73, S-INT-74). Pure.
 
 A task's id is its run's. Everything is made of how the run stands now, so that every replica tells the same.
 """
@@ -29,8 +29,6 @@ from ensemble_ray.serve.run_schemas import RunStatus
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
-
-__all__ = ["CONTEXT_TAG", "artifact_event", "context_of", "status_event", "task_of", "text_event", "working_event"]
 
 #: The run's tag that keeps the conversation that a client named.
 CONTEXT_TAG = "a2a.context"

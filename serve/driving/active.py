@@ -1,4 +1,4 @@
-"""Runs of one process that are not over, and their turns. Package: serve."""
+"""Runs of one process that are not over, and their turns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.run_schemas import NewRun, RunDetail
     from ensemble_ray.serve.team import ServedTeam
-
-__all__ = ["ActiveRun", "Turns"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Carrying out an accepted run: from its beginning, or from where its record stands. Package: serve.
+"""Carrying out an accepted run: from its beginning, or from where its record stands.
 
 In: a run, and whether this process has it from a ledger that another one left. Out: what became of it, always; what goes wrong in a
 run is its outcome.
@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import Ensemble, EnsembleError, IllegalStateError, RunExistsError, RunState
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.plan.nodes import task_keys
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.context import use_traceparent
-from ensemble_ray.process.threads import threads
+from ensemble_ray.plan.unit_plans import task_keys
+from ensemble_ray.process.context import bounded_logger, use_traceparent
+from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
 from ensemble_ray.serve.driving.changed_team import change_team
@@ -34,18 +32,16 @@ from ensemble_ray.serve.driving.outcomes import (
 from ensemble_ray.serve.failures import describe_refusal, is_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import ItemsDataset, RunStatus
-from ensemble_ray.values.tracing import parse_traceparent
+from ensemble_ray.values.trace import parse_traceparent
 
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.driving.active import ActiveRun
+    from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["RunsTeam"]
 
 _log = bounded_logger(__name__)
 #: How often a run is looked at that goes on without its driver, s.

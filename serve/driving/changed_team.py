@@ -1,4 +1,4 @@
-"""A team as one request changes it: other tasks, or other words, models and tools for them. Package: serve. Pure.
+"""A team as one request changes it: other tasks, or other words, models and tools for them. Pure.
 
 In: a team's definition, a request, and what the operator offers. Out: the definition that the run begins with, checked as far as it can be
 without a run. Rules: names stand for what the team and the operator have, nothing comes from elsewhere; what is not understood is refused
@@ -12,16 +12,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, Task, ValidationError
-from ensemble_ray.plan.dependencies import TaskDependencyGraph
+from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.task_schemas import NewTask, TaskOverride
 
 if TYPE_CHECKING:
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.serve.run_schemas import NewRun
-
-__all__ = ["change_team", "count_tasks"]
+    from ensemble_ray.teamfile import Runnable
 
 #: Characters of a description by which a task without a name is found.
 _SHORT = 50

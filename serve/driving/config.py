@@ -1,4 +1,4 @@
-"""What drives the runs of one endpoint is made of; plain data, so that it can be made again. Package: serve."""
+"""What drives the runs of one endpoint is made of; plain data, so that it can be made again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pydantic import JsonValue
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.team import TeamName
-
-__all__ = ["DriverConfig", "part_of_name"]
 
 
 def part_of_name(endpoint: str) -> str:

@@ -1,4 +1,4 @@
-"""What people say to runs while these go on: directives, other models, and decisions at gates. Package: serve.
+"""What people say to runs while these go on: directives, other models, and decisions at gates.
 
 In: runs that are driven here, and the store of their records. Out: what the run or its record took; a `Refusal` where neither takes it.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, ReviewDecidedError, ReviewDecision, RunExistsError, ValidationError
 from ensemble_ray.execute.review.gates import describe_misfit
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 from ensemble_ray.record.open_reviews import Gate, fold_gates
 from ensemble_ray.recovery.deciding import find_pending, record_decision
 from ensemble_ray.serve.control_schemas import (
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.driving.active import ActiveRun
     from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["decide_gate", "inject_directive", "open_gates", "switch_run_model"]
 
 #: Who decides where nobody is asked who they are.
 _ANYBODY = "a client of the endpoint"

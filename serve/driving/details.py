@@ -1,4 +1,4 @@
-"""Accepted runs as clients see them, of what the ledger keeps. Package: serve. Pure."""
+"""Accepted runs as clients see them, of what the ledger keeps. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ensemble_ray.serve.run_schemas import OpenReview, RunDetail, RunStatus, Run
 if TYPE_CHECKING:
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.driving.outcomes import Outcome
-
-__all__ = ["detail_of", "summary_of"]
 
 
 def summary_of(entry: LedgerEntry, *, is_active: bool) -> RunSummary:

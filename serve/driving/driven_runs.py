@@ -1,4 +1,4 @@
-"""DrivenRuns: the `RunService` of one process, which drives all runs of an endpoint. Package: serve.
+"""DrivenRuns: the `RunService` of one process, which drives all runs of an endpoint.
 
 In: requests. Out: runs of the teams, on the runtime that it is given, and what is known of them. Rules: what was accepted is in the ledger
 before the client hears of it, and is run after a restart, from where its record stands; a client that goes away ends nothing; what
@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import RecordError
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.events.wire import LAST_TYPE, WireEvent
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.loop import bridge
-from ensemble_ray.process.threads import threads
+from ensemble_ray.events.messages import LAST_TYPE, WireEvent
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import SystemClock, bridge, threads
 from ensemble_ray.record.following import RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.capability_schemas import Capabilities, ModelInfo, ToolCallBody, ToolReply
@@ -67,8 +65,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.team import ServedTeam
     from ensemble_ray.values.task_output import OutputType
-
-__all__ = ["DrivenRuns"]
 
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.

@@ -1,4 +1,4 @@
-"""RunDriver: drives the runs of one endpoint in a process of its own, so that no replica holds any. Package: serve.
+"""RunDriver: drives the runs of one endpoint in a process of its own, so that no replica holds any.
 
 Detached and on the head node: it outlives replicas and deployments. When its process dies, Ray starts it again, and it goes on with
 everything that its ledger has and that has not ended. Refusals are replies, since errors of actors are failures of the cluster.
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime, RunExistsError
 from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.loop import submit
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import submit, threads
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.datasets import load_datasets
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
@@ -58,8 +57,6 @@ if TYPE_CHECKING:
         RunFilter,
         RunPage,
     )
-
-__all__ = ["RunDriver", "RunEventPage"]
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)

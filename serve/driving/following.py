@@ -1,4 +1,4 @@
-"""Readers of a run's events, where the runs of an endpoint are driven. Package: serve.
+"""Readers of a run's events, where the runs of an endpoint are driven.
 
 In: a run, and the cursor of a client. Out: a reader of what its record tells, and of what its models say just now.
 """
@@ -9,15 +9,13 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.events.wire import Cursor, WireEvent
+from ensemble_ray.events.messages import Cursor, WireEvent
 from ensemble_ray.record.following import RunFollower, SharedEnds
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import RunEvent, RunStatus
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.driving.active import ActiveRun
-
-__all__ = ["open_follower", "wire_event"]
 
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
 

@@ -1,4 +1,4 @@
-"""KeptCallers: the `Callers` of one endpoint, in the process that drives its runs. Package: serve.
+"""KeptCallers: the `Callers` of one endpoint, in the process that drives its runs.
 
 One process for all replicas on all nodes, so that a key's rate is one rate, and a key that is revoked is refused by the next request:
 the keys are looked at for each of them, and read when they changed. Never: a request let in because they cannot be read.
@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.access.admission import Admission, Denied, KeyPolicy, Knock
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.refusals import Refusal
 
 if TYPE_CHECKING:
     from ensemble_ray.access.key_store import KeyStamp, KeyStore
     from ensemble_ray.ports import Clock
-
-__all__ = ["KeptCallers"]
 
 _log = bounded_logger(__name__)
 _NONE_MADE = (

@@ -1,4 +1,4 @@
-"""KeptEnds: keeps in the ledger how runs ended, however long the ledger is away. Package: serve.
+"""KeptEnds: keeps in the ledger how runs ended, however long the ledger is away.
 
 In: ends of runs. Out: the same in the ledger, once. Rules: one end at a time asks the ledger, so that one thread waits for it whatever
 has ended; none is given up while this process has the ledger; what a process that dies could not keep, the next one finds in the record.
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import EnsembleError, RunExistsError
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.run_schemas import RunDetail
-
-__all__ = ["KeptEnds"]
 
 _log = bounded_logger(__name__)
 #: Pauses before the ledger is asked again, s; the last one repeats.

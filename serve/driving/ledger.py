@@ -1,4 +1,4 @@
-"""What an endpoint accepted, and what came of it: one SQLite file beside the records. Package: serve.
+"""What an endpoint accepted, and what came of it: one SQLite file beside the records.
 
 In: requests, as they are accepted. Out: the same after a restart, lists for clients, results of runs that ended. What happened inside a
 run is in the run's record alone. Every call blocks for a moment: it is for threads. Never: two processes that have it open, and would
@@ -19,8 +19,6 @@ from pathlib import Path
 from ensemble_ray import RunExistsError
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
-
-__all__ = ["COLUMNS", "FINAL", "Ledger", "LedgerEntry", "LedgerLostError", "entry_of", "text_of"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

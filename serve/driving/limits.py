@@ -1,4 +1,4 @@
-"""What an endpoint allows: runs per team, and what one run may use. Package: serve. Pure."""
+"""What an endpoint allows: runs per team, and what one run may use. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from ensemble_ray import RunOptions
-from ensemble_ray.loader import Runnable
 from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import ItemsDataset, ItemsFile, NewRun
-
-__all__ = ["EndpointLimits", "items_of", "options_of"]
+from ensemble_ray.teamfile import Runnable
 
 N = TypeVar("N", int, float)
 

@@ -1,4 +1,4 @@
-"""What became of a run: its result or its error, from its output, from what it raised, or from its record. Package: serve."""
+"""What became of a run: its result or its error, from its output, from what it raised, or from its record."""
 
 from __future__ import annotations
 
@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.resume.run_head import RunHead
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.values.reviews import OpenReview as RecordedReview
-
-__all__ = [
-    "Outcome",
-    "as_open_review",
-    "open_reviews",
-    "outcome_of_defect",
-    "outcome_of_error",
-    "outcome_of_output",
-    "recorded_outcome",
-    "status_of_state",
-]
 
 _STATUSES = {
     RunState.PENDING: RunStatus.RUNNING,

@@ -1,4 +1,4 @@
-"""PostgresLedger: what an endpoint accepted, in the database that its records lie in. Package: serve.
+"""PostgresLedger: what an endpoint accepted, in the database that its records lie in.
 
 In: requests, as they are accepted. Out: the same after a restart on any machine. One process at a time has it: it holds a lock that
 the server lets go with its connection, and writes under an epoch, so that one that was cut off and comes back changes nothing.
@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray import RunExistsError
-from ensemble_ray.access.endpoint_database import EndpointDatabase
+from ensemble_ray.access.key_store import EndpointDatabase
 from ensemble_ray.record.postgres.group import text_of_name
 from ensemble_ray.serve.driving.ledger import COLUMNS, FINAL, LedgerEntry, LedgerLostError, entry_of, text_of
 from ensemble_ray.serve.run_schemas import RunDetail, RunFilter, RunStatus
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.endpoint_database import Connection
-
-__all__ = ["PostgresLedger"]
+    from ensemble_ray.access.key_store import Connection
 
 T = TypeVar("T")
 

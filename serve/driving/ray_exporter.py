@@ -1,4 +1,4 @@
-"""RayExporter: metrics of an endpoint through Ray's own exporter, beside those of the cluster. Package: serve."""
+"""RayExporter: metrics of an endpoint through Ray's own exporter, beside those of the cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, cast
 from ray.util import metrics as ray_metrics
 
 from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind
-
-__all__ = ["RayExporter"]
 
 
 class RayExporter:

@@ -1,4 +1,4 @@
-"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
+"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Holds nothing of a run.
 
 Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
 """
@@ -19,8 +19,8 @@ import ray.exceptions
 from ensemble_ray.access.admission import Knock
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.reach import reach
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
 from ensemble_ray.serve.control_schemas import (
@@ -38,8 +38,6 @@ from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
-
-__all__ = ["RemoteRuns", "driver_name"]
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)

@@ -1,4 +1,4 @@
-"""Requests for runs, checked before anything is kept of them. Package: serve. Pure, but for the look at a file of items."""
+"""Requests for runs, checked before anything is kept of them. Pure, but for the look at a file of items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import Ensemble, ValidationError
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve.driving.changed_team import change_team, count_tasks
 from ensemble_ray.serve.driving.ledger import LedgerEntry
@@ -21,11 +21,9 @@ from ensemble_ray.serve.team import known_inputs
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.team import ServedTeam
-
-__all__ = ["answer_accepted", "answer_repetition", "checked_entry", "team_of"]
+    from ensemble_ray.teamfile import Runnable
 
 
 def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:

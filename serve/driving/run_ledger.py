@@ -1,4 +1,4 @@
-"""RunLedger: where an endpoint keeps what it accepted, and the ledger that an address names. Package: serve.
+"""RunLedger: where an endpoint keeps what it accepted, and the ledger that an address names.
 
 Adapters: `Ledger`, a file on the head node; `PostgresLedger`, the database that records lie in. Every call blocks for a moment: it
 is for threads.
@@ -14,8 +14,6 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving.config import part_of_name
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
 from ensemble_ray.serve.run_schemas import RunDetail, RunFilter, RunStatus
-
-__all__ = ["RunLedger", "open_ledger"]
 
 
 class RunLedger(Protocol):

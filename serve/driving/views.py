@@ -1,4 +1,4 @@
-"""DrivenRunViews: how the runs of an endpoint stand, for clients that look at them. Package: serve.
+"""DrivenRunViews: how the runs of an endpoint stand, for clients that look at them.
 
 In: what is at work in this process, what the ledger keeps, what records tell. Out: a run, a page of runs, its end. Must never happen: a
 run that is told as interrupted because it was accepted, or ended, between two looks.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.driving.details import detail_of, summary_of
 from ensemble_ray.serve.driving.outcomes import open_reviews, status_of_state
 from ensemble_ray.serve.refusals import Refusal
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.active import ActiveRun
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.driving.run_ledger import RunLedger
-
-__all__ = ["DrivenRunViews"]
 
 #: How often a run that somebody waits for is looked at, whether it waits for a person, s.
 _LOOK_S = 1.0

@@ -1,4 +1,4 @@
-"""AskedTeam: one call of a tool, from its arguments to the run's output. Package: serve. Holds nothing of a run but its id.
+"""AskedTeam: one call of a tool, from its arguments to the run's output. Holds nothing of a run but its id.
 
 A call ends in one answer: the output's text, an error of the tool, or the forms of the gates at which the run waits. A client that fills
 them in sends the call again, with the run's id as its state; that may be another replica's. The id opens nothing: it is looked up as
@@ -18,13 +18,14 @@ from mcp import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, TextContent
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.execute.review.client_forms import make_gate_form, read_client_answer, shows_forms
+from ensemble_ray.execute.review.elicitation import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.serve.asked_run import AskedRun, DoneTask
 from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.mcp_api.tools import ITEMS
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Right, caller_of
+from ensemble_ray.serve.rights import caller_of
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
 from ensemble_ray.serve.trace_context import traceparent_of
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.serve.run_schemas import EnsembleInfo, RunDetail
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["IDEMPOTENCY_KEY", "RUN_ID", "AskedTeam"]
 
 #: Names in `_meta`: of a request its key, of an answer its run.
 IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"

@@ -1,4 +1,4 @@
-"""The door of `/mcp`: what a request passes before the SDK reads it, and how long what answers lives. Package: serve.
+"""The door of `/mcp`: what a request passes before the SDK reads it, and how long what answers lives.
 
 In: requests that `KeyCheck`, `HostCheck` and `BodyLimit` let pass. Out: answers of the SDK. Rules: the package `mcp` is loaded with the
 first request, on a thread; every request stands alone, so that any replica answers it; pages of other origins are refused.
@@ -18,16 +18,15 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.routing import Route
 
-from ensemble_ray.access.hosts import is_allowed_origin
+from ensemble_ray.access.admission import is_allowed_origin
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import refusal_answer
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Right, caller_of
+from ensemble_ray.serve.rights import caller_of
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-__all__ = ["PATH", "McpEndpoint", "add_mcp"]
 
 #: Where the server is.
 PATH = "/mcp"

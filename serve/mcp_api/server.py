@@ -1,4 +1,4 @@
-"""The MCP server of an endpoint: teams as tools, a call as a run of the run service (S-INT-25 to S-INT-29). Package: serve.
+"""The MCP server of an endpoint: teams as tools, a call as a run of the run service (S-INT-25 to S-INT-29).
 
 In: requests as the SDK read them, each with its caller. Out: the text of a run's output, progress meanwhile, open reviews as forms.
 Rules: nothing of a run lives here: what is asked of a client travels with the run's id, and any replica takes its answer. A caller sees
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from ensemble_ray.serve.run_schemas import EnsembleInfo
-
-__all__ = ["build_session_manager"]
 
 
 def build_session_manager(*, max_body_bytes: int) -> StreamableHTTPSessionManager:

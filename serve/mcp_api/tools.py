@@ -1,4 +1,4 @@
-"""Teams of an endpoint as tools of MCP: their names and the schema of their arguments. Package: serve. Pure."""
+"""Teams of an endpoint as tools of MCP: their names and the schema of their arguments. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.tools.tool import make_tool_name
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import EnsembleInfo
-
-__all__ = ["ITEMS", "tool_of", "tools_by_name"]
 
 #: Argument that takes the items of a map-reduce, where no input of the team has that name.
 ITEMS = "items"

@@ -1,4 +1,4 @@
-"""From a request of the OpenAI API to a run of the team that it calls a model. Package: serve."""
+"""From a request of the OpenAI API to a run of the team that it calls a model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 from pydantic import JsonValue
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo, NewRun
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.trace_context import traceparent_of
-
-__all__ = ["Asking", "AskingDependency", "find_models", "model_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What clients of the OpenAI API send. Package: serve. Pure.
+"""What clients of the OpenAI API send. Pure.
 
 Fields that are not named here are passed over, as servers of this API do with those that they do not know: `temperature`, `max_tokens`
 and other settings of a model are the team's own. Fields that would change what an answer is are named, and refused where they are set.
@@ -14,8 +14,6 @@ from ensemble_ray.serve.openai_api.errors import wrong_parameter
 from ensemble_ray.serve.run_schemas import RunTags
 from ensemble_ray.serve.schemas import Text
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = ["ChatBody", "MessageBody", "ResponseBody", "StreamOptions"]
 
 _Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
 #: What an answer of a team cannot be, and the values that ask for nothing.

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a team answers a conversation (S-SRV-100 to S-SRV-123). Package: serve."""
+"""`/v1/chat/completions`: a team answers a conversation (S-SRV-100 to S-SRV-123)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from sse_starlette import ServerSentEvent
 
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.answers import answer
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.asking import AskingDependency, model_of
@@ -23,13 +23,11 @@ from ensemble_ray.serve.openai_api.streams import AnswerStream, render, texts_of
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 from ensemble_ray.values.messages import Reasoning
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
+chat_router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-@router.post(
+@chat_router.post(
     "/chat/completions",
     response_model=ChatCompletion,
     responses={200: {"description": "The answer; with `stream`, chunks of it", "content": _STREAM}},

@@ -1,4 +1,4 @@
-"""Answers of `/v1/models` and `/v1/chat/completions`. Package: serve. Pure."""
+"""Answers of `/v1/models` and `/v1/chat/completions`. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ensemble_ray.serve.schemas import Text, Wire
 if TYPE_CHECKING:
     from ensemble_ray.serve.openai_api.endings import TeamAnswer
     from ensemble_ray.serve.schemas import Metrics
-
-__all__ = ["ChatChunks", "ChatCompletion", "ChatUsage", "Model", "ModelList", "chat_usage"]
 
 
 def _is_none(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""How a run ended, as an answer of the OpenAI API: a text, or a failure, and never an empty answer for a failure. Package: serve. Pure."""
+"""How a run ended, as an answer of the OpenAI API: a text, or a failure, and never an empty answer for a failure. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.serve.schemas import Failure
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Metrics
-
-__all__ = ["TeamAnswer", "answer_of", "begun_anew"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What goes wrong, as an error of the OpenAI API (S-SRV-110 to S-SRV-113). Package: serve.
+"""What goes wrong, as an error of the OpenAI API (S-SRV-110 to S-SRV-113).
 
 In: what routes raise, and failures of runs. Out: `{error: {message, type, param, code}}` under the status that it has elsewhere, too.
 """
@@ -19,18 +19,6 @@ from ensemble_ray.serve.answers import answer, problems_of
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, Text, Wire
-
-__all__ = [
-    "API_ERRORS",
-    "RUN_HEADER",
-    "ApiError",
-    "ApiErrorBody",
-    "ApiRoute",
-    "api_error",
-    "refusal_error",
-    "run_error",
-    "wrong_parameter",
-]
 
 #: Header of every answer about a run: its id.
 RUN_HEADER = "x-run-id"

@@ -1,4 +1,4 @@
-"""A conversation as inputs of a run (S-SRV-101 to S-SRV-105). Package: serve. Pure.
+"""A conversation as inputs of a run (S-SRV-101 to S-SRV-105). Pure.
 
 The user's last message is the input as it stands. All others, in their order, are one text for the variable `history`.
 """
@@ -19,8 +19,6 @@ from ensemble_ray.text.foreign_text import whole_text
 if TYPE_CHECKING:
     from ensemble_ray.serve.openai_api.bodies import MessageBody
     from ensemble_ray.serve.run_schemas import EnsembleInfo
-
-__all__ = ["inputs_of"]
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 _USER, _ASSISTANT = "user", "assistant"

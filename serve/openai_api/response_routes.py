@@ -1,4 +1,4 @@
-"""`/v1/responses`: a team answers, in the newer form of the OpenAI API (S-SRV-125 to S-SRV-128). Package: serve."""
+"""`/v1/responses`: a team answers, in the newer form of the OpenAI API (S-SRV-125 to S-SRV-128)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from sse_starlette import ServerSentEvent
 
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.answers import answer
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.asking import AskingDependency, model_of
@@ -26,19 +27,17 @@ from ensemble_ray.serve.openai_api.responses import (
     response_of,
 )
 from ensemble_ray.serve.openai_api.streams import AnswerStream, render, texts_of
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 from ensemble_ray.values.messages import Reasoning
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
+response_router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-@router.post(
+@response_router.post(
     "/responses",
     response_model=ResponseObject,
     responses={200: {"description": "The answer; with `stream`, events about it", "content": _STREAM}},
@@ -65,7 +64,7 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
     return answer(make_answered(response, found), HTTPStatus.OK, {RUN_HEADER: run.run_id})
 
 
-@router.get("/responses/{response_id}", response_model=ResponseObject)
+@response_router.get("/responses/{response_id}", response_model=ResponseObject)
 async def get_response(response_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Return a run as a response, however it stands and however it was begun."""
     caller.check(Right.READ)

@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`, and the events that tell of one while it is made. Package: serve. Pure."""
+"""Answers of `/v1/responses`, and the events that tell of one while it is made. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from ensemble_ray.serve.schemas import Text, Wire
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Failure, Metrics
-
-__all__ = ["ResponseEvents", "ResponseObject", "make_answered", "make_begun", "make_failed", "response_of"]
 
 _Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
 _GOING_ON: Mapping[RunStatus, _Status] = {

@@ -1,4 +1,4 @@
-"""SaidText: what a client was told of an answer while it was said. Package: serve. Pure.
+"""SaidText: what a client was told of an answer while it was said. Pure.
 
 In: tokens of a run's last task, then the answer. Out: what to send on, and what is left of the answer. Rule: what was sent is never
 another text than the answer's. Words that a model says before it calls tools come before the answer, apart from it.
@@ -6,9 +6,7 @@ another text than the answer's. Words that a model says before it calls tools co
 
 from __future__ import annotations
 
-from ensemble_ray.text.reasoning import split_reasoning
-
-__all__ = ["SaidText"]
+from ensemble_ray.text.answers import split_reasoning
 
 _BETWEEN_TURNS = "\n\n"
 

@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API as server-sent events. Package: serve.
+"""Answers of the OpenAI API as server-sent events.
 
 In: a run that a client waits for. Out: its text while it is said, what is left of it in pieces, then how it ended.
 """
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.asked_run import AskedRun
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Failure
-
-__all__ = ["AnswerStream", "render", "texts_of"]
 
 #: Characters of a piece of an answer that is known as a whole.
 _PIECE = 200

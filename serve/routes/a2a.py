@@ -1,4 +1,4 @@
-"""`/a2a/{ensemble}`: teams as agents of the A2A protocol (S-INT-70 to S-INT-79). Package: serve.
+"""`/a2a/{ensemble}`: teams as agents of the A2A protocol (S-INT-70 to S-INT-79).
 
 The protocol's own errors are answers 200, as JSON-RPC has it; keys, rights and limits are refused as on every other route.
 """
@@ -13,18 +13,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.text.foreign_text import whole_json
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["a2a"], responses=FAILURES)
+a2a_router: APIRouter = APIRouter(tags=["a2a"], responses=FAILURES)
 _INSTALL = "A2A needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
 _ANSWER: dict[str, Any] = {
     "application/json": {"schema": {"type": "object"}},
@@ -58,7 +57,7 @@ _BODY: dict[str, Any] = {
 _PARSE_ERROR = {"code": -32700, "message": "The body is no JSON object in UTF-8"}
 
 
-@router.get("/.well-known/agent-card.json", responses=_CARD)
+@a2a_router.get("/.well-known/agent-card.json", responses=_CARD)
 async def get_only_card(request: Request, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Return the card of the only team that the caller has."""
     caller.check(Right.READ)
@@ -70,7 +69,7 @@ async def get_only_card(request: Request, service: ServiceDependency, caller: Ca
     return _card(request, known[0])
 
 
-@router.get("/a2a/{ensemble}/.well-known/agent-card.json", responses=_CARD)
+@a2a_router.get("/a2a/{ensemble}/.well-known/agent-card.json", responses=_CARD)
 async def get_card(
     ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
@@ -79,7 +78,7 @@ async def get_card(
     return _card(request, await _team(service, caller, ensemble))
 
 
-@router.post(
+@a2a_router.post(
     "/a2a/{ensemble}",
     response_class=Response,
     responses={200: {"description": "What JSON-RPC answers; of a streaming method, events", "content": _ANSWER}},

@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/inject` and `/model`: what people tell a run that goes on (S-SRV-200, S-SRV-201, S-SRV-209). Package: serve."""
+"""`/runs/{run_id}/inject` and `/model`: what people tell a run that goes on (S-SRV-200, S-SRV-201, S-SRV-209)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES, answer
 from ensemble_ray.serve.control_schemas import NewDirective, NewModel
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import RunDetail
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 
 
-@router.post("/runs/{run_id}/inject", response_model=RunDetail)
+@control_router.post("/runs/{run_id}/inject", response_model=RunDetail)
 async def post_directive(
     run_id: str, directive: NewDirective, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
@@ -29,7 +28,7 @@ async def post_directive(
     return answer(await service.inject(run_id, directive, by=caller.name), HTTPStatus.OK)
 
 
-@router.post("/runs/{run_id}/model", response_model=RunDetail)
+@control_router.post("/runs/{run_id}/model", response_model=RunDetail)
 async def post_model(
     run_id: str, model: NewModel, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:

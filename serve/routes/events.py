@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/events`: what happens in a run, as server-sent events (S-SRV-30 to S-SRV-38). Package: serve.
+"""`/runs/{run_id}/events`: what happens in a run, as server-sent events (S-SRV-30 to S-SRV-38).
 
 The next event is asked for when the client has taken the last one, so that a slow client costs one page of events.
 """
@@ -14,20 +14,19 @@ from fastapi import APIRouter, Header
 from fastapi.responses import Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES, json_text
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import RunEvent
 from ensemble_ray.studio.event_answer import EventAnswer
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
+events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-@router.get(
+@events_router.get(
     "/runs/{run_id}/events",
     response_class=EventSourceResponse,
     responses={

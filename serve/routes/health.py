@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz` (S-SRV-60). Package: serve."""
+"""`/healthz` and `/readyz` (S-SRV-60)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.schemas import Health
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
 #: How long what drives runs may take to answer, s.
 _PATIENCE_S = 5.0
 
 
-@router.get("/healthz")
+@health_router.get("/healthz")
 async def get_health() -> Health:
     """Return whether this process answers."""
     return Health(status="ok")
 
 
-@router.get("/readyz")
+@health_router.get("/readyz")
 async def get_readiness(service: ServiceDependency) -> Health:
     """Return whether runs can be begun: what drives them answers, and has loaded its teams."""
     try:

@@ -1,22 +1,21 @@
-"""`/metrics`: what runs of an endpoint did and cost, for Prometheus (S-SRV-170). Package: serve."""
+"""`/metrics`: what runs of an endpoint did and cost, for Prometheus (S-SRV-170)."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES
 from ensemble_ray.serve.metrics import render_samples
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+metrics_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 
-@router.get(
+@metrics_router.get(
     "/metrics",
     response_class=Response,
     responses={200: {"description": "The text format of Prometheus", "content": _TEXT}},

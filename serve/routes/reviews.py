@@ -1,4 +1,4 @@
-"""`/reviews`: gates at which runs wait for people, and decisions there (S-SRV-202 to S-SRV-204). Package: serve."""
+"""`/reviews`: gates at which runs wait for people, and decisions there (S-SRV-202 to S-SRV-204)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES, answer
 from ensemble_ray.serve.control_schemas import DecidedReview, NewDecision, ReviewConflict, ReviewList
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
+reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
 
 
-@router.get("/reviews", response_model=ReviewList)
+@reviews_router.get("/reviews", response_model=ReviewList)
 async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the gates that are open, oldest first."""
     if Right.REVIEW not in caller.rights:  # who decides has to see what about
@@ -26,7 +25,7 @@ async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> J
     return answer(ReviewList(reviews=list(await service.reviews(caller.ensembles))))
 
 
-@router.post(
+@reviews_router.post(
     "/reviews/{run_id}/{gate_id}",
     response_model=DecidedReview,
     responses={409: {"model": ReviewConflict, "description": "It was decided before; `first` is that decision"}},

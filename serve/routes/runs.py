@@ -1,4 +1,4 @@
-"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-25). Package: serve."""
+"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-25)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse
 
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import FAILURES, answer, failure_answer
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import chosen_ensemble, visible_run
 from ensemble_ray.serve.routes.waiting import LONGEST_WAIT_S, preferred_wait
@@ -18,13 +19,11 @@ from ensemble_ray.serve.run_schemas import AcceptedRun, Instant, NewRun, RunDeta
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 from ensemble_ray.serve.trace_context import traceparent_of
 
-__all__ = ["router"]
-
-router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+runs_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 _LOCATION = {"Location": {"description": "Where the run is", "schema": {"type": "string"}}}
 
 
-@router.post(
+@runs_router.post(
     "/runs",
     status_code=HTTPStatus.ACCEPTED,
     response_model=AcceptedRun,
@@ -68,7 +67,7 @@ async def post_run(
     return answer(found, HTTPStatus.OK, headers)
 
 
-@router.get("/runs", response_model=RunPage)
+@runs_router.get("/runs", response_model=RunPage)
 async def get_runs(
     service: ServiceDependency,
     caller: CallerDependency,
@@ -89,14 +88,14 @@ async def get_runs(
     return answer(await service.list(wanted, cursor=cursor, size=limit))
 
 
-@router.get("/runs/{run_id}", response_model=RunDetail)
+@runs_router.get("/runs/{run_id}", response_model=RunDetail)
 async def get_run(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Return a run with its result or its error."""
     caller.check(Right.READ)
     return answer(await visible_run(service, caller, run_id))
 
 
-@router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=RunDetail)
+@runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=RunDetail)
 async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Ask a run to end: nothing starts any more, and running tasks are stopped."""
     caller.check(Right.RUN)

@@ -1,4 +1,4 @@
-"""The service behind the routes of an application. Package: serve."""
+"""The service behind the routes of an application."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from fastapi import Depends, Request
 
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["ServiceDependency", "service_of"]
 
 
 def service_of(request: Request) -> RunService:

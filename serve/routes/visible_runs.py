@@ -1,4 +1,4 @@
-"""Runs as one caller sees them: those of its teams; others are not there (S-SRV-5). Package: serve."""
+"""Runs as one caller sees them: those of its teams; others are not there (S-SRV-5)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.run_service import RunService
-
-__all__ = ["chosen_ensemble", "visible_run"]
 
 
 async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDetail:

@@ -1,10 +1,8 @@
-"""How long a client wants to wait for a run: `?wait=S`, or `Prefer: wait=S` (RFC 7240). Package: serve. Pure."""
+"""How long a client wants to wait for a run: `?wait=S`, or `Prefer: wait=S` (RFC 7240). Pure."""
 
 from __future__ import annotations
 
 import re
-
-__all__ = ["LONGEST_WAIT_S", "preferred_wait"]
 
 #: Longer waits end after this; proxies seldom allow more.
 LONGEST_WAIT_S = 3600.0

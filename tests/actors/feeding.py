@@ -12,7 +12,7 @@ from ensemble_ray import Agent, ChatMessage, ChatResponse, NoOpToolMetrics, OnUn
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.execute.agent_templates import AgentTemplates
+from ensemble_ray.execute.local_executor import AgentTemplates
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.ports import RunEventSink
 from ensemble_ray.record.journal import MemoryJournal

@@ -10,9 +10,9 @@ from ensemble_ray import LoopIterationCompletedEvent, Plan
 from ensemble_ray.actors.link.events import HubSink, pack_announcement
 from ensemble_ray.actors.link.packing import pack_output
 from ensemble_ray.actors.link.wire import WireOrder
-from ensemble_ray.actors.scheduler.announcements import Announcements
+from ensemble_ray.actors.scheduler.planned_run import Announcements
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.schedule.instructions import IterationEnded
 from tests.actors.test_wire import output_of
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import actors
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.shared.event_hub import EventHub
-from ensemble_ray.actors.shared.journal import JournalActor
-from ensemble_ray.actors.shared.rate_limiter import RateLimiter
+from ensemble_ray.actors.shared.journal import JournalActor, RateLimiter
+from ensemble_ray.actors.worker.agent import ManagerActor
 from ensemble_ray.actors.worker.callable_host import CallableHost
-from ensemble_ray.actors.worker.manager import ManagerActor
 
 CLASSES = (SchedulerActor, EventHub, JournalActor, RateLimiter, CallableHost, ManagerActor)
 

@@ -18,9 +18,10 @@ from ray._private import ray_constants, services
 from ray._private.node import Node
 
 from ensemble_ray import EnsembleError
-from ensemble_ray.actors.driver import local_instance, silent_agent
+from ensemble_ray.actors.driver import cluster as local_instance
+from ensemble_ray.actors.driver import silent_agent
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.process.ray_files import token_file
+from ensemble_ray.process.private_files import token_file
 
 
 @pytest.mark.parametrize("kind", [Exception, TimeoutError, RuntimeError])

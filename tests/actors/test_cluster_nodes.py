@@ -10,7 +10,7 @@ from ensemble_ray.actors.scheduler import cluster_nodes
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.plan.requirements import ClusterNode
+from ensemble_ray.plan.placement import ClusterNode
 
 ONE, TWO = (ClusterNode(node_id=name, resources={"CPU": 2, "memory": 8e9}) for name in "ab")
 

@@ -11,9 +11,9 @@ import pytest
 
 from ensemble_ray.actors.driver.cluster import LOCAL
 from ensemble_ray.actors.driver.cluster_probe import answer_questions
-from ensemble_ray.actors.scheduler.describing import ProcessSurvey, merge_description
 from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, LeaseDescription, ProcessPool
-from ensemble_ray.plan.requirements import ResourceRequirements
+from ensemble_ray.actors.scheduler.scheduler import ProcessSurvey, merge_description
+from ensemble_ray.plan.placement import ResourceRequirements
 from ensemble_ray.values.descriptions import (
     MOST_PROCESSES,
     MOST_TASKS,

@@ -25,17 +25,15 @@ from ensemble_ray import (
     TaskReflection,
 )
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
-from ensemble_ray.actors.driver.driver_connection import DriverConnection
-from ensemble_ray.actors.driver.services import driver_services
-from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory
-from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
+from ensemble_ray.actors.driver.driver_connection import DriverConnection, driver_services
+from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory, RemoteRunReflections
 from ensemble_ray.actors.shared.event_hub import EventHub
-from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
+from ensemble_ray.actors.worker.task_host import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reflection.local import LocalRunReflections
-from ensemble_ray.memory.run_memory import LocalRunMemory
-from ensemble_ray.plan.units import LoopUnit
-from ensemble_ray.process.threads import threads
+from ensemble_ray.execute.reflection import LocalRunReflections
+from ensemble_ray.memory.tools import LocalRunMemory
+from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.process.forks import threads
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.memory import MemoryQuery

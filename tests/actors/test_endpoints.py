@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.actors.link.limiter import EndpointBoard
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
-from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
+from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
 
 HOME = "http://h/v1 m"
 FAILED = EndpointUpdate(endpoint=HOME, category="failed", text="HTTP 503")

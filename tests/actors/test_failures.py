@@ -8,7 +8,7 @@ import pytest
 import ray.exceptions
 
 from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, ValidationError
-from ensemble_ray.actors.link.failures import ours
+from ensemble_ray.actors.link.reach import ours
 
 
 def task_error(cause: Exception) -> BaseException:

@@ -18,11 +18,11 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import pack_callables
 from ensemble_ray.actors.link.packing import pack_output, unpack_failure, unpack_question
 from ensemble_ray.actors.link.wire import WireFailure
-from ensemble_ray.actors.scheduler.predicates import HostedPredicates
+from ensemble_ray.actors.scheduler.planned_run import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import RunSession
-from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
 from ensemble_ray.schedule.instructions import UntilHolds
 from tests.actors.sessions import Owner, packed
 from tests.actors.test_wire import output_of

@@ -10,9 +10,9 @@ import cloudpickle
 import pytest
 
 from ensemble_ray import Agent
-from ensemble_ray.actors.driver import loading
-from ensemble_ray.actors.driver.loading import check_loading, modules_in
-from ensemble_ray.actors.scheduler.loading import load_all
+from ensemble_ray.actors.driver import node_check as loading
+from ensemble_ray.actors.driver.node_check import check_loading, modules_in
+from ensemble_ray.actors.scheduler.scheduler import load_all
 from tests.actors import feeding
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ensemble_ray.actors.driver.log_listener import LineListener, show_line
-from ensemble_ray.actors.link.log_lines import LineBudget, LineService, LogLine
+from ensemble_ray.actors.driver.driver_connection import LineListener, show_line
+from ensemble_ray.actors.link.wire import LineBudget, LineService, LogLine
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
 from ensemble_ray.process.context import log_context
 

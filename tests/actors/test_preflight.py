@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, ValidationError, tool
-from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.driver.packing import dump
 from ensemble_ray.testing import ScriptedModel
 
 #: A global that cannot travel, for functions that are pickled by value.

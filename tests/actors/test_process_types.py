@@ -8,7 +8,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import _CLASSES
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker.agent import AgentActor
-from ensemble_ray.limits.endpoints import process_endpoints
+from ensemble_ray.llm.limits.endpoints import process_endpoints
 
 
 @pytest.mark.parametrize("made", _CLASSES.values())

@@ -14,10 +14,10 @@ import ray.exceptions
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
-from ensemble_ray.actors.shared.rate_limiter import RateLimiter
-from ensemble_ray.limits.limiter_service import Acquire
-from ensemble_ray.limits.steps import Dismiss, Grant, Requested
-from ensemble_ray.plan.requirements import ClusterNode
+from ensemble_ray.actors.shared.journal import RateLimiter
+from ensemble_ray.llm.limits.limiter import Acquire
+from ensemble_ray.llm.limits.machines import Dismiss, Grant, Requested
+from ensemble_ray.plan.placement import ClusterNode
 from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.

@@ -10,8 +10,8 @@ import pytest
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.shared.rate_limiter import RateLimiter
-from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.actors.shared.journal import RateLimiter
+from ensemble_ray.llm.limits.limiter import LeasingLimiter
 from ensemble_ray.values.ids import new_object_id
 
 HOURLY = RateLimit.of(1, 3600.0)

@@ -30,8 +30,7 @@ from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import RecordingSink
-from ensemble_ray.values.epochs import REDISPATCH_STEP
-from ensemble_ray.values.ids import instance_of
+from ensemble_ray.values.ids import REDISPATCH_STEP, instance_of
 from tests.actors.feeding import Driver, Placed, Waiting, at_work, in_scheduler
 from tests.builders import agent
 from tests.scenarios.teams import Marks

@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.worker.report_sender import ReportSender
+from ensemble_ray.actors.worker.task_host import ReportSender
 
 
 class Unreachable:

@@ -10,12 +10,11 @@ from ray.exceptions import ActorUnavailableError
 
 from ensemble_ray import EnsembleError, ExitReason, Plan, RunState
 from ensemble_ray.actors.driver import cluster as connection
-from ensemble_ray.actors.driver.run import RayRun
+from ensemble_ray.actors.driver.runtime import RayRun
 from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_output
 from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.outcomes import RunOutcome
+from ensemble_ray.execute.orders import RunContext, RunOutcome
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError
-from ensemble_ray.actors.scheduler.sealing import Seal
+from ensemble_ray.actors.scheduler.submission_store import Seal
 
 BODY = b"a package with sk-key-of-a-model in it" * 100
 

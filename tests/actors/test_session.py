@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ensemble_ray import Agent, ChatMessage, ChatResponse, Node, Plan, RunState, Task
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.driver.packing import dump
 from ensemble_ray.actors.link.packing import unpack_output
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -19,7 +19,7 @@ from ensemble_ray.execute.orders import RunContext, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.epochs import REDISPATCH_STEP
+from ensemble_ray.values.ids import REDISPATCH_STEP
 from tests.actors.sessions import Owner
 from tests.builders import call
 from tests.scenarios.dying import marks_of, stay

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, Keep, SessionOpening, WireOrder, WireResult
+from ensemble_ray.actors.scheduler.cluster_nodes import check_comer
 from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType
-from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements
+from ensemble_ray.plan.placement import NOTHING, ClusterNode, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
 
 NODES = (ClusterNode(node_id="a", resources={"CPU": 2, "GPU": 2}),)

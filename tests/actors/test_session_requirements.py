@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.actors.scheduler import process_groups, requirements
-from ensemble_ray.actors.scheduler.requirements import check_requirements
+from ensemble_ray.actors.scheduler import cluster_nodes as requirements
+from ensemble_ray.actors.scheduler import process_groups
+from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.plan.requirements import ClusterNode, ResourceRequirements
+from ensemble_ray.plan.placement import ClusterNode, ResourceRequirements
 from tests.actors.test_session_orders import GPU, NODES, Bench, Handle, orders, template
 
 

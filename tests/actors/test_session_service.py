@@ -12,14 +12,12 @@ import pytest
 from ensemble_ray import ChatResponse, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import Packer
-from ensemble_ray.actors.link.log_lines import LogLine
-from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireResult
+from ensemble_ray.actors.link.wire import LogLine, OrderBatch, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler import dynamic_run
-from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
+from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun, SessionService
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.values.ids import instance_of
 from tests.builders import agent

@@ -13,7 +13,7 @@ from ensemble_ray.actors.scheduler import process_groups, processes, session
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.plan.requirements import ResourceRequirements
+from ensemble_ray.plan.placement import ResourceRequirements
 from ensemble_ray.record.stores import StoreAddress
 from tests.actors.test_session_orders import Handle, orders, template
 

@@ -11,7 +11,7 @@ import pytest
 from ray.experimental import internal_kv
 
 from ensemble_ray import Agent, Node, Plan
-from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.driver.packing import dump
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.execute.orders import RunContext

@@ -15,8 +15,8 @@ from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports.services import Services
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool

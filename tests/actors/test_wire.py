@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Agent, AgentExecutionError, GuardrailViolationError, Node, Plan, Task, TaskOutput, TaskTrace
-from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.driver.packing import dump
 from ensemble_ray.actors.link.packing import (
     load_agent,
     pack_order,

@@ -15,7 +15,7 @@ import pytest
 import ensemble_ray
 from ensemble_ray import Agent, Ensemble, Task, ToolCall, tool
 from ensemble_ray.actors.driver import worker_client, worker_template
-from ensemble_ray.process.cluster_finding import find_cluster
+from ensemble_ray.process.private_files import find_cluster
 from ensemble_ray.testing import ScriptedModel
 from tests.processes import own_directory
 

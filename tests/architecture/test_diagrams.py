@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from ensemble_ray.schedule.branches import BRANCH_TRANSITIONS, BranchState
-from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
-from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseState
-from ensemble_ray.schedule.states import TRANSITIONS, TaskState
+from ensemble_ray.schedule.graph import BRANCH_TRANSITIONS, BranchState
+from ensemble_ray.schedule.loop import LOOP_TRANSITIONS, LoopState
+from ensemble_ray.schedule.machine import TRANSITIONS, TaskState
+from ensemble_ray.schedule.phases import PHASE_TRANSITIONS, PhaseState
 from tests.architecture.project import ROOT
 
 

@@ -20,11 +20,9 @@ LATE = (
 _SEAMS = (
     ("ensemble_ray.definition.agent", "ensemble_ray.ensemble"),
     ("ensemble_ray.definition.agent", "ensemble_ray.runs.ports"),
-    ("ensemble_ray.errors", "ensemble_ray.values.rate_limit"),
+    ("ensemble_ray.errors", "ensemble_ray.values.value"),
     ("ensemble_ray.errors", "ensemble_ray.values.task_output"),
-    ("ensemble_ray.errors", "ensemble_ray.values.unit_traces"),
-    ("ensemble_ray.errors.root", "ensemble_ray.values.trace"),
-    ("ensemble_ray.errors.units", "ensemble_ray.values.task_output"),
+    ("ensemble_ray.errors", "ensemble_ray.values.trace"),
 )
 
 

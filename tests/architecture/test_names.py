@@ -50,7 +50,7 @@ PHRASES = {
 #: The field's own uses: in names that match, of files below the folder.
 ALLOWED = (
     ("ensemble_ray", re.compile("dead_?letter", re.IGNORECASE)),  # of message queues: what could not be handled
-    ("ensemble_ray/llm/local_engine", re.compile("weights", re.IGNORECASE)),  # of a neural network
+    ("ensemble_ray/llm/local.py", re.compile("weights", re.IGNORECASE)),  # of a neural network
     ("ensemble_ray/record/postgres", re.compile("_statement")),  # of SQL
     ("ensemble_ray/visualization", re.compile("letter", re.IGNORECASE)),  # of the alphabet: its width in a picture
 )

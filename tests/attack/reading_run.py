@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ensemble_ray import Ensemble, HttpAgentTool, OpenAIChatModel, ToolCall, WebScraperTool, WebSearchTool, tool
-from ensemble_ray.tools.builtin.web_search import SerpApiSearch
+from ensemble_ray.tools.builtin.web import SerpApiSearch
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks
 

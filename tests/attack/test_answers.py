@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from ensemble_ray import ChatMessage, ChatResponse, EnsembleError, OpenAIChatModel
-from ensemble_ray.llm.faults import fault_of
+from ensemble_ray.llm.failures import fault_of
 from tests.attack.raw_server import RawServer, Write
 
 MIB = 2**20

@@ -17,9 +17,8 @@ import pytest
 import ray
 
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
-from ensemble_ray.actors.scheduler.sealing import Seal
-from ensemble_ray.actors.scheduler.submission_store import KEY_NAME
-from ensemble_ray.process.ray_files import token_file
+from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, Seal
+from ensemble_ray.process.private_files import token_file
 from ensemble_ray.testing import ModelServer
 from tests.attack.neighbours import Listener, closed_above, command_lines, descendants, files_with, listeners
 from tests.builders import agent, call, task

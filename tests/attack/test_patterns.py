@@ -40,22 +40,21 @@ from ensemble_ray.cli.demo.digest import whole_sentences
 from ensemble_ray.cli.demo.passages import passages_of
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from ensemble_ray.cli.view.terminal import screen_line
-from ensemble_ray.definition.templates import braced_texts, escape_template, fill_inputs
-from ensemble_ray.execute.delegation.calls import read_call
+from ensemble_ray.definition.fields import braced_texts, escape_template, fill_inputs
+from ensemble_ray.execute.delegation.decisions import read_call
 from ensemble_ray.items.text_files import CsvFile, csv_rows, json_lines
-from ensemble_ray.loader.document import read_document
-from ensemble_ray.loader.item_prompts import ItemPrompt
-from ensemble_ray.loader.problems import Problems, nearest
-from ensemble_ray.loader.references import is_reference
 from ensemble_ray.plan.synthesis import _json_object, _role_of
 from ensemble_ray.record.rendering import text_of
 from ensemble_ray.record.retention import age_from
-from ensemble_ray.text.reasoning import ReasoningSplitter, split_reasoning
-from ensemble_ray.tools.builtin.file_read import FileReadInput
+from ensemble_ray.teamfile.document import Problems, nearest, read_document
+from ensemble_ray.teamfile.fields import ItemPrompt
+from ensemble_ray.teamfile.references import is_reference
+from ensemble_ray.text.answers import ReasoningSplitter, split_reasoning
+from ensemble_ray.tools.builtin.files import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
-from ensemble_ray.tools.charsets import CHARSETS, codec_of, decode
 from ensemble_ray.tools.schema import ArgumentError, signature_of
-from ensemble_ray.tools.typed import parse_input
+from ensemble_ray.tools.tool import parse_input
+from ensemble_ray.tools.web.net import CHARSETS, codec_of, decode
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 #: Processor time of one text, s: a slow machine needs a tenth of it, what is not linear a multiple of it.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import ProcessAgentTool
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from tests.processes import own_environment
 from tests.template import ForkedProgram
 

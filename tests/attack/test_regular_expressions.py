@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.process_fields import _NAME, _SELECTOR
-from ensemble_ray.prompts.reflection import _HEADING
+from ensemble_ray.definition.agent import _NAME, _SELECTOR
+from ensemble_ray.prompts.task import _HEADING
 from ensemble_ray.record.rendering import _LONG
-from ensemble_ray.text.control_characters import _CONTROL, _IN_JSON
-from ensemble_ray.text.reasoning import _TAG
+from ensemble_ray.text.answers import _TAG
+from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +33,13 @@ SIZE = 20_000
 MOST_QUARTERS = 5
 #: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
-    ("ensemble_ray/definition/process_fields.py", "_NAME"): _NAME,
-    ("ensemble_ray/definition/process_fields.py", "_SELECTOR"): _SELECTOR,
-    ("ensemble_ray/prompts/reflection.py", "_HEADING"): _HEADING,
+    ("ensemble_ray/definition/agent.py", "_NAME"): _NAME,
+    ("ensemble_ray/definition/agent.py", "_SELECTOR"): _SELECTOR,
+    ("ensemble_ray/prompts/task.py", "_HEADING"): _HEADING,
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
-    ("ensemble_ray/text/control_characters.py", "_CONTROL"): _CONTROL,
-    ("ensemble_ray/text/control_characters.py", "_IN_JSON"): _IN_JSON,
-    ("ensemble_ray/text/reasoning.py", "_TAG"): _TAG,
+    ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
+    ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
+    ("ensemble_ray/text/answers.py", "_TAG"): _TAG,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import MCP, RemoteAgent, ToolConfigurationError, ToolResult
 from ensemble_ray.tools.a2a import connecting
-from ensemble_ray.tools.mcp import http_client
+from ensemble_ray.tools.mcp import session as http_client
 from ensemble_ray.tools.mcp.address import ServerAddress
 from tests.attack.raw_server import RawServer, Write
 from tests.attack.test_answers import LIMIT, gzip_bomb, head, memory_below, once, repeated

@@ -110,7 +110,7 @@ HOSTILE = [
     with_tool("{vendor:Maker: {path: marker}}"),
     with_tool("'vendor:Maker'"),
     with_tool("'vendor:pathlib.Path'"),
-    with_tool("{ensemble_ray.loader:load_ensemble: {target: 'planted:team'}}"),
+    with_tool("{ensemble_ray.teamfile:load_ensemble: {target: 'planted:team'}}"),
     # Through the user's own module, which only imports or holds it.
     with_tool("{shop:Popen: {args: [touch, marker]}}"),
     with_tool("{shop:subprocess.Popen: {args: [touch, marker]}}"),
@@ -266,8 +266,8 @@ def test_recorded_team_is_not_loaded_when_the_record_names_the_interpreters_libr
 ) -> None:
     """S-SEC-77: `resume` and `fork` load a team from where its record says that it stands."""
     from ensemble_ray import ValidationError
-    from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.loader import load_runnable, load_source
+    from ensemble_ray.definition.fields import Origin
+    from ensemble_ray.teamfile import load_runnable, load_source
 
     with pytest.raises(ValidationError, match="standard library"):
         load_source(Origin(place=place, overrides={"cmd": "touch marker"}))

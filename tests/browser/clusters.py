@@ -13,8 +13,8 @@ from typing import Self
 import ray
 
 from ensemble_ray import Agent, Ensemble, OpenAIChatModel, RateLimit, RayRuntime, RetryPolicy, Task
-from ensemble_ray.actors.driver.cluster_description import describe_cluster
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.actors.driver.cluster import describe_cluster
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.values.descriptions import ProcessDescription
 

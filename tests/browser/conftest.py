@@ -30,10 +30,10 @@ from playwright.async_api import (
 )
 
 from ensemble_ray import InlineRuntime, TaskExecutionError
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.loader import load_source
+from ensemble_ray.definition.fields import Origin
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
+from ensemble_ray.teamfile import load_source
 from tests.browser import recorded
 from tests.browser.gates import Gate
 from tests.browser.killed import kill_run

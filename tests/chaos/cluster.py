@@ -106,7 +106,7 @@ def _write(file: Path, **values: object) -> None:
 def _keep(file: Path) -> None:
     from ray.cluster_utils import Cluster as LocalCluster  # the harness that imports this module does not need it
 
-    from ensemble_ray.actors.driver.local_instance import _adapt_raylet, _leave_out
+    from ensemble_ray.actors.driver.cluster import _adapt_raylet, _leave_out
 
     # No driver of its own, nobody who reads logs, nobody who adds nodes, and nobody who looks at a page, as in a local instance.
     head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}

@@ -7,10 +7,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.shared.rate_limiter import RateLimiter
+from ensemble_ray.actors.shared.journal import RateLimiter
 from ensemble_ray.actors.spawn import actor_class
-from ensemble_ray.limits.lease import LeasingLimiter
-from ensemble_ray.limits.limiter_service import LimiterService, Message, Reply
+from ensemble_ray.llm.limits.limiter import LeasingLimiter, LimiterService, Message, Reply
 from ensemble_ray.testing import ManualClock
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ensemble_ray import EmbeddingModel, InMemoryEmbeddingStore, MemoryStore, PostgresMemory, SqliteMemory
+from ensemble_ray.memory import postgres as schema
 from ensemble_ray.memory.lasting import LastingMemory
-from ensemble_ray.memory.postgres import schema
 from tests.ensemble_ray.memory.doubles import WordsModel
 
 __all__ = ["ADAPTERS", "LASTING", "PARAMETERS", "Adapter", "Place", "parameters", "without_pgvector"]

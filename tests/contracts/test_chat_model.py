@@ -27,9 +27,9 @@ from ensemble_ray import (
     ToolCall,
     ToolSpec,
 )
-from ensemble_ray.llm.local_engine import server as local_server
-from ensemble_ray.llm.local_engine.registry import LocalSpec
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.llm import local as local_server
+from ensemble_ray.llm.local import LocalSpec
+from ensemble_ray.ports import Services, use_services
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
 from ensemble_ray.testing.model_server import Answer
 from ensemble_ray.testing.scripted import ScriptedModelHandle, answer_scripted

@@ -16,11 +16,9 @@ from typing import cast
 import pytest
 
 from ensemble_ray import ToolContext, ToolExecutionError, current_tool_context, tool
-from ensemble_ray.ports import CpuPool
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.ports import CpuPool, Services, use_services
 from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, pack
-from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, ToolOutcome, pack
 from ensemble_ray.tools.registry import resolve_tools
 from tests.template import run_forked
 
@@ -41,7 +39,7 @@ async def loky_pool() -> AsyncIterator[CpuPool]:
 async def ray_pool() -> AsyncIterator[CpuPool]:
     """Two processors of the shared cluster."""
     from ensemble_ray.actors.spawn import cpu_call
-    from ensemble_ray.actors.worker.cpu import RayCpuPool
+    from ensemble_ray.actors.worker.services import RayCpuPool
 
     yield RayCpuPool(cpu_call())
 

@@ -15,11 +15,10 @@ import pytest
 
 from ensemble_ray import LocalEmbeddingModel, MemoryEntry, OpenAIEmbeddingModel, SqliteMemory, ValidationError
 from ensemble_ray.memory import openai_embeddings
-from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher, shares_of
-from ensemble_ray.memory.embedding_meter import metered_embeddings
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
-from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.memory.embeddings import metered_embeddings
+from ensemble_ray.memory.openai_embeddings import Embedded, TextBatcher, shares_of
+from ensemble_ray.process.forks import run_blocking, threads
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from ensemble_ray.testing.model_server.embeddings import count_words
 

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from ensemble_ray import ChatMessage, ChatResponse, JsonSchema, OpenAIChatModel
-from ensemble_ray.errors.provider import is_refusal
-from ensemble_ray.llm.faults import fault_of
+from ensemble_ray.errors.travel import is_refusal
+from ensemble_ray.llm.failures import fault_of
 from ensemble_ray.testing import Fault, ModelServer, RawAnswer
 
 HELLO = [ChatMessage("user", "hello")]

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel
-from ensemble_ray.llm.faults import fault_of
+from ensemble_ray.llm.failures import fault_of
 from ensemble_ray.testing import ModelServer, RawAnswer, Reply
 from ensemble_ray.testing.model_server.script import Answer
 from ensemble_ray.values.messages import incomplete_reason

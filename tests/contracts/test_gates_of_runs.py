@@ -22,7 +22,7 @@ from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.open_reviews import Obstacle, fold_gates, open_reviews
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.losses import RECORD
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from tests.template import ForkedProgram
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from ensemble_ray import ChatMessage, HttpAgentTool, OpenAIChatModel, OpenAIEmbeddingModel, RemoteAgent, ValidationError
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.text.header_values import header_flaw
+from ensemble_ray.text.foreign_text import header_flaw
 from ensemble_ray.tools.mcp.address import ServerAddress
 
 HELLO = [ChatMessage("user", "hello")]

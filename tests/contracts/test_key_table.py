@@ -10,10 +10,8 @@ from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import EnsembleError, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.access.key_store import open_keys
-from ensemble_ray.access.keys import ApiKey, new_key
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.key_store import KeyFile, open_keys
+from ensemble_ray.access.keys import ApiKey, Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.kept_callers import KeptCallers

@@ -11,9 +11,7 @@ from typing import Protocol
 import pytest
 
 from ensemble_ray import RateLimit, RateLimitTimeoutError
-from ensemble_ray.limits.lease import LeasingLimiter
-from ensemble_ray.limits.limiter_service import LimiterService
-from ensemble_ray.limits.local_limiter import LocalLimiter
+from ensemble_ray.llm.limits.limiter import LeasingLimiter, LimiterService, LocalLimiter
 from ensemble_ray.ports import Limiter
 from ensemble_ray.testing import ManualClock
 

@@ -18,7 +18,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
 from ensemble_ray.record.postgres.group import Append, BegunRun, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
-from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import OWNER_STEP
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import RUN, another_process, elsewhere, fact, until

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from ensemble_ray import EnsembleError, EvictionPolicy, MemoryEntry, PostgresMemory, ValidationError
-from ensemble_ray.memory.postgres import database as database_module
+from ensemble_ray.memory import postgres as database_module
 from tests.command_line import Call, calling, work_in
 from tests.contracts.memory_adapters import without_pgvector
 from tests.ensemble_ray.memory.doubles import WordsModel

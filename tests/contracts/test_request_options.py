@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from ensemble_ray import ChatMessage, JsonSchema, LocalChatModel, OpenAIChatModel, ToolCall, ToolSpec, ValidationError
-from ensemble_ray.llm.local_engine import server as local_server
-from ensemble_ray.llm.local_engine.registry import LocalSpec
+from ensemble_ray.llm import local as local_server
+from ensemble_ray.llm.local import LocalSpec
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 
 KEY = "sk-of-a-test"
@@ -202,7 +202,7 @@ async def test_headers_of_the_user_take_the_place_of_the_keys(make: Make) -> Non
 
 async def test_azure_gets_the_key_both_ways(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-LLM-27: by both clients; a token of the user's stands alone, and a function of the package's client as well."""
-    monkeypatch.setattr("ensemble_ray.llm.endpoint_urls._PROVIDERS", {"127.0.0.1": "azure.ai.openai"})
+    monkeypatch.setattr("ensemble_ray.llm.failures._PROVIDERS", {"127.0.0.1": "azure.ai.openai"})
 
     async def token() -> str:
         return "token"

@@ -13,7 +13,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress
-from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import OWNER_STEP
 
 from .owned_runs import ME, RUN, begun, fact, state_of
 from .record_stores import STORES, address_of

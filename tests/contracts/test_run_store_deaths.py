@@ -12,7 +12,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RunStore, StoreAddress
-from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import OWNER_STEP
 
 from .owned_runs import ME, RUN, fact, line_of, program_on, state_of, until_left
 from .record_stores import STORES, address_of

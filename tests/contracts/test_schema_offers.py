@@ -19,8 +19,8 @@ from ensemble_ray import (
     RateLimitedChatModel,
     StructuredChatModel,
 )
-from ensemble_ray.llm.local_engine import server as local_server
-from ensemble_ray.llm.local_engine.registry import LocalSpec
+from ensemble_ray.llm import local as local_server
+from ensemble_ray.llm.local import LocalSpec
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel, ServedRequest
 
 HELLO = [ChatMessage("user", "hello")]

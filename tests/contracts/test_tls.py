@@ -21,13 +21,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ensemble_ray import ChatMessage, OpenAIChatModel, ToolConfigurationError
-from ensemble_ray.errors.tls import tls_flaw
+from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.execute.review.notifiers import SlackNotifier
-from ensemble_ray.llm.faults import fault_of
-from ensemble_ray.tools.a2a.address import AgentAddress
-from ensemble_ray.tools.a2a.connecting import Losses, RemoteAgentError, connect, open_http_client
+from ensemble_ray.llm.failures import fault_of
+from ensemble_ray.tools.a2a.connecting import AgentAddress, Losses, RemoteAgentError, connect, open_http_client
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.connection import ask_server
+from ensemble_ray.tools.mcp.session import ask_server
 from ensemble_ray.tools.web import net
 from ensemble_ray.values.reviews import ReviewRequest, ReviewTiming
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import ToolResult, WebScraperTool
-from ensemble_ray.tools.builtin import web_scrape
+from ensemble_ray.tools.builtin import web as web_scrape
 from ensemble_ray.tools.web import net
 from tests.contracts.web_server import Answer, WebServer, closed_port, serving
 

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ensemble_ray import ToolResult, WebSearchTool
-from ensemble_ray.tools.builtin import web_search
-from ensemble_ray.tools.builtin.web_search import SerpApiSearch, TavilySearch
+from ensemble_ray.tools.builtin import web as web_search
+from ensemble_ray.tools.builtin.web import SerpApiSearch, TavilySearch
 from ensemble_ray.tools.web import net
 from tests.contracts.web_server import Answer, WebServer, closed_port
 

@@ -38,7 +38,7 @@ from ensemble_ray import (
     TryAgain,
     tool,
 )
-from ensemble_ray.loader import Runnable, load_runnable
+from ensemble_ray.teamfile import Runnable, load_runnable
 from tests.golden.model import SERVER
 from tests.golden.model import model as _model
 from tests.golden.model import pass_by as _call

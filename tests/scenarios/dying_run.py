@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from ensemble_ray import Ensemble, OpenAIChatModel, RunOptions, TaskHandlerContext, tool
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.loader import load_source
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.teamfile import load_source
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks
 

@@ -19,8 +19,8 @@ from ensemble_ray import (
     TokenUsage,
 )
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.shared.rate_limiter import RateLimiter
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.actors.shared.journal import RateLimiter
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.scenarios.dying import kill_first, marks_of, stay, until_recorded

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ensemble_ray import Ensemble, EnsembleError, EnsembleListener, TaskStartEvent, WebDashboard
-from ensemble_ray.ports.dashboard import EnteredRun
+from ensemble_ray.ports import EnteredRun
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 from tests.scenarios.pages import kinds, opened, url_of

@@ -27,7 +27,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
-from ensemble_ray.values.epochs import REDISPATCH_STEP
+from ensemble_ray.values.ids import REDISPATCH_STEP
 from tests.builders import agent, call, task
 from tests.scenarios.dying import kill_first, marks_of, stay, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, task_of, until, wait_for

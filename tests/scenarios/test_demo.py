@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.llm.local_engine.weights import find_weights
+from ensemble_ray.llm.local import find_weights
 from ensemble_ray.record.runs import read_facts
 from tests.command_line import ROOT, call_command, environment_of, run_command
 from tests.processes import own_directory, own_environment

@@ -32,7 +32,7 @@ from ensemble_ray import (
     pending_reviews,
     resume,
 )
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.record.opening import store_at

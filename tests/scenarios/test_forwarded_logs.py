@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from ensemble_ray import Ensemble, RayRuntime, tool
-from ensemble_ray.process.notices import NOTICES
+from ensemble_ray.process.context import NOTICES
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
 

@@ -30,7 +30,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.epochs import REDISPATCH_STEP, resend_step
+from ensemble_ray.values.ids import REDISPATCH_STEP, resend_step
 from tests.builders import agent, call, task
 from tests.scenarios.delegating import ask, asked_of, hand, run_of, team, told, worker
 from tests.scenarios.dying import kill_first, marks_of, staying, until_recorded

@@ -21,10 +21,9 @@ from pydantic import BaseModel
 
 from ensemble_ray import ChatMessage, ChatResponse, LocalChatModel, parse_output
 from ensemble_ray.execute.agent.answer_schema import answer_schema
+from ensemble_ray.llm import local as local_server
 from ensemble_ray.llm.factory import resolve_llm
-from ensemble_ray.llm.local_engine import server as local_server
-from ensemble_ray.llm.local_engine.registry import EngineProcess
-from ensemble_ray.llm.local_engine.weights import find_weights
+from ensemble_ray.llm.local import EngineProcess, find_weights
 
 pytestmark = pytest.mark.skipif(
     find_weights() is None or importlib.util.find_spec("xllamacpp") is None,

@@ -30,7 +30,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.tools.mcp import connection
+from ensemble_ray.tools.mcp import session as connection
 from ensemble_ray.tools.registry import resolve_tools
 from tests.builders import agent, call, task
 from tests.processes import free_ports

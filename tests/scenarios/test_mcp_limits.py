@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from ensemble_ray import MCP, ToolConfigurationError, ToolResult
-from ensemble_ray.process.loop import library_loop
-from ensemble_ray.tools.mcp import connection, listing, program
+from ensemble_ray.process.forks import library_loop
+from ensemble_ray.tools.mcp import program
+from ensemble_ray.tools.mcp import session as connection
+from ensemble_ray.tools.mcp import session as listing
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
-from ensemble_ray.tools.mcp.listing import mend_listing
-from ensemble_ray.tools.mcp.opening import ErrorLines
+from ensemble_ray.tools.mcp.session import ErrorLines, ServerLostError, ask_server, mend_listing
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, ended, offered, use
 from tests.template import ForkedProgram

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import MCP
-from ensemble_ray.tools.mcp import http_client
+from ensemble_ray.tools.mcp import session as http_client
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import offered, use
 

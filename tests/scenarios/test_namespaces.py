@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray import Ensemble, RayRuntime, RunExistsError, RunOptions, Task, ValidationError
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.schedulers import check_namespace
+from ensemble_ray.actors.driver.runtime import check_namespace
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import PATIENCE_S, Marks, until
 

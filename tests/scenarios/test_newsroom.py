@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from ensemble_ray import InlineRuntime, ManagerStalledError, TaskExecutionError, ToolCallEvent
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.testing.scripted import ScriptEntry
 from tests.builders import call

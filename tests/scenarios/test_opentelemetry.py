@@ -24,7 +24,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.process.context import use_traceparent
 from ensemble_ray.testing import ModelServer, ScriptedModel
-from ensemble_ray.values.tracing import RunTracing
+from ensemble_ray.values.trace import RunTracing
 from tests.builders import agent, answer, call, task
 from tests.command_line import calling
 from tests.otlp_receiver import Receiver, receiving_by_environment, values

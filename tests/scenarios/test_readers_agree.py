@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from ensemble_ray import EnsembleOutput, ExitReason
-from ensemble_ray.events.messages import Message
-from ensemble_ray.events.rendering import RunMessages
-from ensemble_ray.events.wire import WireEvent
+from ensemble_ray.events.messages import Message, RunMessages, WireEvent
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.record.resume.run_head import RunHead

@@ -26,7 +26,7 @@ from ensemble_ray import (
     resume,
     tool,
 )
-from ensemble_ray.events.telemetry.content import chat_content
+from ensemble_ray.events.telemetry.spans import chat_content
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
 from tests.builders import agent, call, task

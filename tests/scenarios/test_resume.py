@@ -30,7 +30,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, ServedRequest
-from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import OWNER_STEP
 from tests.builders import agent, call, task
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Watcher, recorded_state, wait_for

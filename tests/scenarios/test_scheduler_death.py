@@ -15,9 +15,9 @@ import pytest
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, RayRuntime, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
-from ensemble_ray.execute.outcomes import RunOutcome
+from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress

@@ -19,7 +19,7 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.actors import spawn
-from ensemble_ray.plan.shards import shard_of
+from ensemble_ray.plan.placement import shard_of
 from ensemble_ray.recovery import resuming
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import PATIENCE_S, Marks, until

@@ -19,8 +19,8 @@ from ensemble_ray import (
     ToolCall,
     tool,
 )
-from ensemble_ray.limits import breaker
-from ensemble_ray.limits.endpoints import process_endpoints
+from ensemble_ray.llm.limits import breaker
+from ensemble_ray.llm.limits.endpoints import process_endpoints
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks, until

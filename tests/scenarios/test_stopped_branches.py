@@ -16,7 +16,7 @@ from ensemble_ray import (
     aresume,
     tool,
 )
-from ensemble_ray.events.wire import Cursor, WireEvent
+from ensemble_ray.events.messages import Cursor, WireEvent
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel

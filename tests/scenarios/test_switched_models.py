@@ -20,7 +20,7 @@ from ensemble_ray import (
     ValidationError,
     aresume,
 )
-from ensemble_ray.definition.team_model import with_model
+from ensemble_ray.definition.validation import with_model
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
 from tests.command_line import calling

@@ -25,8 +25,8 @@ from ensemble_ray import (
     fork,
     resume,
 )
-from ensemble_ray.definition.team_model import with_task_model
-from ensemble_ray.execute.reflection.reflecting import reflection_key
+from ensemble_ray.definition.validation import with_task_model
+from ensemble_ray.execute.reflection import reflection_key
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, task
 

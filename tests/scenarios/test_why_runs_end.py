@@ -27,7 +27,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedError
 from ensemble_ray.inline.runtime import InlineRuntime
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.stores import RunStore, StoreAddress

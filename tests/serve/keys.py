@@ -15,9 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from ensemble_ray import RateLimit
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.access.keys import new_key
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.driving.kept_callers import KeptCallers

@@ -16,7 +16,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.testing import ModelServer
 from tests.command_line import COMMAND
 from tests.processes import free_ports, own_directory, own_environment, program

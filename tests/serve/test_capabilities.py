@@ -8,12 +8,12 @@ import pytest
 from httpx import AsyncClient
 
 from ensemble_ray import FileWriteTool, TryAgain, ValidationError, tool
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.rights import Right
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven

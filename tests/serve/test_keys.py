@@ -15,7 +15,7 @@ from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import RateLimit, ValidationError
 from ensemble_ray.access.admission import KeyPolicy, Knock
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import key_check
 from ensemble_ray.serve.app import EndpointOptions, app

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime
-from ensemble_ray.process.loop import bridge
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import driven_runs, kept_ends
 from ensemble_ray.serve.driving.config import part_of_name

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from ensemble_ray import InlineRuntime, Review
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.access.rights import Right
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.kept_callers import KeptCallers

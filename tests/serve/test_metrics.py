@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ensemble_ray import ChatResponse, TaskMetrics, TokenUsage
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome
 from ensemble_ray.serve.metrics import METRICS, Metric, RunTally, Sample, render_samples

@@ -23,10 +23,8 @@ from ensemble_ray import (
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.a2a import asking, connecting
-from ensemble_ray.tools.a2a.address import AgentAddress
-from ensemble_ray.tools.a2a.answers import RemoteAnswer
 from ensemble_ray.tools.a2a.asking import ask_agent
-from ensemble_ray.tools.a2a.connecting import RemoteAgentError
+from ensemble_ray.tools.a2a.connecting import AgentAddress, RemoteAgentError, RemoteAnswer
 from tests.serve.driving import driven
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_app

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
 from ensemble_ray import InlineRuntime
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.kept_callers import KeptCallers

@@ -14,7 +14,7 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, Review, Task
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.run_schemas import RunFilter, RunPage, RunStatus, RunSummary
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.studio import _AcceptedRuns
@@ -204,7 +204,7 @@ async def test_processes_are_those_of_the_callers_runs(
     async def describe() -> ClusterDescription:
         return described
 
-    monkeypatch.setattr("ensemble_ray.actors.driver.cluster_description.describe_cluster", describe)
+    monkeypatch.setattr("ensemble_ray.actors.driver.cluster.describe_cluster", describe)
     async with guarded(records, {"a": team(), "b": held.team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
         client = served.client
         everyone, reads = make_key(served.file, "all"), make_key(served.file, "r", rights=[Right.READ], teams=["a"])

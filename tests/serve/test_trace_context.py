@@ -16,7 +16,7 @@ from ensemble_ray.record.runs import list_runs, read_facts
 from ensemble_ray.record.view.spans import recorded_spans
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import ModelServer, ScriptedModel
-from ensemble_ray.values.tracing import TraceParent, parse_traceparent
+from ensemble_ray.values.trace import TraceParent, parse_traceparent
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S
 from tests.serve.conftest import Connect

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import RunState
-from ensemble_ray.process import cluster_finding
-from ensemble_ray.process.cluster_finding import FoundCluster, find_cluster
+from ensemble_ray.process import private_files as cluster_finding
+from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.recovery import resuming
 from ensemble_ray.studio.local_clusters import LocalClusters

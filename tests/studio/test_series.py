@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapReduceEnsemble, Task, TaskExecutionError, WebDashboard
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.loader import load_source
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.teamfile import load_source
 from ensemble_ray.testing import ScriptedModel
 
 from .conftest import Serve

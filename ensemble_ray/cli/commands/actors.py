@@ -1,4 +1,4 @@
-"""`ensemble-ray actors`: which agent lives in which process on which node, and what it does. Package: cli."""
+"""`ensemble-ray actors`: which agent lives in which process on which node, and what it does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ensemble_ray.studio.schemas.actors import Actors, ProcessInfo
-
-__all__ = ["actor_lines", "actors"]
 
 _NEEDED = "graphlay"
 #: Characters of a cell, and of a name in it.
@@ -49,7 +47,7 @@ def actors(
 
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.process.config import Settings
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     if find_spec(_NEEDED) is None:
         raise ValidationError(

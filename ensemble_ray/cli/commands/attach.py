@@ -1,4 +1,4 @@
-"""`ensemble-ray attach`: watch a run that another process drives, to its end. Package: cli.
+"""`ensemble-ray attach`: watch a run that another process drives, to its end.
 
 Everything is read from the run's record, so it does not matter who drives the run, and when one comes.
 """
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from ensemble_ray.cli.view.display import Display
     from ensemble_ray.cli.view.followed import FollowedEvents
     from ensemble_ray.cli.view.run_end import RecordedEnd
-    from ensemble_ray.events.wire import WireEvent
+    from ensemble_ray.events.messages import WireEvent
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["attach"]
 
 #: How long a read waits for news, s.
 _READ_S = 60.0
@@ -60,7 +58,7 @@ def attach(
     if address is not None:
         return _attach_by_job(run, address, is_waiting=wait, as_json=as_json, is_quiet=quiet)
     from ensemble_ray.cli.view.run_end import read_end
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     store = own_store()
     found = run_blocking(store.find(run))
@@ -162,7 +160,7 @@ def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, i
     """Watch it from a process of the cluster's head, where its record is."""
     import secrets
 
-    from ensemble_ray.cli.jobs.command import ClusterCommand
+    from ensemble_ray.cli.jobs import ClusterCommand
     from ensemble_ray.runtime import ray_runtime_class
 
     flags = (("--wait", is_waiting), ("--json", as_json), ("--quiet", is_quiet))

@@ -1,4 +1,4 @@
-"""`ensemble-ray cancel`: end a run, wherever it runs. Package: cli."""
+"""`ensemble-ray cancel`: end a run, wherever it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
-__all__ = ["cancel"]
 
 #: How long a run may take to end, s; its owner looks once a second and gives its tasks a few.
 _PATIENCE_S = 30.0
@@ -25,7 +24,7 @@ def cancel(run: RunName) -> int:
 
     Exit codes: 0 it is cancelled, 1 its owner did not end it, 2 there is no such run or it has ended.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     return run_blocking(_cancel(own_store(), run))
 

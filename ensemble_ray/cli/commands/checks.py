@@ -1,4 +1,4 @@
-"""What `doctor` looks at. Package: cli. Each check gives findings; none raises, none changes anything that stays."""
+"""What `doctor` looks at. Each check gives findings; none raises, none changes anything that stays."""
 
 from __future__ import annotations
 
@@ -21,25 +21,10 @@ from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.errors.tls import tls_flaw
+from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.private_files import exposed_bits
-from ensemble_ray.process.ray_files import private_ray_directory, token_file
-from ensemble_ray.text.header_values import header_flaw
-
-__all__ = [
-    "Finding",
-    "all_checks",
-    "check_embedded",
-    "check_endpoint",
-    "check_model",
-    "check_packages",
-    "check_python",
-    "check_ray",
-    "check_ray_token",
-    "check_records",
-    "check_store",
-]
+from ensemble_ray.process.private_files import exposed_bits, private_ray_directory, token_file
+from ensemble_ray.text.foreign_text import header_flaw
 
 State = Literal["ok", "note", "failed"]
 
@@ -186,7 +171,7 @@ def check_store() -> Iterator[Finding]:
 
 def check_embedded() -> Iterator[Finding]:
     """Check the embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
-    from ensemble_ray.llm.local_engine.weights import find_weights
+    from ensemble_ray.llm.local import find_weights
 
     if importlib.util.find_spec("xllamacpp") is None:
         detail = "its engine is not installed"
@@ -230,7 +215,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _ask(url: str, key: str) -> Finding:
-    from ensemble_ray.llm.endpoint_urls import key_headers, resource_url, shown_url
+    from ensemble_ray.llm.failures import key_headers, resource_url, shown_url
 
     shown = shown_url(url)
     parts = urlsplit(url)
@@ -286,7 +271,7 @@ def check_model(llm: str) -> Iterator[Finding]:
     import time
 
     from ensemble_ray.llm.factory import resolve_llm
-    from ensemble_ray.process.threads import call_user
+    from ensemble_ray.process.forks import call_user
     from ensemble_ray.values.messages import ChatMessage
 
     began = time.monotonic()

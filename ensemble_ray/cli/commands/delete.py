@@ -1,4 +1,4 @@
-"""`ensemble-ray delete` and `prune`: remove records of runs. Package: cli."""
+"""`ensemble-ray delete` and `prune`: remove records of runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ensemble_ray.cli.view.terminal import FINE, say, show
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["delete", "prune"]
-
 
 def delete(
     runs: Annotated[
@@ -26,7 +24,7 @@ def delete(
 
     Never of runs that are running; when one of those named cannot be removed, none is.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     for run_id in run_blocking(_delete(own_store(), runs)):
         show(f"Removed {run_id}")
@@ -34,7 +32,7 @@ def delete(
 
 
 async def _delete(store: RunStore, names: list[str]) -> list[str]:
-    from ensemble_ray.cli.inputs.standard_input import forget_items
+    from ensemble_ray.cli.map_team import forget_items
     from ensemble_ray.errors import RunExistsError
 
     found = {run.run_id: run for run in [await store.find(name) for name in names]}
@@ -67,7 +65,7 @@ def prune(
     Of runs that completed, failed, spent their budget or were cancelled, unless --state says of which; never of running ones.
     ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.retention import age_from
     from ensemble_ray.record.retention import prune as remove
     from ensemble_ray.values.outputs import RunState

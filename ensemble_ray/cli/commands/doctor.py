@@ -1,4 +1,4 @@
-"""`ensemble-ray doctor`: is everything here that a run needs, and what to do where not. Package: cli."""
+"""`ensemble-ray doctor`: is everything here that a run needs, and what to do where not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ensemble_ray.cli.view.terminal import FAILED, FINE, show, show_json
 if TYPE_CHECKING:
     from ensemble_ray.cli.commands.checks import Finding
 
-__all__ = ["doctor", "finding_lines"]
 
 _MARKS = {"ok": "ok  ", "note": "note", "failed": "FAIL"}
 
@@ -79,8 +78,8 @@ def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> i
             "machine of the cluster"
         )
     from ensemble_ray.cli.view.node_table import node_data, node_lines
-    from ensemble_ray.loader import load_runnable
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.teamfile import load_runnable
 
     definition = None if team is None else load_runnable(team, needs_keys=False)
     found = run_blocking(ray_runtime_class()(place).check_nodes(definition))
@@ -94,7 +93,7 @@ def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> i
 def _check_by_job(team: str | None, address: str, *, as_json: bool) -> int:
     import secrets
 
-    from ensemble_ray.cli.jobs.command import ClusterCommand, ships
+    from ensemble_ray.cli.jobs import ClusterCommand, ships
     from ensemble_ray.runtime import ray_runtime_class
 
     directory, words = None, ["doctor", "--cluster"]

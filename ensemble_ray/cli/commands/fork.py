@@ -1,4 +1,4 @@
-"""`ensemble-ray fork`: a new run that uses what another one recorded. Package: cli."""
+"""`ensemble-ray fork`: a new run that uses what another one recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.recovery.forking import ForkOffer
 
-__all__ = ["fork"]
 
 _SHOWN = 80
 
@@ -72,10 +71,10 @@ def fork(
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
-    from ensemble_ray.loader import load_ensemble
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
+    from ensemble_ray.teamfile import load_ensemble
 
     values, options = read_inputs(inputs or (), inputs_file), run_options(max_tokens, max_cost, tags)
     store = own_store()

@@ -1,4 +1,4 @@
-"""`ensemble-ray import`: a team file from what another framework keeps its teams in. Package: cli."""
+"""`ensemble-ray import`: a team file from what another framework keeps its teams in."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from ensemble_ray.cli.view.terminal import FINE, say, show
-
-__all__ = ["imports"]
 
 imports = typer.Typer(help="Make team files of what other frameworks keep their teams in.", no_args_is_help=True)
 
@@ -33,7 +31,7 @@ def crewai(
 
     No code of the project is executed. What is to be done by hand is told, and stands at the head of the file.
     """
-    from ensemble_ray.cli.importing.crewai import find_project, import_crew
+    from ensemble_ray.cli.crewai import find_project, import_crew
 
     team = import_crew(find_project(folder), llm=llm)
     if output is None:

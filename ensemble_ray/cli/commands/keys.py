@@ -1,4 +1,4 @@
-"""`ensemble-ray keys`: who may ask the endpoints of this home, or of the database of `ENSEMBLE_RAY_STORE`. Package: cli."""
+"""`ensemble-ray keys`: who may ask the endpoints of this home, or of the database of `ENSEMBLE_RAY_STORE`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.cli.view.terminal import FINE, say, show, show_json
 if TYPE_CHECKING:
     from ensemble_ray.access.key_store import KeyStore
     from ensemble_ray.access.keys import ApiKey
-
-__all__ = ["keys"]
 
 keys = typer.Typer(
     help="Make, list and revoke the keys of an endpoint's callers.",

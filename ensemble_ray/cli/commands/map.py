@@ -1,4 +1,4 @@
-"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together. Package: cli.
+"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together.
 
 In: items, prompts, numbers. Out: rows in a file, a text, or what would be done. What the command says is recorded with its
 run, so that `resume` goes on with it.
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
     from ensemble_ray.definition.run_options import RunOptions
 
-__all__ = ["map_items"]
 
 _STANDARD_INPUT = "-"
 
@@ -203,9 +202,7 @@ def _make_team(options: dict[str, object], run_id: str) -> MapTeam:
     Raises:
         ValidationError: something is wrong with the options, there are no items, or the first one lacks a field.
     """
-    from ensemble_ray.cli.inputs.map_items import check_begin
-    from ensemble_ray.cli.inputs.standard_input import copied_items, forget_items
-    from ensemble_ray.cli.map_team import map_team
+    from ensemble_ray.cli.map_team import check_begin, copied_items, forget_items, map_team
 
     is_copied = options.get("items") == _STANDARD_INPUT
     if is_copied:
@@ -221,8 +218,7 @@ def _make_team(options: dict[str, object], run_id: str) -> MapTeam:
 
 
 def _dry_run(options: dict[str, object], *, as_json: bool) -> int:
-    from ensemble_ray.cli.inputs.map_items import estimate, estimate_lines
-    from ensemble_ray.cli.inputs.standard_input import forget_items
+    from ensemble_ray.cli.map_team import estimate, estimate_lines, forget_items
     from ensemble_ray.values.ids import new_run_id
 
     run_id = new_run_id()

@@ -1,4 +1,4 @@
-"""`ensemble-ray mcp`: teams as tools of an MCP server on standard input and output. Package: cli."""
+"""`ensemble-ray mcp`: teams as tools of an MCP server on standard input and output."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import typer
 
 from ensemble_ray.cli.commands.run import RuntimeChoice
 from ensemble_ray.cli.view.terminal import FINE
-
-__all__ = ["mcp"]
 
 
 def mcp(
@@ -35,7 +33,7 @@ def mcp(
 
     from ensemble_ray.cli.inputs.arguments import check_team_keys_here
     from ensemble_ray.cli.team_tools import TeamTools
-    from ensemble_ray.loader import load_ensemble
+    from ensemble_ray.teamfile import load_ensemble
 
     teams = [(target, load_ensemble(target, llm=llm)) for target in targets]
     check_team_keys_here(dict(teams), runtime)

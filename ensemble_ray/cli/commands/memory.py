@@ -1,4 +1,4 @@
-"""`ensemble-ray memory`: what memory that lasts has, and how it is deleted. Package: cli."""
+"""`ensemble-ray memory`: what memory that lasts has, and how it is deleted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensemble_ray.cli.inputs.memory_location import MemoryPath, MemoryUrl, memory_tables, model_of
+from ensemble_ray.cli.inputs.records import MemoryPath, MemoryUrl, memory_tables, model_of
 from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_json
 
 if TYPE_CHECKING:
-    from ensemble_ray.memory.tables import MemoryTables
+    from ensemble_ray.memory.lasting import MemoryTables
     from ensemble_ray.values.memory import MemoryEntry
-
-__all__ = ["memory"]
 
 memory = typer.Typer(
     help="Show, search and delete what a SqliteMemory or a PostgresMemory remembers.",
@@ -214,7 +212,7 @@ def _find(
             (each, [s.entry for s in reversed(tables.entries(each)) if _has(s.entry.content, text)]) for each in scopes
         ]
         return [(each, entries[:limit]) for each, entries in found if entries]
-    from ensemble_ray.memory.vectors import VectorSearch
+    from ensemble_ray.memory.lasting import VectorSearch
 
     vectors = VectorSearch(tables, model)
     near = [(each, vectors.search(each, text, limit)) for each in scopes]
@@ -236,7 +234,7 @@ def _agrees(question: str) -> bool:
 
 
 def _long_term() -> str:
-    from ensemble_ray.memory.tables import LONG_TERM
+    from ensemble_ray.memory.lasting import LONG_TERM
 
     return LONG_TERM
 

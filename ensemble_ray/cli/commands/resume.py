@@ -1,4 +1,4 @@
-"""`ensemble-ray resume`: go on with a recorded run. Package: cli."""
+"""`ensemble-ray resume`: go on with a recorded run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensemble_ray.cli.commands.run import (
-    AsJson,
-    MaxCost,
-    MaxTokens,
-    Quiet,
-    RuntimeName,
-    TraceFile,
-    show_run,
-)
+from ensemble_ray.cli.commands.run import AsJson, MaxCost, MaxTokens, Quiet, RuntimeName, TraceFile, show_run
 from ensemble_ray.cli.inputs.records import RunName, own_store
 from ensemble_ray.cli.inputs.tags import Tags, run_options
 
 if TYPE_CHECKING:
-    from ensemble_ray.loader import Runnable
     from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.teamfile import Runnable
 
-__all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
 AllowChanges = Annotated[
     bool,
@@ -66,7 +57,7 @@ def resume(
     Exit codes: as run.
     """
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.resuming import begin_again
 
@@ -102,7 +93,7 @@ def recorded_team(head: RunHead) -> Runnable | None:
     Raises:
         ValidationError: there is no such place any more, or what stands there is wrong.
     """
-    from ensemble_ray.loader import load_source
+    from ensemble_ray.teamfile import load_source
 
     return load_source(head.source) if head.source.place else None
 

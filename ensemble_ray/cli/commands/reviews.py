@@ -1,4 +1,4 @@
-"""`ensemble-ray reviews` and `review`: which review gates wait in records, and a decision at one. Package: cli."""
+"""`ensemble-ray reviews` and `review`: which review gates wait in records, and a decision at one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.recovery.deciding import PendingReview
     from ensemble_ray.values.reviews import OpenReview, ReviewDecision
-
-__all__ = ["ReviewVerdict", "review", "reviews"]
 
 #: Characters of a gate's id in a list; more where two gates begin with the same ones.
 _SHOWN_ID = 8
@@ -48,7 +46,7 @@ def reviews(
 
     With run, gate, time left and task. Decide with: ensemble-ray review RUN GATE approve | edit FILE | exit.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_decided_runs, find_pending
 
     store = own_store()
@@ -97,7 +95,7 @@ def review(
 
     Exit codes: 0 it is decided, 1 somebody was first or the time is up, 2 there is no such run or gate; with --resume as run.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_gate, record_decision
 
     store = own_store()

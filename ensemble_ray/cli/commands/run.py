@@ -1,4 +1,4 @@
-"""`ensemble-ray run`: run a team and print what it gave. Package: cli."""
+"""`ensemble-ray run`: run a team and print what it gave."""
 
 from __future__ import annotations
 
@@ -27,28 +27,13 @@ from ensemble_ray.cli.view.terminal import (
 if TYPE_CHECKING:
     from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.definition.run_options import RunOptions
-    from ensemble_ray.events.listeners import EnsembleListener
-    from ensemble_ray.loader import Runnable
+    from ensemble_ray.events.delivery import EnsembleListener
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import ExecutionTrace
 
-__all__ = [
-    "AsJson",
-    "MaxCost",
-    "MaxTokens",
-    "Quiet",
-    "RunId",
-    "RuntimeChoice",
-    "RuntimeName",
-    "Target",
-    "TraceFile",
-    "WorkflowName",
-    "carry_out",
-    "run",
-    "show_run",
-]
 
 #: How long an interrupted run may take to let go, s.
 _RELEASE_S = 15.0
@@ -133,7 +118,7 @@ def run(
     from ensemble_ray.cli.inputs.arguments import check_inputs, input_warnings, read_inputs
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.errors import ValidationError
-    from ensemble_ray.loader import load_runnable
+    from ensemble_ray.teamfile import load_runnable
 
     values = read_inputs(inputs or (), inputs_file)
     ensemble = load_runnable(target, llm=llm)
@@ -153,7 +138,7 @@ def run(
     if nodes_checked:
         if place != "ray":
             raise ValidationError(f"--check-nodes: the runtime {place} has no nodes. What to do: --runtime ray")
-        from ensemble_ray.cli.jobs.nodes import check_nodes
+        from ensemble_ray.cli.jobs import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
     title = f"{Path(target).name} on {place}"
@@ -263,7 +248,7 @@ def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, tr
     from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.cli.view.run_end import read_notes
     from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     began = getattr(error, "run_id", None) is not None or isinstance(error, RecordError | StaleEpochError)
     if not began or run_id is None:
@@ -330,7 +315,7 @@ def _terminable() -> Generator[None]:
 
 def _as_data(view: TerminalRunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.cli.inputs.records import own_store
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     found = run_blocking(own_store().summary(str(output.run_id)))
     place = None if found is None else found.location
@@ -341,7 +326,7 @@ def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
     """Return what `--json` prints of a run that raised; of one that never began there is no id."""
     from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.errors import RecordError, message_of
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     found = None
     if run_id is not None and getattr(error, "run_id", None) is not None:

@@ -1,4 +1,4 @@
-"""`ensemble-ray runs`: the recorded runs, newest first. Package: cli."""
+"""`ensemble-ray runs`: the recorded runs, newest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import RecordedError
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
-__all__ = ["States", "runs", "states_of"]
 
 _LISTED = 20
 #: Runs whose records are read at the same time.
@@ -73,7 +72,7 @@ def runs(
 
     Exit codes: 1 the record of a run that is listed is damaged.
     """
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.resume.advice import resume_advice
 
     chosen = states_of(states or ())
@@ -207,7 +206,7 @@ async def _read(
 
 async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _Listed | None:
     """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
-    from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.definition.fields import Origin
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
     from ensemble_ray.record.resume.run_head import read_head

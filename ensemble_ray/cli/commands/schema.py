@@ -1,10 +1,8 @@
-"""`ensemble-ray schema`: the JSON Schema of team files. Package: cli."""
+"""`ensemble-ray schema`: the JSON Schema of team files."""
 
 from __future__ import annotations
 
 from ensemble_ray.cli.view.terminal import show
-
-__all__ = ["schema", "schema_text"]
 
 
 def schema() -> None:
@@ -19,6 +17,6 @@ def schema_text() -> str:
     """Return the schema as it is published."""
     import json  # the help does not need them
 
-    from ensemble_ray.loader.json_schema import team_schema
+    from ensemble_ray.teamfile.team import team_schema
 
     return json.dumps(team_schema(), indent=2)

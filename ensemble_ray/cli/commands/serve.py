@@ -1,4 +1,4 @@
-"""`ensemble-ray serve`: teams behind HTTP, until Ctrl-C. Package: cli.
+"""`ensemble-ray serve`: teams behind HTTP, until Ctrl-C.
 
 The command line knows neither Ray nor a web framework; this process becomes the one that does.
 """
@@ -11,8 +11,6 @@ import sys
 from typing import Annotated
 
 import typer
-
-__all__ = ["serve"]
 
 #: Not above 1023, which need rights; the one that Serve itself takes.
 _PORT = 8000

@@ -1,4 +1,4 @@
-"""`ensemble-ray studio`: a page over all recorded runs, until Ctrl-C. Package: cli."""
+"""`ensemble-ray studio`: a page over all recorded runs, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from ensemble_ray.cli.view.terminal import FINE, say, show
-
-__all__ = ["studio"]
 
 _PORT = 7328
 

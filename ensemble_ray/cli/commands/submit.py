@@ -1,4 +1,4 @@
-"""`ensemble-ray submit`: run a team on a cluster as a job, and watch it from here. Package: cli."""
+"""`ensemble-ray submit`: run a team on a cluster as a job, and watch it from here."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from ensemble_ray.cli.commands.run import (
 )
 from ensemble_ray.cli.inputs.tags import Tags, run_options
 from ensemble_ray.cli.view.terminal import own_command, say
-
-__all__ = ["JobAddress", "submit"]
 
 JobAddress = Annotated[
     str | None,
@@ -85,13 +83,7 @@ def submit(
     Exit codes: as run; 130 also where the run was left going.
     """
     from ensemble_ray.cli.inputs.arguments import read_inputs
-    from ensemble_ray.cli.jobs.command import (
-        ClusterCommand,
-        confirm_leaving,
-        path_within,
-        ships,
-        wanted_environment,
-    )
+    from ensemble_ray.cli.jobs import ClusterCommand, confirm_leaving, path_within, ships, wanted_environment
     from ensemble_ray.runtime import ray_runtime_class
     from ensemble_ray.values.ids import new_run_id
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray trace`: a recorded run as a tree. Package: cli."""
+"""`ensemble-ray trace`: a recorded run as a tree."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.view.tree import TreeRow
     from ensemble_ray.values.trace import ExecutionTrace
     from ensemble_ray.visualization.flow import Flow
-
-__all__ = ["trace"]
 
 _LISTED = 20
 _STYLES = {
@@ -76,7 +74,7 @@ def trace(
     import contextlib
 
     from ensemble_ray.errors import EnsembleError, RecordError
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
     check_sending(
@@ -111,7 +109,7 @@ def _show_run(
 ) -> None:
     """Print a run; `is_partial`: what is left of its record."""
     from ensemble_ray.errors import RecordError
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
@@ -153,13 +151,13 @@ def _show_run(
 
 def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     """Write the graph of a run as it ran."""
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.source import recorded_plan
-    from ensemble_ray.visualization.exporter import DagExporter
-    from ensemble_ray.visualization.files import trace_steps
-    from ensemble_ray.visualization.map_reduce import tally_flow
+    from ensemble_ray.visualization.dag_model import DagExporter
+    from ensemble_ray.visualization.declared import tally_flow
+    from ensemble_ray.visualization.dev_tools import trace_steps
     from ensemble_ray.visualization.ran import ran_flow
 
     def make_trace() -> ExecutionTrace:

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Package: cli."""
+"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ensemble_ray import MapReduceEnsemble
     from ensemble_ray.cli.demo.passages import Selection
     from ensemble_ray.ports import ChatModel
-
-__all__ = ["demo"]
 
 _PASSAGES = 8
 
@@ -107,10 +105,9 @@ def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: Runtime
 
 def _warm_up(model: ChatModel) -> None:
     """Let the embedded model load while the agents start; what fails here fails again where it is told."""
+    from ensemble_ray.llm import local as local_server  # the help does not need them
     from ensemble_ray.llm.local import LocalChatModel
-    from ensemble_ray.llm.local_engine import server as local_server  # the help does not need them
-    from ensemble_ray.process.loop import submit
-    from ensemble_ray.process.threads import call_user
+    from ensemble_ray.process.forks import call_user, submit
 
     if isinstance(model, LocalChatModel):
         submit(call_user(local_server.acquire, model.spec))

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Package: cli.
+"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when.
 
 The demo runs as a program of its own, in a session of its own, and all of that session is killed at once. What is
 shown of it comes from the record alone, and from commands that anybody can give.
@@ -20,8 +20,6 @@ from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.values.ids import new_run_id
-
-__all__ = ["Comparison", "crash_and_resume"]
 
 _WATCH_S = 0.02
 

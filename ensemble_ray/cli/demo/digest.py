@@ -1,4 +1,4 @@
-"""The demo's team: a reader takes notes of passages, an editor joins the notes into a digest, level by level. Package: cli.
+"""The demo's team: a reader takes notes of passages, an editor joins the notes into a digest, level by level.
 
 An adaptive map-reduce: each passage is an item, and a group of notes fits a budget of tokens, so that the editor's window
 holds it. Groups are joined again, until one text is left.
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
-from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapReduceEnsemble
+from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.demo.passages import Passage
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.values.outputs import EnsembleOutput
-
-__all__ = ["BUDGET_TOKENS", "digest_team", "render_digest", "whole_sentences"]
 
 #: Tokens of notes that the editor joins at a time: two of its own longest texts, so that each level has half as many.
 BUDGET_TOKENS = 160

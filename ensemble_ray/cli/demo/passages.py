@@ -1,4 +1,4 @@
-"""Texts cut into passages that fit the embedded model's window. Package: cli, for the demo.
+"""Texts cut into passages that fit the embedded model's window.
 
 In: files, or nothing for Python's own language reference. Out: passages of bounded size, and how many there would be.
 Never: a passage that could overflow a slot of the embedded model, whatever script or noise it is made of.
@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import ValidationError
-
-__all__ = ["Passage", "Selection", "at_most_tokens", "passages_of", "select_passages", "topics"]
 
 #: Statements of the language first, then what they are about; each is short enough to be read in seconds.
 _TOPICS = (

@@ -1,11 +1,9 @@
-"""The team that `doctor` runs: one task without a model. Package: cli."""
+"""The team that `doctor` runs: one task without a model."""
 
 from __future__ import annotations
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
-
-__all__ = ["probe"]
 
 
 def _ready(context: object) -> str:

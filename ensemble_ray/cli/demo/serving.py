@@ -1,4 +1,4 @@
-"""`ensemble-ray demo --serve`: an endpoint is started, asked, reviewed and stopped; what happens is said as it goes. Package: cli.
+"""`ensemble-ray demo --serve`: an endpoint is started, asked, reviewed and stopped; what happens is said as it goes.
 
 The endpoint is the program that everybody has, in a session and with a home of its own, and is asked as any client asks it: with the
 `openai` package, and over HTTP with a key. Never: a process that is left when this ends, also by Ctrl-C.
@@ -22,8 +22,6 @@ from urllib.request import Request, urlopen
 from ensemble_ray.cli.demo.sessions import kill_session, our_program
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, say_piece
 from ensemble_ray.errors import EnsembleError
-
-__all__ = ["serve_and_ask"]
 
 #: How long the endpoint may take to answer, and to end, s: two cores of a busy machine start some ten processes.
 _START_S, _STOP_S = 300.0, 90.0

@@ -1,4 +1,4 @@
-"""Programs that a demonstration starts, in sessions of their own, and how all of one is ended. Package: cli."""
+"""Programs that a demonstration starts, in sessions of their own, and how all of one is ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-
-__all__ = ["kill_session", "our_program"]
 
 _WATCH_S = 0.02
 #: How long killed processes may take to be gone, s.

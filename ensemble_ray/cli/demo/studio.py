@@ -1,4 +1,4 @@
-"""The demo with a page beside it: `ensemble-ray demo --studio`. Package: cli.
+"""The demo with a page beside it: `ensemble-ray demo --studio`.
 
 The page is a dashboard's, since that shows what models are just saying; it stays until Ctrl-C, so that what was done can be looked at.
 """
@@ -12,8 +12,6 @@ from typing import TypeVar
 from ensemble_ray import Ensemble, MapReduceEnsemble, WebDashboard
 from ensemble_ray.cli.view.terminal import INTERRUPTED, say
 from ensemble_ray.errors import EnsembleError, ValidationError
-
-__all__ = ["show_in_studio"]
 
 T = TypeVar("T", Ensemble, MapReduceEnsemble)
 

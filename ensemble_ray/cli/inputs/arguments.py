@@ -1,4 +1,4 @@
-"""Inputs of a run from the command line. Package: cli.
+"""Inputs of a run from the command line.
 
 In: `--input name=value` and a JSON file. Out: a mapping. What is missing or unknown is told for all tasks at once.
 """
@@ -12,22 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import PromptTemplateError, ValidationError
-from ensemble_ray.loader.problems import suggestion
+from ensemble_ray.teamfile.document import suggestion
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.loader import Runnable
+    from ensemble_ray.teamfile import Runnable
 
-__all__ = [
-    "check_inputs",
-    "check_keys_here",
-    "check_team_keys_here",
-    "input_warnings",
-    "needed_inputs",
-    "read_inputs",
-    "unused_inputs",
-]
 
 _SHOWN_TASKS = 3
 _SHOWN_VALUE = 60
@@ -70,7 +61,7 @@ def _from_file(file: Path) -> dict[str, object]:
 
 def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
     """Return the variables of the tasks' texts, each with the tasks that use it."""
-    from ensemble_ray.plan.templates import resolve_template  # the help does not need it
+    from ensemble_ray.plan.planner import resolve_template  # the help does not need it
 
     needed: dict[str, list[str]] = {}
     for position, task in enumerate(tasks, start=1):
@@ -112,7 +103,7 @@ def check_keys_here(definition: Runnable, runtime: str | None) -> None:
         ValidationError: some have none.
     """
     from ensemble_ray.definition.model_keys import check_model_keys
-    from ensemble_ray.loader import find_planned_form
+    from ensemble_ray.teamfile import find_planned_form
 
     if _asks_from_here(runtime):
         check_model_keys(find_planned_form(definition) or definition)
@@ -125,7 +116,7 @@ def check_team_keys_here(teams: Mapping[str, Runnable], runtime: str | None) -> 
         ValidationError: some have none; it names their teams.
     """
     from ensemble_ray.definition.model_keys import check_team_keys
-    from ensemble_ray.loader import find_planned_form
+    from ensemble_ray.teamfile import find_planned_form
 
     if _asks_from_here(runtime):
         check_team_keys({name: find_planned_form(team) or team for name, team in teams.items()})

@@ -1,8 +1,10 @@
-"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Package: cli."""
+"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +14,10 @@ from ensemble_ray.cli.view.terminal import own_command, say
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ensemble_ray.memory.lasting import MemoryTables
+    from ensemble_ray.ports import EmbeddingModel
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
-__all__ = ["RunName", "age_of", "as_data", "no_runs", "own_store", "say_where", "where"]
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or 'latest'.", show_default=False)
@@ -104,7 +107,7 @@ async def _next_of(run: RecordedRun) -> str:
 def say_where(run_id: str) -> None:
     """Say where a run's record lies, which command shows it, and how it goes on if it did not complete."""
     from ensemble_ray.errors import EnsembleError, message_of
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.process.forks import run_blocking
 
     try:
         found = run_blocking(own_store().summary(run_id))
@@ -117,3 +120,83 @@ def say_where(run_id: str) -> None:
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
     say("\n".join([*lines, advice] if advice else lines))
+
+
+MEMORY_VARIABLE = "ENSEMBLE_RAY_MEMORY"
+#: The file where nothing names one.
+_DEFAULT = "memory.db"
+_SCHEMES = ("postgresql://", "postgres://")
+
+MemoryPath = Annotated[
+    str | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="PATH",
+        help="The file of a SqliteMemory; default: ENSEMBLE_RAY_MEMORY, else memory.db in the current directory.",
+        show_default=False,
+    ),
+]
+MemoryUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="The database of a PostgresMemory, postgresql://...; ENSEMBLE_RAY_MEMORY may be such a URL too, with its password.",
+        show_default=False,
+    ),
+]
+
+
+def memory_tables(path: str | None, url: str | None) -> MemoryTables:
+    """Return what is remembered in the file or the database that an option names, or the environment; it is there already.
+
+    Raises:
+        ValidationError: there is no such file, nothing was ever remembered in the database, or both are named.
+        EnsembleError: the database cannot be reached.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    if path and url:
+        raise ValidationError("Name one of --file and --store")
+    named = path or url or os.environ.get(MEMORY_VARIABLE, "").strip() or _DEFAULT
+    if url or (not path and named.startswith(_SCHEMES)):
+        return _database(named)
+    from ensemble_ray.memory.sqlite import MemoryFile  # the help does not need it
+
+    found = Path(named).expanduser().absolute()
+    if not found.is_file():
+        raise ValidationError(
+            f"There is no memory file {found}. Name the file of your SqliteMemory, or the database of your PostgresMemory: "
+            f"--file PATH, --store URL, or export {MEMORY_VARIABLE}=PATH"
+        )
+    return MemoryFile(found)
+
+
+def _database(url: str) -> MemoryTables:
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.memory.postgres import MemoryDatabase, PostgresTables
+
+    database = MemoryDatabase(url)
+    if not database.is_made():
+        raise ValidationError(
+            f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
+        )
+    return PostgresTables(database)
+
+
+def model_of(tables: MemoryTables) -> EmbeddingModel | None:
+    """Return the model that the vectors are of; None where there are none, or where it is not the library's.
+
+    Raises:
+        ValidationError: what the model needs is not installed.
+    """
+    from ensemble_ray.memory.embedding_models import LocalEmbeddingModel, resolve_embedding_model
+
+    found = tables.embedding_model()
+    if found is None:
+        return None
+    kind, _, name = found[0].partition(" ")
+    if kind == LocalEmbeddingModel.__name__:
+        return LocalEmbeddingModel()
+    return resolve_embedding_model(f"openai:{name}") if kind == "OpenAIEmbeddingModel" else None

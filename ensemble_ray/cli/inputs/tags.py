@@ -1,4 +1,4 @@
-"""Tags of runs on the command line: those that a run is given, and those that lists are searched by. Package: cli."""
+"""Tags of runs on the command line: those that a run is given, and those that lists are searched by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunOptions
 
-__all__ = ["TagFilter", "Tags", "format_tags", "is_tagged", "read_tags", "run_options"]
 
 Tags = Annotated[
     list[str] | None,
@@ -61,7 +60,7 @@ def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[s
 
 def is_tagged(tags: Mapping[str, str], wanted: Sequence[str]) -> bool:
     """Whether a run has all of these tags."""
-    from ensemble_ray.definition.run_tags import has_tag
+    from ensemble_ray.definition.run_options import has_tag
 
     return all(has_tag(tags, each, separator="=") for each in wanted)
 

@@ -1,4 +1,4 @@
-"""Shows a run's progress on standard error: a block that redraws itself on a terminal, lines elsewhere. Package: cli.
+"""Shows a run's progress on standard error: a block that redraws itself on a terminal, lines elsewhere.
 
 A listener feeds it, on its delivery thread; a terminal redraws on a thread of its own. Nothing here is on the run's way,
 and what is shown is up to its `Progress`.
@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any, Self
 from ensemble_ray.cli.view.progress import Progress
 from ensemble_ray.cli.view.terminal import count_noun, is_terminal, say, screen_line
 from ensemble_ray.events import EnsembleStartedEvent, Event
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.process.notices import NOTICES
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.events.delivery import EnsembleListener
+from ensemble_ray.process.context import NOTICES
+from ensemble_ray.text.foreign_text import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-__all__ = ["Display"]
 
 _TEXT = 200
 #: Warnings of one kind that are shown.

@@ -1,4 +1,4 @@
-"""From an error to what is said of it: what happened, where, what to do. Package: cli. Pure.
+"""From an error to what is said of it: what happened, where, what to do. Pure.
 
 An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
 libraries are told by name, since a cause may have crossed processes as a stand-in.
@@ -20,8 +20,6 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import brief, user_line
-
-__all__ = ["advice_of", "describe_error", "exit_code_of"]
 
 _SHOWN = 120
 #: Texts of causes are cut where they repeat whole documents.

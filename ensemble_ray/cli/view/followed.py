@@ -1,4 +1,4 @@
-"""Messages about a run as the events that its progress is made of. Package: cli. Pure.
+"""Messages about a run as the events that its progress is made of. Pure.
 
 In: messages as a follower reads them from a record, in order. Out: events, with what messages tell; the rest is empty.
 """
@@ -32,9 +32,7 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.events.wire import WireEvent
-
-__all__ = ["FollowedEvents"]
+    from ensemble_ray.events.messages import WireEvent
 
 _Data = Mapping[str, object]
 

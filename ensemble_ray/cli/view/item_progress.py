@@ -1,4 +1,4 @@
-"""What is shown of a run over many items (S-MR-185). Package: cli. Pure; every event comes with its time.
+"""What is shown of a run over many items (S-MR-185). Pure; every event comes with its time.
 
 In: ends of tasks, and seconds since the start. Out: items and reduces that are done, items per second, the time that is
 left; a line every so often, and one for each of the first failed items. Never: anything per item that is kept.
@@ -13,10 +13,8 @@ from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import is_inside_unit
-
-__all__ = ["ItemCounts", "ItemProgress"]
 
 _EVERY_S = 10.0
 _SHOWN_FAILURES = 20

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster said, as a table. Package: cli. Pure."""
+"""What the nodes of a cluster said, as a table. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.cli.view.terminal import count_noun, screen_line
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.node_reports import NodeReport, NodesReport
-
-__all__ = ["node_data", "node_lines"]
+    from ensemble_ray.values.descriptions import NodeReport, NodesReport
 
 _TEXT = 200
 _ID = 8

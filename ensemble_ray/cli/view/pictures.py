@@ -1,4 +1,4 @@
-"""Graphs that commands write: as a picture, as Mermaid text, as data. Package: cli.
+"""Graphs that commands write: as a picture, as Mermaid text, as data.
 
 In: where each is to go, and what makes the graph. Out: files; `-` is standard output.
 """
@@ -17,8 +17,6 @@ from ensemble_ray.cli.view.terminal import say, show
 if TYPE_CHECKING:
     from ensemble_ray.visualization.dag_model import DagModel
     from ensemble_ray.visualization.flow import Flow
-
-__all__ = ["Dag", "Mermaid", "Pictures", "Svg"]
 
 _STDOUT = "-"
 
@@ -54,7 +52,7 @@ class Pictures:
         if self.dag is not None:
             _write(self.dag, make_dag().to_json())
         if self.mermaid is not None:
-            from ensemble_ray.visualization.mermaid import render_mermaid  # the help does not need it
+            from ensemble_ray.visualization.svg import render_mermaid  # the help does not need it
 
             _write(self.mermaid, render_mermaid(make_flow()))
         if self.svg is not None:

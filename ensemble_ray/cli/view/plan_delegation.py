@@ -1,4 +1,4 @@
-"""What a plan shows of work that agents hand to each other: a manager with its rules, and peers. Package: cli.
+"""What a plan shows of work that agents hand to each other: a manager with its rules, and peers.
 
 In: a team and its plan. Out: JSON data, and lines made of it. Roles and texts are the user's: shown on one line, cut.
 """
@@ -14,8 +14,6 @@ from ensemble_ray.cli.view.terminal import count_noun, screen_line
 if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.plan.planner import Planned
-
-__all__ = ["delegation_data", "manager_data", "manager_lines", "peer_lines"]
 
 _ROLES, _NAMES = 200, 120
 

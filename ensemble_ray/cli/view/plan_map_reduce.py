@@ -1,4 +1,4 @@
-"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together. Package: cli."""
+"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.definition.validation import TeamModels
 from ensemble_ray.record.identity.callables import identity_of
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
-
-__all__ = ["map_reduce_data", "map_reduce_lines"]
 
 _SIDES = ("map", "reduce", "direct")
 _TEXT = 72

@@ -1,4 +1,4 @@
-"""What a plan shows of loops, phases and a graph: caps, what decides, what follows what. Package: cli.
+"""What a plan shows of loops, phases and a graph: caps, what decides, what follows what.
 
 In: a plan and the callables behind it. Out: JSON data, and lines made of it. Names and texts are the user's: shown on one
 line, cut.
@@ -15,8 +15,6 @@ from ensemble_ray.cli.view.terminal import count_noun, screen_line
 if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
 
-__all__ = ["shape_of", "unit_lines", "units_data"]
-
 _NAMES = 120
 _INDENT = "  "
 _ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the cap", "return_last": ""}
@@ -24,8 +22,10 @@ _ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the 
 
 def units_data(planned: Planned) -> list[dict[str, Any]]:
     """Return the units of a plan as data, each with the names of its predicates and conditions."""
-    from ensemble_ray.definition.graph import Graph  # the help does not need them
-    from ensemble_ray.definition.graph_edges import GraphEdge
+    from ensemble_ray.definition.graph import (
+        Graph,  # the help does not need them
+        GraphEdge,
+    )
     from ensemble_ray.definition.loop import Loop
 
     found: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def shape_of(data: Mapping[str, Any]) -> str:
 
 def _name_of(predicate: object) -> str:
     """Return what a predicate is called; of a built-in one what it looks for."""
-    from ensemble_ray.definition.until import Until
+    from ensemble_ray.definition.loop import Until
     from ensemble_ray.execute.callables import callable_name
 
     if not isinstance(predicate, Until):

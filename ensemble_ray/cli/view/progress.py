@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on. Package: cli. Pure; every event comes with its time.
+"""What is shown of a run while it goes on. Pure; every event comes with its time.
 
 In: the run's events in order, and seconds since the start. Out: lines of text, and the block that a terminal redraws.
 `Progress` is what the display knows of it; `TaskProgress` follows runs of a plan, `ItemProgress` runs over many items.
@@ -28,10 +28,8 @@ from ensemble_ray.events import (
     TaskStartEvent,
     ToolCallEvent,
 )
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
-
-__all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "label_of"]
 
 #: Running tasks that the block lists.
 _SHOWN_TASKS = 8

@@ -1,4 +1,4 @@
-"""How a recorded run stands, and what it gave, without its team: who attaches to it has only the record. Package: cli."""
+"""How a recorded run stands, and what it gave, without its team: who attaches to it has only the record."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.facts.runs import RecordedError
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["RecordedEnd", "error_data", "notes_of", "read_end", "read_notes"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 

@@ -1,4 +1,4 @@
-"""How a run is shown: its progress, its output, what is said behind it, its exit code. Package: cli.
+"""How a run is shown: its progress, its output, what is said behind it, its exit code.
 
 One view for runs of a team, another for runs over many items; which one, the definition decides.
 """
@@ -19,15 +19,13 @@ from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.record.identity.map_reduce import map_key
-from ensemble_ray.schedule.results import CAPS
+from ensemble_ray.schedule.instructions import CAPS
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
-    from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace
-
-__all__ = ["ItemView", "TerminalRunView", "view_of"]
+    from ensemble_ray.values.trace import GraphTrace, LoopTrace
 
 #: Early ends that nobody asked for.
 _UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})

@@ -1,4 +1,4 @@
-"""A recorded run, sent to an OpenTelemetry receiver. Package: cli."""
+"""A recorded run, sent to an OpenTelemetry receiver."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ensemble_ray.cli.view.terminal import say
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
-
-__all__ = ["Otlp", "WithContent", "check_sending", "send_run"]
 
 #: Stands for the receiver that the environment names.
 _ENVIRONMENT = "env"
@@ -64,10 +62,10 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
         EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
     """
     from ensemble_ray.errors import EnsembleError, ValidationError
-    from ensemble_ray.events.telemetry.content import content_mode
     from ensemble_ray.events.telemetry.listener import missing_packages
-    from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
-    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.events.telemetry.spans import content_mode
+    from ensemble_ray.llm.failures import flaw_of, shown_url
+    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.resume.run_head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 
@@ -76,8 +74,7 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
         raise ValidationError(f"--otlp {flaw}")
     content = content_mode(True if has_content else None, os.environ)
     try:
-        from ensemble_ray.events.telemetry.otlp import UnsentError, receiver_here, send_spans
-        from ensemble_ray.events.telemetry.sdk import own_resource, readable
+        from ensemble_ray.events.telemetry.otlp import UnsentError, own_resource, readable, receiver_here, send_spans
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
     facts = run_blocking(store.facts(named.run_id))

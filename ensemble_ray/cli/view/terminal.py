@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, everything else to standard error. Package: cli.
+"""Where words go: results to standard output, everything else to standard error.
 
 In: text of ours with foreign text in it. Out: the same on a stream, with nothing in it that a terminal would obey.
 Never: another module of the command line that writes to a stream by itself.
@@ -17,32 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
-from ensemble_ray.text.control_characters import escape_controls, escape_json, escape_surrogates
-
-__all__ = [
-    "FAILED",
-    "FINE",
-    "INTERRUPTED",
-    "MARK_VARIABLE",
-    "PARTLY",
-    "USAGE",
-    "WAITING",
-    "SafeFormatter",
-    "count_noun",
-    "flush_results",
-    "frame_results",
-    "guard_streams",
-    "is_terminal",
-    "own_command",
-    "reserve_stdout",
-    "say",
-    "say_piece",
-    "screen_line",
-    "show",
-    "show_answer",
-    "show_json",
-    "show_json_text",
-]
+from ensemble_ray.text.foreign_text import escape_controls, escape_json, escape_surrogates
 
 #: Exit codes. Partly: it completed, and items that failed were left out. Waiting: reviews are open.
 FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130

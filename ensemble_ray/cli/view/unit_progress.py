@@ -1,4 +1,4 @@
-"""How far the loops, phases and graph of a run are. Package: cli. Pure.
+"""How far the loops, phases and graph of a run are. Pure.
 
 In: the instances of running tasks, and events of iterations and steps. Out: lines for people: iteration 3 of at most 5; state
 `critique`, step 4; attempt 2 of a phase.
@@ -15,8 +15,6 @@ from ensemble_ray.events import Event, GraphStateCompletedEvent, LoopIterationCo
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
-
-__all__ = ["UnitProgress"]
 
 _NAME = 32
 

@@ -1,4 +1,4 @@
-"""A definition's factories, as they are called in its run. Package: coordinator.
+"""A definition's factories, as they are called in its run.
 
 In: items, or outputs that come together. Out: tasks. A reduce factory gets stand-ins for the tasks whose outputs it
 brings together: their description is the text of the output (S-MR-47, S-MR-115). They are made for the call and kept by
@@ -26,8 +26,6 @@ from ensemble_ray.text.foreign_text import whole_text
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["DefinitionFactories", "DirectFactory"]
 
 #: A task must say something; what its reader sees is the output's own text, which may be empty.
 _EMPTY = "(empty)"

@@ -1,4 +1,4 @@
-"""FailureLog: the failed tasks of a map-reduce, for its error and its trace. Package: coordinator. Pure; memory is bounded."""
+"""FailureLog: the failed tasks of a map-reduce, for its error and its trace. Pure; memory is bounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from ensemble_ray.values.ids import key_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
-
-__all__ = ["FailureLog", "failure_of"]
 
 #: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
 _MOST_FAILURES = 100

@@ -1,4 +1,4 @@
-"""ItemBuffer: items as they come from their source, each with its place, until their maps are done. Package: coordinator.
+"""ItemBuffer: items as they come from their source, each with its place, until their maps are done.
 
 In: a reader, what the record knows of earlier items. Out: items by their number, and their hashes for the record
 (S-MR-162). An item is held from its pull to the end of its map; of one that is done eight bytes stay.
@@ -17,8 +17,6 @@ from ensemble_ray.record.identity.map_reduce import item_digest
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks
     from ensemble_ray.items.pulling import ItemReader
-
-__all__ = ["ItemBuffer", "PulledBatch"]
 
 
 @dataclass(slots=True, kw_only=True)

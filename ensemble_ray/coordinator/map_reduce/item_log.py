@@ -1,4 +1,4 @@
-"""ItemLog: what came of items, in the order in which it came, for readers that may come late (S-MR-131). Package: coordinator.
+"""ItemLog: what came of items, in the order in which it came, for readers that may come late (S-MR-131).
 
 In: completions and failures, on the library's loop. Out: streams of `ItemResult`, read from the store. A reader that
 is slow holds the pull of further items back: never more results wait for it than the window is wide.
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import OutputParsingError, message_of
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.values.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-
-__all__ = ["ItemLog", "ItemStream"]
 
 #: A reader is told of so many results at a time, at most: the run goes on with what it has not read yet in its window.
 _MOST_AT_ONCE = 32

@@ -1,4 +1,4 @@
-"""ItemLoops: loops that factories return in place of the task of an item, each a small nested run. Package: coordinator.
+"""ItemLoops: loops that factories return in place of the task of an item, each a small nested run.
 
 In: loops that were made ready, results of their tasks. Out: orders for the executor, verdicts for the record, and one end for
 each item. Rules:
@@ -24,13 +24,20 @@ from ensemble_ray.events import LoopIterationCompletedEvent
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import error_of_unit
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Start, UntilHolds
-from ensemble_ray.schedule.results import LoopResult
-from ensemble_ray.schedule.shown import list_shown
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    Cancel,
+    End,
+    Evaluate,
+    Instruction,
+    LoopResult,
+    Start,
+    UntilHolds,
+)
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -42,24 +49,21 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     encode_stimulus,
 )
+from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import key_of, node_key
-from ensemble_ray.values.joined import join_iterations
 from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput, join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedLoop
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.execute.questions import EvaluationFailed
+    from ensemble_ray.execute.orders import EvaluationFailed, TaskOrder, TaskResult
     from ensemble_ray.ports import EventSink
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
-    from ensemble_ray.schedule.source import PlanSource
+    from ensemble_ray.schedule.machine import PlanSource
     from ensemble_ray.values.trace import TaskTrace
-
-__all__ = ["ItemLoops", "LoopEnd"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""ItemResultWriter: brings what came of items to files and readers, beside the run. Package: coordinator.
+"""ItemResultWriter: brings what came of items to files and readers, beside the run.
 
 In: completions and failures, on the library's loop. Out: rows, dead letters, results. Rules: files are written in batches,
 by one task; a file that is slow holds the pull of further items back; one that cannot be written ends the run.
@@ -15,11 +15,8 @@ from ensemble_ray.values.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-    from ensemble_ray.items.dead_letters import DeadLetterFile
-    from ensemble_ray.items.results import ResultsFile
+    from ensemble_ray.items.results import DeadLetterFile, ResultsFile
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["ItemResultWriter"]
 
 #: Rows that may wait for a file before items are held back.
 _MOST_WAITING = 1024

@@ -1,4 +1,4 @@
-"""OrderMaker: calls factories and makes orders of what they give. Package: coordinator.
+"""OrderMaker: calls factories and makes orders of what they give.
 
 In: works that the machine wants started, with items and outputs. Out: their orders. One call at a time (S-MR-143). A group
 is on record before its reduce is made (S-MR-161), and so is what was asked of a model to make an agent (S-SET-46).
@@ -15,7 +15,7 @@ from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ready_tasks import inner_key
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.definition.task import Task
-from ensemble_ray.execute.agent_templates import AgentTemplates
+from ensemble_ray.execute.local_executor import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.schedule.instructions import Start
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["FailedMap", "OrderMaker", "PreparedLoop", "PreparedOrder", "PreparedTask"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200

@@ -1,4 +1,4 @@
-"""MapReduceOutputs: what the tasks of a map-reduce gave, kept outside of memory until somebody asks (S-MR-132). Package: coordinator.
+"""MapReduceOutputs: what the tasks of a map-reduce gave, kept outside of memory until somebody asks (S-MR-132).
 
 In: outputs and traces of tasks, by level and number, as they come. Out: one output for a reduce that needs it; all of
 them, in level order, as sequences that read when asked; sums. Of a task that is done some 40 bytes stay here.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.items.number_set import NumberSet
+from ensemble_ray.items.pulling import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.plan.nodes import tool_names
+from ensemble_ray.plan.unit_plans import tool_names
 from ensemble_ray.values.metrics import MetricsSum
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
@@ -23,8 +23,6 @@ from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskT
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.values.metrics import ExecutionMetrics
-
-__all__ = ["MapReduceOutputs", "node_type"]
 
 _NONE = -1
 _OUTPUT, _TRACE = 1, 2

@@ -1,4 +1,4 @@
-"""What the tasks of a map-reduce are made with. Package: coordinator. Data only."""
+"""What the tasks of a map-reduce are made with. Data only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.ports import EventSink
-
-__all__ = ["MapReduceParts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

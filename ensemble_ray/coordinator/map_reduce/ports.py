@@ -1,4 +1,4 @@
-"""What the tasks of a map-reduce need from others, and how it ended. Package: coordinator. Contracts and values only."""
+"""What the tasks of a map-reduce need from others, and how it ended. Contracts and values only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.stimuli import Evaluated
     from ensemble_ray.values.outputs import ExitReason
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "TaskFactories"]
 
 
 class TaskFactories(Protocol):

@@ -1,4 +1,4 @@
-"""TaskMaker: turns what factories make into tasks that can be done. Package: coordinator.
+"""TaskMaker: turns what factories make into tasks that can be done.
 
 In: tasks from the user's factories, some at a time. Out: each with its texts filled in, its agent found or made, and
 checked like the tasks of any parallel run. Never: the text of an item or of an answer taken for a template (S-MR-117).
@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.templates import braced_texts, fill_inputs
-from ensemble_ray.definition.validation import validate
-from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.definition.fields import Workflow, braced_texts, fill_inputs
+from ensemble_ray.definition.validation import TeamModels, validate
 from ensemble_ray.plan.map_reduce_factories import apply_process_settings
-from ensemble_ray.plan.nodes import task_keys
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.plan.units import LoopUnit
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.plan.unit_plans import task_keys
+from ensemble_ray.process.context import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.map_reduce_factories import ItemLoop
     from ensemble_ray.plan.plan import Node
     from ensemble_ray.ports import ChatModel
-
-__all__ = ["ReadyLoop", "ReadyTask", "TaskMaker", "inner_key", "rules_for_tasks"]
 
 _log = bounded_logger(__name__)
 #: The same advice about a hundred thousand tasks helps nobody.

@@ -1,4 +1,4 @@
-"""The tasks of a map-reduce: items as they are pulled, what factories make of them, what came of them. Package: coordinator.
+"""The tasks of a map-reduce: items as they are pulled, what factories make of them, what came of them.
 
 In: what the machine wants started and asked. Out: orders for the executor, facts for the record, outputs for the store,
 results for whoever reads them. Fulfils `RunTasks`, in the process that has the user's factories. Rules:
@@ -20,12 +20,12 @@ from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFai
 from ensemble_ray.coordinator.map_reduce.token_counts import TokenCounts
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
-from ensemble_ray.errors.provider import is_refusal
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.execute.exits import describe_exhaustion
+from ensemble_ray.errors.travel import is_refusal
+from ensemble_ray.execute.scope import describe_exhaustion
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.items import ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.identity.map_reduce import map_key
 from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
@@ -50,10 +50,8 @@ if TYPE_CHECKING:
         StepEnded,
         WarnOversized,
     )
-    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.machine import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-
-__all__ = ["MapReduceTasks"]
 
 _log = bounded_logger(__name__)
 #: Factories called in one go: so many tasks wait for the slowest of them.

@@ -1,4 +1,4 @@
-"""TokenCounts: how many tokens outputs have, as those who group them are told. Package: coordinator.
+"""TokenCounts: how many tokens outputs have, as those who group them are told.
 
 In: an output. Out: its tokens (S-MR-60), at once where they are known; the user's estimator is asked in a thread of ours,
 one call at a time (S-MR-143). That tokens were guessed is said once per run.
@@ -10,15 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.plan.map_reduce_tokens import estimate_tokens
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.plan.map_reduce_factories import estimate_tokens
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["TokenCounts"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The span that work in this process is part of. Package: telemetry.
+"""The span that work in this process is part of.
 
 In: a `traceparent`. Out: a block in which requests to models carry it, and in which spans that other libraries begin (a tool's own,
 an instrumented HTTP client's) are its children, where OpenTelemetry's API is installed. Without tracing nothing is entered at all.
@@ -7,14 +7,16 @@ an instrumented HTTP client's) are its children, where OpenTelemetry's API is in
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 
-from ensemble_ray.process.context import current_traceparent, use_traceparent
-from ensemble_ray.values.tracing import RunTracing, TraceParent, parse_traceparent
-
-__all__ = ["caller_here", "effect_span", "execution_span", "use_span"]
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.events.tracing import RunTracer
+from ensemble_ray.process.config import read_switch
+from ensemble_ray.process.context import bounded_logger, current_traceparent, use_traceparent
+from ensemble_ray.values.trace import RunTracing, TraceParent, parse_traceparent
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -75,3 +77,33 @@ def _attach(span: TraceParent) -> Generator[None]:
         yield
     finally:
         context.detach(token)
+
+
+SWITCH = "ENSEMBLE_RAY_OTEL"
+_log = bounded_logger(__name__)
+
+
+def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
+    """Return the listener that the environment adds to those of a run; none where one of them traces it already.
+
+    It is the same for all runs of this process.
+
+    Raises:
+        ValidationError: the variable is neither on nor off.
+    """
+    if not read_switch(SWITCH, default=False) or any(isinstance(each, RunTracer) for each in listeners):
+        return ()
+    added = _make_exporter()
+    return () if added is None else (added,)
+
+
+@functools.cache
+def _make_exporter() -> object | None:
+    """Make it, once; what is wrong with it is told once, and concerns no run."""
+    from ensemble_ray.events.telemetry.listener import OpenTelemetryListener
+
+    try:
+        return OpenTelemetryListener()
+    except ValidationError as error:
+        _log.warning("Runs are not sent: %s", error)
+        return None

@@ -1,16 +1,9 @@
-"""Names of OpenTelemetry's conventions for generative AI, as far as runs have them. Package: telemetry. Constants only.
+"""Names of OpenTelemetry's conventions for generative AI, as far as runs have them. Constants only.
 
 They stand here, since the SDK that has them is no part of a plain installation; a test compares them with it.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "AGENT_DESCRIPTION", "AGENT_NAME", "CHAT", "CONTENT_EVENT", "DURATION_BUCKETS", "ERROR_TYPE", "EXECUTE_TOOL",
-    "FINISH_REASONS", "INPUT_MESSAGES", "INPUT_TOKENS", "INVOKE_AGENT", "INVOKE_WORKFLOW", "OPERATION", "OPERATION_DURATION",
-    "OUTPUT_MESSAGES", "OUTPUT_TOKENS", "PROVIDER", "REQUEST_MODEL", "SYSTEM_INSTRUCTIONS", "TOKEN_BUCKETS", "TOKEN_TYPE",
-    "TOKEN_USAGE", "TOOL_ARGUMENTS", "TOOL_CALL_ID", "TOOL_NAME", "TOOL_RESULT", "TOOL_TYPE", "WORKFLOW_NAME",
-]  # fmt: skip
 
 OPERATION = "gen_ai.operation.name"
 CHAT, EXECUTE_TOOL, INVOKE_AGENT, INVOKE_WORKFLOW = "chat", "execute_tool", "invoke_agent", "invoke_workflow"

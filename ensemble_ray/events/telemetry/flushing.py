@@ -1,4 +1,4 @@
-"""A thread that sends what waits when a run has ended, so that nobody waits for a receiver. Package: telemetry.
+"""A thread that sends what waits when a run has ended, so that nobody waits for a receiver.
 
 In: what takes spans, and what takes figures. Must never happen: an error of theirs that ends the thread, or that a run hears of; a
 reference to the listener, which could not be collected then.
@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import track
-
-__all__ = ["Flushable", "Flusher", "flush_all"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""OpenTelemetryListener: sends the spans and figures of runs as they happen. Package: telemetry.
+"""OpenTelemetryListener: sends the spans and figures of runs as they happen.
 
 In: executions and runs that are over. Out: their spans, handed to a processor of OpenTelemetry's SDK, which sends them in batches on its
 own thread. Must never happen: a run that waits for a receiver, or that fails because of one.
@@ -12,11 +12,16 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.events.telemetry.content import Content, content_mode
+from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.events.telemetry.flushing import Flusher, flush_all
-from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.events.telemetry.task_spans import new_interactions, task_spans
+from ensemble_ray.events.telemetry.spans import (
+    Content,
+    UnitTimes,
+    content_mode,
+    new_interactions,
+    run_spans,
+    task_spans,
+)
 from ensemble_ray.process.forks import new_lock
 
 if TYPE_CHECKING:
@@ -25,11 +30,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import SpanProcessor
 
-    from ensemble_ray.events.telemetry.span import SpanData
+    from ensemble_ray.events.telemetry.spans import SpanData
     from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-    from ensemble_ray.values.tracing import TraceParent
+    from ensemble_ray.values.trace import TraceParent
 
-__all__ = ["FLUSH_S", "OpenTelemetryListener", "missing_packages"]
 
 #: How long the end of a process waits for what has not been sent.
 FLUSH_S = 5.0
@@ -67,7 +71,7 @@ class OpenTelemetryListener(EnsembleListener):
         self._content: Content = content_mode(content, os.environ)
         self._processor, self._meters = span_processor, meter_provider
         try:
-            from ensemble_ray.events.telemetry import sdk
+            from ensemble_ray.events.telemetry import otlp as sdk
 
             self._sdk = sdk
             self._is_off = sdk.is_switched_off()

@@ -1,4 +1,4 @@
-"""From a task's type to the JSON schema that an endpoint can enforce. Package: execute. Pure: a type in, data out.
+"""From a task's type to the JSON schema that an endpoint can enforce. Pure: a type in, data out.
 
 Endpoints agree on the form of values (types, fields, choices) and differ in whatever else a schema can say, so the
 schema tells the form only and the parser judges the rest. Must never happen: a field that the parser would refuse, or
@@ -14,11 +14,9 @@ from typing import Any, cast
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
-from ensemble_ray.execute.agent.type_adapters import adapter_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.execute.agent.structured import adapter_of
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.messages import JsonSchema
-
-__all__ = ["answer_schema"]
 
 _log = bounded_logger(__name__)
 

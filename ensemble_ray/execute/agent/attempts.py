@@ -1,4 +1,4 @@
-"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows. Package: execute.
+"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows.
 
 In: a call to make. Out: its answer, or the error of the last attempt. Each attempt asks its endpoint's breaker and limit
 first, and takes a permit of its rate limit by itself; waiting holds neither. Must never happen: a second attempt after
@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import CircuitOpenError
-from ensemble_ray.errors.provider import status_of
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.llm.faults import ProviderFault, fault_of
-from ensemble_ray.llm.retry import backoff_s, patience_asked_s
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.errors.travel import status_of
+from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.values.messages import STREAM_CUT, TokenUsage
+from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.retry_policy import RetryPolicy
+    from ensemble_ray.definition.run_options import RetryPolicy
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.limits.endpoints import Visit
+    from ensemble_ray.llm.limits.endpoints import Visit
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.values.messages import ChatResponse
 
-__all__ = ["Attempts"]
 
 _log = bounded_logger(__name__)
 
@@ -154,3 +156,77 @@ def _notify(visit: Visit | None, error: BaseException, fault: ProviderFault | No
 
 def _brief(fault: ProviderFault) -> str:
     return f"{fault.what}: {brief(fault.text)}"
+
+
+#: Further requests for an answer that is not accepted.
+MOST_REPEATS = 2
+#: How providers name their content filters.
+_FILTERS = ("filter", "safety", "sensitive", "refus", "guardrail", "block", "prohibit", "recitation", "spii")
+_CUT_OFF_ADVICE = "Raise max_tokens of its model, or ask for a shorter answer."
+_FILTER_ADVICE = "Reword the task, or ask another model."
+#: Words in the reasons of the providers, each with what it means and what to do; the first that is found counts.
+_CAUSES = (
+    ("length", "the model's answer was cut off", _CUT_OFF_ADVICE),
+    ("token", "the model's answer was cut off", _CUT_OFF_ADVICE),
+    ("context", "the model's answer was cut off: its context is full", "Ask for less at once, or set context_budget."),
+    *((word, "the model's answer was cut off by the provider's content filter", _FILTER_ADVICE) for word in _FILTERS),
+)
+_EMPTY_ADVICE = "Reword the task, raise max_tokens of its model, or ask another model."
+_STREAM_ADVICE = (
+    "The endpoint or a proxy on the way ended it early. Set on_incomplete='retry' to ask again, or stream=False."
+)
+_OTHER_ADVICE = "The provider's documentation explains the reason. Set on_incomplete='retry' to ask again."
+
+
+def incomplete_text(role: str, reason: str) -> str:
+    """Return what is wrong with an answer and what to do about it."""
+    what, advice = _explain(reason)
+    return f"Agent '{brief(role)}': {what}. {advice}"
+
+
+def asked_again(role: str, reason: str, repeat: int) -> str:
+    """Return the log line of a further request."""
+    return f"Agent '{brief(role)}': {_explain(reason)[0]}; asked again ({repeat} of {MOST_REPEATS})"
+
+
+def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
+    """Return the later of two answers to one request, with what both of them took."""
+    usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
+    spent = TokenUsage(
+        add_tokens(each.input_tokens for each in usage),
+        add_tokens(each.output_tokens for each in usage),
+        add_tokens(each.reasoning_tokens for each in usage),
+    )
+    failed = (*before.attempts_failed, _explain(reason)[0], *after.attempts_failed)
+    return replace(
+        after,
+        response=replace(after.response, usage=spent),
+        attempts_failed=failed,
+        estimated=_add_estimates(before, after),
+    )
+
+
+def _explain(reason: str) -> tuple[str, str]:
+    """Return what is wrong with an answer, and what to do about it."""
+    if reason == "empty":
+        return "the model's answer is empty", _EMPTY_ADVICE
+    if reason == STREAM_CUT:
+        return f"the stream of the model's answer ended before the answer did ('{STREAM_CUT}')", _STREAM_ADVICE
+    other = "the model stopped for an unknown reason", _OTHER_ADVICE
+    what, advice = next(((what, advice) for word, what, advice in _CAUSES if word in reason), other)
+    return f"{what} (finish_reason '{reason}')", advice
+
+
+def _add_estimates(before: ModelEffect, after: ModelEffect) -> tuple[int, int] | None:
+    """Return what a budget counted for both; None where the provider counted all of it."""
+    if before.estimated is None and after.estimated is None:
+        return None
+    first, second = (_count_tokens(effect) for effect in (before, after))
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _count_tokens(effect: ModelEffect) -> tuple[int, int]:
+    if effect.estimated is not None:
+        return effect.estimated
+    usage = effect.response.usage or TokenUsage()
+    return usage.input_tokens, usage.output_tokens

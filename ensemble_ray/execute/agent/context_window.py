@@ -1,4 +1,4 @@
-"""The requests of one task, held to its context budget. Package: execute. Pure.
+"""The requests of one task, held to its context budget. Pure.
 
 In: the conversation of a task as it is. Out: as much of it as may be sent, and what was cut. What fits is sent as it is. The
 task, its expected output and format, revision feedback, the system prompt, the model's own words and the descriptions of tools
@@ -8,23 +8,37 @@ Must never happen: a request over the budget; another request for the same conve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.request_size import request_characters
+from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.prompts.packing import fixed_size, pack_sections
-from ensemble_ray.prompts.sections import SEPARATOR, Piece, Section, SectionKind, render_parts
-from ensemble_ray.text.token_estimate import CHARACTERS_PER_TOKEN
+from ensemble_ray.prompts.task import SEPARATOR, Piece, Section, SectionKind, render_parts
+from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
 from ensemble_ray.values.messages import ChatMessage
 
 if TYPE_CHECKING:
     from ensemble_ray.prompts.packing import PackedSection, SectionCut
-    from ensemble_ray.prompts.sections import PromptPart
+    from ensemble_ray.prompts.task import PromptPart
     from ensemble_ray.values.messages import ToolSpec
 
-__all__ = ["ContextWindow", "FittedRequest", "check_context_budget"]
+
+def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
+    """Characters of the messages of a request, and of its tool descriptions."""
+    characters = sum(len(message.content or "") for message in messages)
+    characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
+    fields = (message.provider_fields for message in messages)
+    characters += sum(len(each.message) + sum(map(len, each.tool_calls)) for each in fields if each is not None)
+    return characters + sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in tools)
+
+
+def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
+    """Input tokens of a request: a token for each four characters of its messages and tool descriptions (S-BUD-2)."""
+    return estimate_tokens(request_characters(messages, tools))
+
 
 _SYSTEM = 1
 #: A question of the history and its answer.
@@ -164,3 +178,48 @@ def _results_section(messages: Sequence[ChatMessage]) -> Section:
         first_to_go="first",
         keeps_all=True,
     )
+
+
+#: Cuts that a line names; a long tool loop has many.
+_NAMED = 3
+
+
+def context_data(
+    cuts: Sequence[SectionCut], *, turn: int, budget_tokens: int, needed_tokens: int
+) -> Mapping[str, object]:
+    """Return what a trace tells of a request that was cut (S-MEM-136).
+
+    Args:
+        cuts: Of its sections, in the order of the request; whole ones count, and are not listed.
+        turn: Number of the model call.
+        budget_tokens: What the request may have.
+        needed_tokens: What all of it would have had.
+    """
+    return {
+        "turn": turn,
+        "budget_tokens": budget_tokens,
+        "needed_tokens": needed_tokens,
+        "sections": len(cuts),
+        "whole": sum(not cut.cut_tokens for cut in cuts),
+        "cut": [
+            {"name": cut.label, "tokens": cut.tokens, "cut_tokens": cut.cut_tokens} for cut in cuts if cut.cut_tokens
+        ],
+    }
+
+
+def describe_cuts(data: Mapping[str, object]) -> list[str]:
+    """Return a text for each cut of such data."""
+    found = [as_mapping(entry) for entry in as_sequence(data.get("cut"))]
+    return [
+        f"{as_text(entry.get('name'))} cut by {as_count(entry.get('cut_tokens')):,} of "
+        f"{as_count(entry.get('tokens')):,} tokens"
+        for entry in found
+    ]
+
+
+def describe_context(data: Mapping[str, object]) -> str:
+    """Return such data on one line: `3 of 5 sections whole, writer cut by 1,200 of 2,000 tokens`."""
+    cuts = describe_cuts(data)
+    counts = f"{as_count(data.get('whole'))} of {as_count(data.get('sections'))} sections whole"
+    more = [f"{len(cuts) - _NAMED:,} more cut"] if len(cuts) > _NAMED else []
+    return ", ".join((counts, *cuts[:_NAMED], *more))

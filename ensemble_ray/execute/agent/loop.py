@@ -1,4 +1,4 @@
-"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Package: execute.
+"""One agent's work on one task: prompts, tools, the ReAct loop, structured output.
 
 Carries out what `ReactMachine` and `structured` decide; the order of steps is the specification's (03, agent executor).
 """
@@ -11,30 +11,32 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import MaxIterationsExceededError
 from ensemble_ray.errors.texts import LONGEST, brief
 from ensemble_ray.events import TaskInputEvent
-from ensemble_ray.execute.agent.context_report import context_data, describe_context, describe_cuts
-from ensemble_ray.execute.agent.context_window import ContextWindow
+from ensemble_ray.execute.agent.context_window import ContextWindow, context_data, describe_context, describe_cuts
 from ensemble_ray.execute.agent.model_calls import ModelCalls
-from ensemble_ray.execute.agent.react import ReactMachine, stop_text
-from ensemble_ray.execute.agent.steps import (
+from ensemble_ray.execute.agent.react import (
     AnswerReceived,
     CallModel,
     CallTools,
     Fail,
     Finish,
+    ReactMachine,
     StepInstruction,
     ToolsReturned,
+    stop_text,
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
-from ensemble_ray.execute.directives import recall_directives
 from ensemble_ray.execute.effects import ToolEffect, capture_messages
-from ensemble_ray.execute.memory import recall
-from ensemble_ray.execute.reflection.reflecting import recall_notes
+from ensemble_ray.execute.memory import recall, recall_directives
+from ensemble_ray.execute.reflection import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.prompts.agent import build_system_prompt
-from ensemble_ray.prompts.context import context_section
-from ensemble_ray.prompts.sections import render_parts
-from ensemble_ray.prompts.task import build_user_prompt, user_prompt_parts
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.prompts.task import (
+    build_system_prompt,
+    build_user_prompt,
+    context_section,
+    render_parts,
+    user_prompt_parts,
+)
 from ensemble_ray.values.trace import TaskPrompts
 
 if TYPE_CHECKING:
@@ -43,11 +45,9 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.prompts.packing import SectionCut
-    from ensemble_ray.values.memory import RecalledMemory
+    from ensemble_ray.values.memory import RecalledMemory, TaskReflection
     from ensemble_ray.values.messages import ChatMessage
-    from ensemble_ray.values.reflection import TaskReflection
 
-__all__ = ["AgentLoop"]
 
 _log = bounded_logger(__name__)
 #: Below DEBUG; full responses of models (S-ENG-30).

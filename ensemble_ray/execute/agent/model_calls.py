@@ -1,4 +1,4 @@
-"""A task's model calls: events around them, the record, streaming, the errors they become. Package: execute.
+"""A task's model calls: events around them, the record, streaming, the errors they become.
 
 A call that the journal has an answer for is not made again; its recorded answer is used. No request is sent before
 everything that it depends on is in the record (S-DUR-2).
@@ -15,22 +15,20 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
-from ensemble_ray.execute.agent.attempts import Attempts
-from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, join_answers
+from ensemble_ray.execute.agent.attempts import MOST_REPEATS, Attempts, asked_again, incomplete_text, join_answers
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import PermitWait, use_effect_key, use_permit_wait
-from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
+from ensemble_ray.process.forks import USER_ERRORS, call_user
+from ensemble_ray.text.answers import ReasoningSplitter
 from ensemble_ray.text.foreign_text import WholePieces
-from ensemble_ray.text.reasoning import ReasoningSplitter
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["ModelCalls"]
 
 _log = bounded_logger(__name__)
 #: What came of tool requests that may have left no fact: calls of unknown tools, and calls beyond the limit.

@@ -1,4 +1,4 @@
-"""Answers of models as facts and back, and a model that keeps its answers so. Package: execute."""
+"""Answers of models as facts and back, and a model that keeps its answers so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.process.context import PermitWait, use_permit_wait
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.messages import (
     ChatMessage,
     ChatResponse,
@@ -21,10 +21,8 @@ from ensemble_ray.values.messages import (
 )
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.execute.scope import Spending
     from ensemble_ray.ports import ChatModel
-
-__all__ = ["RecordedModel", "answer_of", "effect_of"]
 
 
 def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:

@@ -1,4 +1,4 @@
-"""The runner of an agent, as a task's model calls ask a model. Package: execute.
+"""The runner of an agent, as a task's model calls ask a model.
 
 In: a conversation. Out: the runner's answer. Each asking is an effect as a handler is: its intent is recorded before, its
 return after. Must never happen: a runner that is silently asked again what it may have done (S-INT-54).
@@ -11,29 +11,27 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Hashab
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.definition.own_runner import effect_of_runner
+from ensemble_ray.definition.agent import effect_of_runner
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.structured import adapter_of
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.execute.tools.unknown import RUNNER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, TokenUsage, ToolSpec
 from ensemble_ray.values.task_output import OutputType
-from ensemble_ray.values.task_request import TaskAnswer, TaskRequest
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.effects import CallOutcome
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.ports.runners import RunsTask
+    from ensemble_ray.ports import RunsTask
     from ensemble_ray.values.messages import Effect
-
-__all__ = ["RunnerModel"]
 
 #: Characters of a failure's text.
 _LONGEST = 280

@@ -1,4 +1,4 @@
-"""What is decided of the calls that hand work on, before anybody is asked. Package: execute.
+"""What is decided of the calls that hand work on, before anybody is asked.
 
 In: a turn's calls of the delegation tool. Out: a decision for each, on record. Rules:
 1. Calls are decided in request order, and the decisions are on record, before any worker of that turn starts
@@ -9,34 +9,288 @@ In: a turn's calls of the delegation tool. Out: a decision for each, on record. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.execute.callables import callable_path
-from ensemble_ray.execute.delegation.calls import AskedDelegation, read_call
-from ensemble_ray.execute.delegation.gates import DelegationGate, DelegationRefusal
 from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS
+from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.text.foreign_text import TextLine
 from ensemble_ray.values.delegation import (
+    DelegationContext,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
     Peer,
+    spoken_role,
 )
 from ensemble_ray.values.ids import effect_name, uuid_of
+from ensemble_ray.values.messages import ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.plan import HierarchyRules
     from ensemble_ray.values.messages import ToolCall
 
-__all__ = ["Decisions", "DelegationDecision"]
+
+@dataclass(frozen=True, slots=True)
+class DelegationRefusal:
+    """Why a worker is not asked."""
+
+    #: what events and the response say
+    reason: str
+    #: what helps the model to do better, told behind the reason
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the model is told."""
+        return f"{self.reason}\n{self.hint}" if self.hint else self.reason
+
+
+class DelegationGate(Protocol):
+    """The rules of one delegating task."""
+
+    @property
+    def depth(self) -> int:
+        """How deep the delegating task is; 0 for one of the plan (S-DEL-11)."""
+        ...
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that may be asked, as policies see them (S-DEL-44)."""
+        ...
+
+    def find(self, role: str) -> Peer | DelegationRefusal:
+        """Apply the guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
+        ...
+
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
+        """Apply the checks before the policies; an approved attempt counts from here on (S-HIER-41)."""
+        ...
+
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
+        """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
+        ...
+
+    def reapply_recorded(self, charged: str) -> None:
+        """Count an attempt again that the record says was approved for that role."""
+        ...
+
+    def record_success(self, role: str, description: str) -> str:
+        """Note that a worker returned its result; return a notice for the asking model, or nothing."""
+        ...
+
+    def turn_ended(self) -> bool:
+        """All calls of a turn returned; whether nothing has been achieved for so long that it should end."""
+        ...
+
+    def reminder(self) -> str | None:
+        """Return the reminder for an asking model that wants to finish too early; None if it may."""
+        ...
+
+
+def _join_roles(roles: tuple[str, ...]) -> str:
+    return f"[{', '.join(roles)}]"
+
+
+def _describe_change(role: str) -> str:
+    return f"A policy modified agent_role to '{role}'"
+
+
+class PeerGate:
+    """An agent with `allow_delegation` asks a colleague."""
+
+    def __init__(self, context: DelegationContext, *, role: str, depth: int) -> None:
+        self._context = context
+        self._role = role
+        self.depth = depth
+        self.roles = tuple(each for each in context.roles if not self._is_self(each))
+
+    def find(self, role: str) -> Peer | DelegationRefusal:
+        """Depth, then self, then unknown."""
+        most = self._context.max_depth
+        if self.depth >= most:
+            return DelegationRefusal(
+                f"Delegation depth limit reached (max: {most}, current: {self.depth}). "
+                "Complete this task yourself without further delegation."
+            )
+        if self._is_self(role):
+            return DelegationRefusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
+        roles = _join_roles(self._context.roles)
+        found = self._context.find(role)
+        return found or DelegationRefusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
+
+    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002  between peers nothing is counted
+        """Nothing stands before the policies."""
+        return None
+
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:  # noqa: ARG002  nothing was charged
+        """Unknown, then self."""
+        found = self._context.find(role)
+        if found is None:
+            roles = _join_roles(self._context.roles)
+            return DelegationRefusal(
+                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
+            )
+        if self._is_self(role):
+            return DelegationRefusal(
+                f"{_describe_change(role)} which results in self-delegation. Choose a different agent."
+            )
+        return found
+
+    def reapply_recorded(self, charged: str) -> None:
+        """Nothing is counted."""
+
+    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
+        """No notice."""
+        return ""
+
+    def turn_ended(self) -> bool:
+        """Leave the end to the agent's own limit of tool calls."""
+        return False
+
+    def reminder(self) -> str | None:
+        """Let it finish when it likes."""
+        return None
+
+    def _is_self(self, role: str) -> bool:
+        return spoken_role(role) == spoken_role(self._role)
+
+
+class ManagerGate:
+    """A manager asks a worker, under its constraints."""
+
+    depth = 0
+
+    def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
+        self._context = context
+        self._enforcer = enforcer
+        self.roles = context.roles
+
+    def find(self, role: str) -> Peer | DelegationRefusal:
+        """Only whether there is one."""
+        roles = _join_roles(self._context.roles)
+        found = self._context.find(role)
+        return found or DelegationRefusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
+
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
+        """Check the constraints, by the worker's own role (S-HIER-45)."""
+        reason = self._enforcer.approve(worker.role)
+        return None if reason is None else self._reject(reason)
+
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
+        """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
+        found = self._context.find(role)
+        if found is None:
+            roles = _join_roles(self._context.roles)
+            return DelegationRefusal(
+                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
+            )
+        if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
+            return self._reject(reason)
+        return found
+
+    def reapply_recorded(self, charged: str) -> None:
+        """Count the attempt as when it was approved."""
+        self._enforcer.reapply_recorded(charged)
+
+    def record_success(self, role: str, description: str) -> str:
+        """Tell a manager that repeats itself."""
+        notice = self._enforcer.check_repetition(role, description)
+        self._enforcer.record_success(role, description)
+        return notice or ""
+
+    def turn_ended(self) -> bool:
+        """So many turns without progress are a stall."""
+        return self._enforcer.turn_ended()
+
+    def reminder(self) -> str | None:
+        """Once, of required workers that are missing."""
+        return self._enforcer.reminder()
+
+    def _reject(self, reason: str) -> DelegationRefusal:
+        return DelegationRefusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())
+
+
+#: What every delegated task is to give (S-HIER-23, S-DEL-3).
+EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
+
+
+@dataclass(frozen=True, slots=True)
+class AskedDelegation:
+    """What a call asks for."""
+
+    agent_role: str
+    task_description: str
+
+
+def manager_tool(context: DelegationContext, rules: HierarchyRules, constraints: str) -> ToolSpec:
+    """Describe the manager's only tool (S-HIER-20); `constraints` are its constraints in words."""
+    allowed = set(rules.allowed_workers)
+    roles = [role for role in context.roles if not allowed or role in allowed]
+    text = (
+        "Give a task to a worker of your team and get its result. The worker knows nothing but the text you write: put "
+        "everything it needs into task_description, results of other workers included. Calls of one turn run at the same "
+        "time."
+    )
+    return _spec("delegate_task", f"{text} {constraints}".strip(), "task_description", roles)
+
+
+def peer_tool(context: DelegationContext, role: str) -> ToolSpec:
+    """Describe the tool of an agent with `allow_delegation` (S-DEL-1)."""
+    roles = [each for each in context.roles if spoken_role(each) != spoken_role(role)]
+    text = (
+        "Let a colleague do a part of your task and get the result. The colleague knows nothing but the text you write: "
+        "put everything it needs into task."
+    )
+    return _spec("delegate", text, "task", roles)
+
+
+def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) -> ToolSpec:
+    role: dict[str, object] = {"type": "string", "description": "Role of the agent that shall do it."}
+    if roles:  # an empty enum is no valid schema
+        role["enum"] = list(roles)
+    properties = {"agent_role": role, text_field: {"type": "string", "description": "What to do, with all details."}}
+    parameters = {"type": "object", "properties": properties, "required": ["agent_role", text_field]}
+    return ToolSpec(name, description, parameters)
+
+
+def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> AskedDelegation | str:
+    """Return what a call asks for, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
+    try:
+        data: object = json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:  # the latter: nested beyond reason
+        return _describe_malformed(text_field, f"the arguments are no valid JSON ({error})")
+    if not isinstance(data, dict):
+        return _describe_malformed(text_field, "the arguments are no JSON object")
+    fields = cast("Mapping[str, object]", data)
+    texts: list[str] = []
+    for name in ("agent_role", text_field):
+        value = fields.get(name)
+        if value is not None and not isinstance(value, str):
+            return _describe_malformed(text_field, f"{name} must be a string")
+        if value is None or not value.strip():
+            return f"Error: {'task_description' if name == text_field else name} must not be None or blank." + (
+                ""
+                if text_field == "task_description"
+                else f" Give both agent_role (one of [{', '.join(roles)}]) and task."
+            )
+        texts.append(value)
+    return AskedDelegation(texts[0], texts[1])
+
+
+def _describe_malformed(text_field: str, what: str) -> str:
+    return f'Error: {what}. Call it with {{"agent_role": "...", "{text_field}": "..."}}.'
+
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""A task's delegations: decided, then carried out by other agents. Package: execute.
+"""A task's delegations: decided, then carried out by other agents.
 
 In: a model's calls of the delegation tool. Out: what each worker gave, as the tool's text. Rules:
 1. Nothing is asked of a worker before it was decided and the decision is on record (`delegation_decisions`).
@@ -25,21 +25,27 @@ from ensemble_ray.errors import (
     RecordError,
     StaleEpochError,
 )
-from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.errors.travel import is_out_of_credit
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
-from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
-from ensemble_ray.execute.delegation.decisions import Decisions, DelegationDecision
-from ensemble_ray.execute.delegation.gates import DelegationGate, DelegationRefusal, ManagerGate, PeerGate
-from ensemble_ray.execute.delegation.peers import Peers
-from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect
-from ensemble_ray.execute.exits import exit_of
-from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import recorded_output, recorded_trace
-from ensemble_ray.execute.review.waiting import ReviewOpenError
+from ensemble_ray.execute.delegation.decisions import (
+    EXPECTED_OUTPUT,
+    Decisions,
+    DelegationDecision,
+    DelegationGate,
+    DelegationRefusal,
+    ManagerGate,
+    PeerGate,
+    manager_tool,
+    peer_tool,
+)
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect, recorded_output, recorded_trace
+from ensemble_ray.execute.orders import Peers, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.review.gates import ReviewOpenError
+from ensemble_ray.execute.scope import exit_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, Peer
 from ensemble_ray.values.ids import delegated_instance
@@ -52,7 +58,6 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.values.messages import ToolCall, ToolSpec
 
-__all__ = ["Delegations"]
 
 _log = bounded_logger(__name__)
 #: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.

@@ -1,4 +1,4 @@
-"""Asks a person at a terminal (S-REV-44 to S-REV-48). Package: execute.
+"""Asks a person at a terminal (S-REV-44 to S-REV-48).
 
 In: a request. Out: the decision. One person has one terminal: questions of several tasks, tools and runs of this process come
 one after the other. A question that timed out, or whose run was cancelled, leaves nothing that reads the next answer.
@@ -20,11 +20,9 @@ from typing import Protocol, TextIO
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ReviewTimeoutError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.forks import after_fork
-from ensemble_ray.process.terminal import is_terminal, terminal_lock
-from ensemble_ray.process.threads import threads
-from ensemble_ray.text.control_characters import escape_controls, escape_unencodable
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import after_fork, is_terminal, terminal_lock, threads
+from ensemble_ray.text.foreign_text import escape_controls, escape_unencodable
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,
@@ -35,8 +33,6 @@ from ensemble_ray.values.reviews import (
     ReviewTiming,
     decision_at_timeout,
 )
-
-__all__ = ["ConsoleReviewHandler", "LineSource", "line_source", "render_header"]
 
 _log = bounded_logger(__name__)
 _RULE = "== Review Required " + "=" * 41

@@ -1,4 +1,4 @@
-"""A review gate as a form that a client of MCP shows to its user, and what the user filled in. Package: execute. Pure.
+"""A review gate as a form that a client of MCP shows to its user, and what the user filled in. Pure.
 
 Both kinds of server ask with it: the one on standard input and output, and the endpoint's. Nothing of the protocol's package is needed.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult
 
 from ensemble_ray.values.reviews import Continue, Edit, ExitEarly, ReviewDecision
 
-__all__ = ["GATE_FORM", "ShownGate", "gate_message", "read_answer"]
+if TYPE_CHECKING:
+    from mcp.server import ServerRequestContext
+    from mcp_types import InputResponse
+
 
 #: Characters of a task's description and of its output that a form shows.
 _SHOWN_TASK, _SHOWN_OUTPUT = 500, 4000
@@ -103,3 +108,23 @@ def read_answer(
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
+
+
+def shows_forms(context: ServerRequestContext[dict[str, Any]]) -> bool:
+    """Return whether the client of a call shows forms to its user.
+
+    One that names no kind of question can show forms; one that names pages alone cannot.
+    """
+    capabilities = context.session.client_capabilities
+    elicitation = None if capabilities is None else capabilities.elicitation
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def make_gate_form(gate: ShownGate) -> ElicitRequest:
+    """Return the request that has a client show an open gate."""
+    return ElicitRequest(params=ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM)))
+
+
+def read_client_answer(answer: InputResponse | None) -> ReviewDecision | None:
+    """Return what a client's user decided; None: nothing, and the gate stays open."""
+    return read_answer(answer.action, answer.content) if isinstance(answer, ElicitResult) else None

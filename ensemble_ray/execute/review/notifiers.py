@@ -1,4 +1,4 @@
-"""Tell people that a review waits for them (S-REV-71). Package: execute.
+"""Tell people that a review waits for them (S-REV-71).
 
 A notifier is any callable of a `ReviewRequest`, sync or async. What it cannot do is logged, and changes nothing for the gate.
 """
@@ -11,12 +11,10 @@ from typing import Protocol, cast
 import aiohttp
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.errors.tls import tls_flaw
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.reviews import Review, ReviewDecision, ReviewRequest
-
-__all__ = ["NotifyingHandler", "ReviewNotifier", "SlackNotifier"]
 
 _log = bounded_logger(__name__)
 _MOST_DESCRIPTION = 200

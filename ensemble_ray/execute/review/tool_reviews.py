@@ -1,4 +1,4 @@
-"""The handler that the tools of one call find in their context: their questions are gates of the task. Package: execute.
+"""The handler that the tools of one call find in their context: their questions are gates of the task.
 
 Fulfils `Reviewing`, and `ThreadReviewing` for tools that run in threads. While somebody is asked the call's time limits
 stand still (S-REV-88). The questions of a call are numbered: one that is made again,
@@ -12,8 +12,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.review.asking import decide_at_gate
-from ensemble_ray.execute.review.waiting import ReviewOpenError
+from ensemble_ray.execute.review.gates import ReviewOpenError, decide_at_gate
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.tools.time_limit import TimeLimit
-
-__all__ = ["ToolReviews", "stands_at_gate", "tool_reviews"]
+    from ensemble_ray.tools.waiting import TimeLimit
 
 
 def _gate_name(call: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Effects that were begun before a crash and have no result on record. Package: execute.
+"""Effects that were begun before a crash and have no result on record.
 
 In: the intent of an effect that must not be done twice. Out: what the model is told, or that it is done again, or the
 error that fails the task (S-DUR-23 to S-DUR-26). A decision is on the disk before anything is done because of it.
@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.execute.effects import UnknownEffect
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.terminal import is_terminal, terminal_lock
-from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, call_user, is_terminal, terminal_lock, threads
+from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.tools.tool import strongest_effect
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Effect
@@ -29,7 +28,6 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["HANDLER", "RUNNER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "resolve_unknown"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Package: llm.
+"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words.
 
 Both adapters of the protocol stand on it: `OpenAIChatModel` for any endpoint, `LocalChatModel` for the embedded one.
 """
@@ -14,19 +14,34 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol, TypeVar
 
+from ensemble_ray.llm.failures import (
+    CallFailure,
+    CallOrigin,
+    build_provider_error,
+    delay_before_retry,
+    failure_in_success,
+)
 from ensemble_ray.llm.protocol import transport as lean_transport
-from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error, failure_in_success
-from ensemble_ray.llm.protocol.message_roles import MessageRoles, RoleSearch, SystemRole, is_refused_role
-from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
+from ensemble_ray.llm.protocol.request import (
+    MessageRoles,
+    RoleSearch,
+    SchemaOffer,
+    SystemRole,
+    is_refused_role,
+    is_refused_schema,
+)
 from ensemble_ray.llm.protocol.stream import STREAM_END, SseParser, StreamAssembler, begin_of_body, is_event_stream
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
-from ensemble_ray.llm.protocol.wire import AnswerFailedError, WireError, decode_completion
-from ensemble_ray.llm.retry import delay_before_retry
+from ensemble_ray.llm.protocol.wire import (
+    ERROR_BODY_BYTES,
+    AnswerFailedError,
+    AnswerLimits,
+    TooMuchError,
+    WireError,
+    decode_completion,
+)
 from ensemble_ray.process.context import current_effect_key, current_traceparent
 from ensemble_ray.values.messages import ChatResponse, Reasoning
-
-__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
 
 #: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
 DEFAULT_TIMEOUT_S = 600.0

@@ -1,4 +1,4 @@
-"""Limits on what a client of the `openai` package reads, and on where it sends a request. Package: llm.
+"""Limits on what a client of the `openai` package reads, and on where it sends a request.
 
 In: a client's HTTP client. Out: the same with a hook that acts on calls of ours alone. The package reads failures whole,
 unpacks whatever comes, and follows redirects with the prompt; so the limits are kept below it, where bytes arrive.
@@ -14,16 +14,10 @@ from typing import Any
 
 from openai import OpenAIError
 
-from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits
-from ensemble_ray.llm.protocol.errors import CallFailure
-from ensemble_ray.llm.protocol.redirects import (
-    RedirectRefusedError,
-    follow_redirect,
-    is_redirect,
-)
+from ensemble_ray.llm.failures import CallFailure
+from ensemble_ray.llm.protocol.transport import RedirectRefusedError, follow_redirect, is_redirect
+from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits
 from ensemble_ray.text.unpacking import bound_response
-
-__all__ = ["AnswerRefusedError", "guard", "guard_answers"]
 
 _FAILED = 400
 

@@ -1,4 +1,4 @@
-"""The `openai` package's own client as a transport of requests, for what only it can do. Package: llm.
+"""The `openai` package's own client as a transport of requests, for what only it can do.
 
 The lean transport knows keys, URLs and retries; whatever else the package can do (organisations, identity providers,
 own transports, headers) is reached through its client. It gets the same bytes and gives bytes back: `sdk_guard` bounds
@@ -17,19 +17,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import parse_qsl
 
-from ensemble_ray.errors.tls import tls_flaw
-from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
-from ensemble_ray.llm.protocol.errors import CallFailure
-from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
-from ensemble_ray.llm.protocol.transport import Answered, CallFailedError
-from ensemble_ray.process.threads import threads
+from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, PerLoop
+from ensemble_ray.llm.protocol.wire import AnswerLimits, TooMuchError
+from ensemble_ray.process.forks import threads
 
 if TYPE_CHECKING:
     from httpx2 import Response
     from openai import APIError, AsyncOpenAI
 
-__all__ = ["SdkClients", "SdkTransport"]
 
 T = TypeVar("T")
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ensemble_ray.errors.bodies import read_error_body
-from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
     AnswerFailedError,
+    AnswerLimits,
+    TooMuchError,
     check_end,
     finish_reason_in,
     has_failed,
@@ -32,8 +33,6 @@ from ensemble_ray.llm.protocol.wire import (
     usage_in,
 )
 from ensemble_ray.values.messages import STREAM_CUT, ChatResponse, TokenUsage, ToolCall
-
-__all__ = ["STREAM_END", "SseParser", "StreamAssembler", "begin_of_body", "is_event_stream"]
 
 #: The data of the event that ends a stream.
 STREAM_END = b"[DONE]"

@@ -9,33 +9,181 @@ happen: more of an answer in memory than its limits allow, a prompt or a key at 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import io
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ensemble_ray.errors.tls import tls_flaw
-from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import CallFailure
-from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
-from ensemble_ray.llm.protocol.redirects import (
-    RedirectRefusedError,
-    follow_redirect,
-    is_redirect,
-)
-from ensemble_ray.process.threads import threads
+from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.llm.failures import CallFailure
+from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
+from ensemble_ray.process.forks import abandon, after_fork, threads, track
+from ensemble_ray.text.foreign_text import one_line
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Answered", "CallFailedError", "open_stream", "post", "read_to_end"]
+
+T = TypeVar("T")
+
+_Closer = Callable[[], Awaitable[object]]
+_closers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[list[_Closer], AsyncGenerator[None]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class PerLoop(Generic[T]):
+    """One resource per running event loop.
+
+    Args:
+        close: Ends a resource, in the loop it was made in.
+        forget: Lets go of a resource whose loop was closed without being shut down; its sockets died with it.
+    """
+
+    def __init__(self, close: Callable[[T], Awaitable[object]], forget: Callable[[T], object] | None = None) -> None:
+        self._close = close
+        self._forget = forget
+        self._held: dict[asyncio.AbstractEventLoop, T] = {}
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without resources."""
+        abandon(self._held)
+        self._held = {}
+
+    def get(self) -> T | None:
+        """Return the running loop's resource; None while there is none."""
+        return self._held.get(asyncio.get_running_loop())
+
+    def put(self, resource: T) -> T:
+        """Make it the running loop's resource, closed when the loop ends; one held before is closed then too."""
+        loop = asyncio.get_running_loop()
+        for other in [other for other in self._held if other.is_closed()]:
+            forgotten = self._held.pop(other)
+            if self._forget is not None:
+                self._forget(forgotten)
+        self._held[loop] = resource
+
+        async def close() -> None:
+            if self._held.get(loop) is resource:
+                del self._held[loop]
+            await self._close(resource)
+
+        _closers_of(loop).append(close)
+        return resource
+
+
+def _closers_of(loop: asyncio.AbstractEventLoop) -> list[_Closer]:
+    entry = _closers.get(loop)
+    if entry is None:
+        closers: list[_Closer] = []
+        generator = _run_at_end(closers)
+        # One step makes the generator known to the loop; it suspends at its first yield without waiting.
+        with contextlib.suppress(StopIteration):
+            generator.asend(None).send(None)
+        entry = _closers[loop] = (closers, generator)
+    return entry[0]
+
+
+async def _run_at_end(closers: list[_Closer]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await _close_all(closers)
+
+
+async def _close_all(closers: list[_Closer]) -> None:
+    while closers:
+        with contextlib.suppress(Exception):
+            await closers.pop()()
+
+
+@after_fork
+def _begin_without_loops() -> None:
+    for loop, (closers, generator) in list(_closers.items()):
+        abandon(loop, generator, *closers)
+        closers.clear()  # the child may end the loop that its parent forked in
+    _closers.clear()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close what a loop in another thread still holds, so that nothing is said about it while the process ends."""
+    for loop, (closers, _) in list(_closers.items()):
+        if loop.is_running() and closers:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(_close_all(closers), loop).result(timeout=1)
+
+
+#: Redirects in a row that are followed.
+MOST_REDIRECTS = 3
+#: These keep method and body; after the others a client would ask with GET, which no endpoint of the protocol answers.
+_KEEPING = frozenset({307, 308})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+#: Characters of a place in a text.
+_SHOWN = 200
+
+
+class RedirectRefusedError(ValueError):
+    """An answer sends the request where it must not go; the text says where."""
+
+
+def is_redirect(status: int) -> bool:
+    """Return whether that HTTP status is no answer but a word about where there is one."""
+    return 300 <= status <= 399  # noqa: PLR2004  HTTP's own classes
+
+
+def follow_redirect(url: str, status: int, location: str | None, *, followed: int) -> str:
+    """Return where a request goes next.
+
+    Args:
+        url: Where it was sent.
+        status: The status of the answer; one of a redirect.
+        location: The answer's `Location`.
+        followed: Redirects of this request that were followed before.
+
+    Raises:
+        RedirectRefusedError: it names another origin or none, the method would not be kept, or it is one too many.
+    """
+    if followed >= MOST_REDIRECTS:
+        raise RedirectRefusedError(f"it redirects more than {MOST_REDIRECTS} times. Check `base_url`")
+    if status not in _KEEPING or not location:
+        raise RedirectRefusedError(
+            f"it is a redirect (HTTP {status}) that a request with a body cannot follow. Check `base_url`"
+        )
+    try:
+        target = urljoin(url, location)
+        origin, here = _origin(urlsplit(target)), _origin(urlsplit(url))
+    except ValueError:
+        raise RedirectRefusedError(
+            f"it redirects (HTTP {status}) to what is no URL: {one_line(location, _SHOWN)}. Check `base_url`"
+        ) from None
+    if origin != here:
+        raise RedirectRefusedError(
+            f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(origin), _SHOWN)}, where neither prompt "
+            "nor key was sent. Set `base_url` to it if it is meant"
+        )
+    return target
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int | None]:
+    return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme)
+
+
+def _format_origin(origin: tuple[str, str, int | None]) -> str:
+    scheme, host, port = origin
+    place = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{place}" + ("" if port == _DEFAULT_PORTS.get(scheme) else f":{port}")
+
 
 #: Servers of the uvicorn kind close an idle connection after 5 s; sending on one at that moment loses the request.
 _KEEP_ALIVE_S = 4.0
@@ -104,11 +252,11 @@ async def open_stream(
     status: int | None = None
     within = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
-        async with await _answer(url, body, headers, within, ends=_origin(url) in _ending) as response:
+        async with await _answer(url, body, headers, within, ends=_origin_transport(url) in _ending) as response:
             status = response.status
             whole = b"" if status < 400 else await _body(response, limits)  # noqa: PLR2004  HTTP's classes
             yield Answered(status, response.headers, whole), _pieces(response, limits)
-            _streamed_at[_origin(url)] = time.monotonic()
+            _streamed_at[_origin_transport(url)] = time.monotonic()
     except _failures() as error:
         if status is not None and _is_whole_time_up(error):
             raise CallFailedError(CallFailure(status=status, reason=limits.too_late)) from error
@@ -164,7 +312,7 @@ async def _send(
     """
     import aiohttp
 
-    origin = _origin(url)
+    origin = _origin_transport(url)
     streamed_at = _streamed_at.get(origin)
     # A connection is idle for no longer than this, so later ones carried no stream.
     is_after_stream = streamed_at is not None and time.monotonic() - streamed_at < _KEEP_ALIVE_S + 1
@@ -270,7 +418,7 @@ def _is_local(url: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _origin(url: str) -> str:
+def _origin_transport(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 

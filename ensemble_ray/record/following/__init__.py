@@ -1,4 +1,4 @@
-"""Following a run: its events as messages, of its record and of what happens just now. Package: record.
+"""Following a run: its events as messages, of its record and of what happens just now.
 
 A reader that comes late, comes back, or looks at a run that ended or was killed has the same messages in the same order.
 """

@@ -1,4 +1,4 @@
-"""RunFollower: reads a run's events from anywhere to its end, whatever became of the run. Package: record.
+"""RunFollower: reads a run's events from anywhere to its end, whatever became of the run.
 
 In: a store, a run's id, where the reader stands; events that happen just now, where this process has them. Out: pages of messages.
 Rules: what the record tells comes once each, in the record's order, with a cursor; what only happens now comes between, without one.
@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.events import TokenEvent
-from ensemble_ray.events.log import EventLog
-from ensemble_ray.events.wire import Cursor, WireEvent, render_token
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.events.delivery import EventLog
+from ensemble_ray.events.messages import Cursor, WireEvent, render_token
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.values.outputs import RunState
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ensemble_ray.events import LlmIterationStartedEvent
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RecordedRun
-
-__all__ = ["FollowedStore", "LiveEvents", "RunFollower", "SharedEnds"]
 
 #: How often the record is looked at while nothing is heard of the run, s; what happens here wakes its followers before.
 POLL_S = 0.25

@@ -1,4 +1,4 @@
-"""The messages about a run, rendered from the changes of its history. Package: record. Pure.
+"""The messages about a run, rendered from the changes of its history. Pure.
 
 The same facts produce the same messages with the same cursors, whoever reads them and when. Delegated work has the messages of its
 delegation, of its tools and of its model, none of a task. The follower sends the message about the run's end, since it knows
@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import messages
-from ensemble_ray.events.messages import Message, ShownTask
-from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.events.messages import LAST_TYPE, Cursor, Message, ShownTask, WireEvent
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.lenient import as_text
-from ensemble_ray.plan.units import GraphUnit, LoopUnit
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit
 from ensemble_ray.record import history
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
@@ -27,11 +26,9 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.plan.plan import Unit
     from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.schedule.instructions import StepEnded
-
-__all__ = ["EventProjection"]
 
 
 class EventProjection:

@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from ensemble_ray.values.delegation import DelegationRequest
     from ensemble_ray.values.messages import ToolCall
 
-__all__ = [
-    "CallEnded",
-    "CallStarted",
-    "Change",
-    "Delegation",
-    "DelegationStarted",
-    "ExecutionChange",
-    "ExecutionEnded",
-    "ExecutionStarted",
-    "GateClosed",
-    "GateOpened",
-    "ModelReplied",
-    "RoundEnded",
-    "RunContinued",
-    "RunFinished",
-    "RunStarted",
-    "WorkRecorded",
-]
-
 
 class RunStarted(NamedTuple):
     """The run began."""

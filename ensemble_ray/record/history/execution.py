@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.reviews import ReviewRequested
     from ensemble_ray.values.messages import ToolCall
 
-__all__ = ["ROUND_KINDS", "UNIT_KINDS", "ExecutionKind", "ExecutionStatus", "RecordedExecution"]
-
 ExecutionKind = Literal[
     "task",
     "handler",

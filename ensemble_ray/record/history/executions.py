@@ -12,21 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, members_of
+from ensemble_ray.plan.plan import MANAGER_KEY, GraphUnit, LoopUnit, PhaseUnit, members_of
 from ensemble_ray.record.history.execution import ROUND_KINDS, UNIT_KINDS, RecordedExecution
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
-from ensemble_ray.schedule.instructions import IterationEnded
-from ensemble_ray.schedule.results import PhaseResult
+from ensemble_ray.schedule.instructions import IterationEnded, PhaseResult
 from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key
 
 if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.plan.plan import Node, Plan, Unit
     from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
     from ensemble_ray.schedule.instructions import End, StepEnded
-
-__all__ = ["ExecutionTree"]
 
 _END_STATE = "__END__"
 #: Kinds of units and of their executions, by the beginning of their keys.

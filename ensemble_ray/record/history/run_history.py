@@ -35,13 +35,10 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.plan.units import Unit
+    from ensemble_ray.plan.plan import Node, Plan, Unit
     from ensemble_ray.record.history.changes import Change
     from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
     from ensemble_ray.schedule.instructions import Instruction
-
-__all__ = ["RunHistory"]
 
 _REFLECTION = "reflect:"
 #: Stimuli that say something of their own; the source interprets the others.

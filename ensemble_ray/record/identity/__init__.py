@@ -1,1 +1,1 @@
-"""What a definition is, as data, and whether two are the same. Package: record."""
+"""What a definition is, as data, and whether two are the same."""

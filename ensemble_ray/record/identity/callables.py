@@ -1,4 +1,4 @@
-"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36). Package: record.
+"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36).
 
 In: functions, methods, classes, objects. Out: JSON-able data that is the same in every process that has the same code.
 Never: captured values, pickled bytes (they differ from process to process), an error: what has no source is known by
@@ -16,8 +16,6 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.record.identity.names import recorded_name, stable_name
-
-__all__ = ["class_identity", "identity_of"]
 
 #: Digits of a hash that are kept: enough to tell versions of one function apart.
 _DIGITS = 16

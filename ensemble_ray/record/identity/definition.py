@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
-from ensemble_ray.definition.own_runner import effect_of_runner
+from ensemble_ray.definition.agent import effect_of_runner
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.callables import class_identity, identity_of
 from ensemble_ray.record.identity.digest import digest_of
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.graph import Graph
     from ensemble_ray.definition.loop import Loop
     from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.definition.reflection import ReflectionConfig
-    from ensemble_ray.definition.task import Task
+    from ensemble_ray.definition.task import ReflectionConfig, Task
     from ensemble_ray.plan.planner import Planned
-
-__all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter(
@@ -205,8 +202,10 @@ def _checks(fields: Mapping[str, Any]) -> dict[str, object]:
 
 def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
     """Return the callables that decide about a unit; names, caps and modes stand in the plan."""
-    from ensemble_ray.definition.graph import Graph  # plans without units do not need them
-    from ensemble_ray.definition.graph_edges import GraphEdge
+    from ensemble_ray.definition.graph import (
+        Graph,  # plans without units do not need them
+        GraphEdge,
+    )
     from ensemble_ray.definition.loop import Loop
 
     if isinstance(unit, Loop):
@@ -223,7 +222,7 @@ def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
 
 def _predicate(until: object) -> dict[str, object]:
     """Return which code a predicate is; of a built-in one what it looks for."""
-    from ensemble_ray.definition.until import Until  # plans without units do not need it
+    from ensemble_ray.definition.loop import Until  # plans without units do not need it
 
     if not isinstance(until, Until):
         return identity_of(until)
@@ -280,8 +279,12 @@ def _options(options: Mapping[str, object]) -> dict[str, object]:
 
 def _tools(entries: Sequence[object]) -> dict[str, object]:
     """Tools by name, so that a difference names the tool; the order of their names stands in the plan."""
-    from ensemble_ray.tools.decorator import marked_functions, tool_mark  # runs without tools do not need them
-    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider
+    from ensemble_ray.tools.tool import (  # runs without tools do not need them
+        AgentTool,
+        DynamicToolProvider,
+        marked_functions,
+        tool_mark,
+    )
 
     data: dict[str, object] = {}
     for entry in entries:
@@ -299,14 +302,14 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
 
 
 def _name_of(entry: object) -> str:
-    from ensemble_ray.tools.decorator import tool_mark
+    from ensemble_ray.tools.tool import tool_mark
 
     mark = tool_mark(entry)
     return "" if mark is None else mark.name
 
 
 def _describe_mark(entry: object) -> dict[str, object]:
-    from ensemble_ray.tools.decorator import tool_mark
+    from ensemble_ray.tools.tool import tool_mark
 
     mark = tool_mark(entry)
     mark_data = {} if mark is None else {"description": mark.description, "effect": mark.effect}
@@ -315,7 +318,7 @@ def _describe_mark(entry: object) -> dict[str, object]:
 
 def _tool(tool: object) -> dict[str, object]:
     """Return an `AgentTool` by its class; a pipeline by its steps too."""
-    from ensemble_ray.tools.pipeline import ToolPipeline
+    from ensemble_ray.tools.registry import ToolPipeline
     from ensemble_ray.tools.tool import AgentTool
 
     assert isinstance(tool, AgentTool)  # noqa: S101  both callers asked

@@ -1,4 +1,4 @@
-"""Whether two definitions are the same, and where they differ. Package: record. Pure.
+"""Whether two definitions are the same, and where they differ. Pure.
 
 In: JSON-able data of plans. Out: a hash of its canonical text; the paths of what differs.
 Never: ids that are drawn anew for every object, which say nothing about what will run.
@@ -15,8 +15,6 @@ from typing import cast
 
 from ensemble_ray.record.identity.names import stable_name
 from ensemble_ray.values.trace import jsonable
-
-__all__ = ["FieldDifference", "compare_fields", "differences", "digest_of", "without_object_ids"]
 
 #: The hidden id of a definition: for look-up inside a process, never part of the record.
 _HIDDEN = "object_id"

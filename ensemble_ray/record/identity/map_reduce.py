@@ -1,4 +1,4 @@
-"""What a dynamic run records besides what its tasks do: its definition, its items, its groups. Package: record. Pure.
+"""What a dynamic run records besides what its tasks do: its definition, its items, its groups. Pure.
 
 In: the definition of a run whose tasks are made while it runs, its items, the groups that they come together in. Out:
 data of the facts `plan`, `items` and `group`, and names of the work.
@@ -21,19 +21,6 @@ from ensemble_ray.record.identity.callables import identity_of
 from ensemble_ray.record.identity.definition import model_data
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.values.trace import jsonable
-
-__all__ = [
-    "DIGEST_DIGITS",
-    "DIRECT",
-    "FINAL",
-    "is_direct",
-    "is_of_items",
-    "item_digest",
-    "map_key",
-    "map_reduce_run_data",
-    "position_of",
-    "reduce_key",
-]
 
 #: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
 DIRECT = "direct"

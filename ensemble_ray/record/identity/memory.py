@@ -1,4 +1,4 @@
-"""What memory an ensemble uses, as data (S-MEM-113). Package: record. Pure.
+"""What memory an ensemble uses, as data (S-MEM-113). Pure.
 
 What is in a store says nothing of what the definition is; which kinds of memory are asked does.
 """
@@ -12,8 +12,6 @@ from ensemble_ray.record.identity.names import recorded_name
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
-
-__all__ = ["memory_data"]
 
 
 def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:

@@ -1,10 +1,8 @@
-"""The names of classes and functions in records. Package: record. Pure."""
+"""The names of classes and functions in records. Pure."""
 
 from __future__ import annotations
 
 from ensemble_ray.values.task_output import full_name
-
-__all__ = ["recorded_name", "stable_name"]
 
 #: The library's own code is known by its name: another version of the library is no other definition.
 _OWN = ("ensemble_ray.", "actors.")
@@ -19,7 +17,7 @@ def stable_name(name: str) -> str:
     """Return a full name; one of the library without its modules, so that code can move and its records stay resumable.
 
     Examples:
-        >>> stable_name("ensemble_ray.tools.builtin.calculator.CalculatorTool")
+        >>> stable_name("ensemble_ray.tools.builtin.plain.CalculatorTool")
         'ensemble_ray.CalculatorTool'
         >>> stable_name("my_team.tools.Search")
         'my_team.tools.Search'

@@ -1,1 +1,1 @@
-"""Records in PostgreSQL, all runs in one database. Package: record."""
+"""Records in PostgreSQL, all runs in one database."""

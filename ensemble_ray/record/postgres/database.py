@@ -1,4 +1,4 @@
-"""One PostgreSQL database: how it is reached, how patient we are with it, how its failures are told. Package: record.
+"""One PostgreSQL database: how it is reached, how patient we are with it, how its failures are told.
 
 In: a URL. Out: connections set up as records need them, and errors that name the place and what to do.
 Never: a password in a text of ours; psycopg imported before a database is asked for.
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.postgres_server import (
     BACKOFF_S,
     SESSION,
@@ -28,8 +28,6 @@ from ensemble_ray.record.resume.advice import resume_advice
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
-
-__all__ = ["Database"]
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Review gates in a PostgreSQL database: which there are, and decisions that any process takes. Package: record.
+"""Review gates in a PostgreSQL database: which there are, and decisions that any process takes.
 
 In: a connection. Out: facts of gates; one more fact, unless the gate has its decision. A decision is recorded under the lock on
 its run's row, as facts are and as owners come.
@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.postgres.group import Append, commit_group, render, text_of_name
 from ensemble_ray.record.postgres.journal import with_bodies
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.reviews import ReviewDecided
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.database import Database
-
-__all__ = ["gates_in", "read_gates", "record_decision"]
 
 _log = bounded_logger(__name__)
 #: As the index of gates has it, so that it is used.

@@ -1,4 +1,4 @@
-"""One group of facts on its way into PostgreSQL: rendered, and committed in one transaction. Package: record.
+"""One group of facts on its way into PostgreSQL: rendered, and committed in one transaction.
 
 In: what several writers of a process appended. Out: which of it the database refused because of a newer epoch.
 Sequence numbers, epochs and what of a group is there already are decided by a function in the database
@@ -23,18 +23,6 @@ from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
-
-__all__ = [
-    "Append",
-    "BegunRun",
-    "CommitGroup",
-    "CommitResult",
-    "RefusedAppend",
-    "commit_group",
-    "name_of",
-    "render",
-    "text_of_name",
-]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
 BegunRun = tuple[str, UUID]

@@ -1,4 +1,4 @@
-"""A run's facts in PostgreSQL: the journal of one writer, and all readers. Package: record.
+"""A run's facts in PostgreSQL: the journal of one writer, and all readers.
 
 In: facts, appended. Out: facts as readers get them. Never: a guess about a damaged fact.
 """
@@ -23,8 +23,6 @@ from ensemble_ray.values.ids import RUN
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.writer import PostgresWriter
-
-__all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page", "with_bodies"]
 
 #: Where a text among the bodies is named; users' own keys of that look have one `$` more.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')

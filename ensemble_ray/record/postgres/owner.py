@@ -1,4 +1,4 @@
-"""Who owns a run in PostgreSQL. Package: record.
+"""Who owns a run in PostgreSQL.
 
 In: a run's id. Out: a lock that the server lets go when the owner's connection ends, as it does with its process.
 The lock's key holds the run's epoch: whoever takes a run by force raises the epoch and locks another key, so a frozen
@@ -21,14 +21,12 @@ from ensemble_ray.record.naming import describe_conflict
 from ensemble_ray.record.postgres.group import BegunRun
 from ensemble_ray.record.postgres.journal import PostgresJournal
 from ensemble_ray.record.postgres.runs import HELD, read_runs, unknown_run
-from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.database import Database
-
-__all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "owner_of", "remove"]
 
 _LOCK = """
 SELECT pg_try_advisory_lock(hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)) FROM ensemble_ray.runs r

@@ -1,4 +1,4 @@
-"""The runs in a PostgreSQL database, as lists show them. Package: record.
+"""The runs in a PostgreSQL database, as lists show them.
 
 In: a connection. Out: summaries, and the one that a text means. Never: a run shown as running whose owner is dead.
 """
@@ -18,8 +18,6 @@ from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
-
-__all__ = ["HELD", "read_runs", "unknown_run"]
 
 #: Keys of all locks of owners; looking does not take a lock, which others would stumble over.
 HELD = """

@@ -1,4 +1,4 @@
-"""The tables of records in PostgreSQL. Package: record.
+"""The tables of records in PostgreSQL.
 
 In: a connection. Out: a schema `ensemble_ray` of this format, made on first use by whichever process comes first.
 Never: a table of anybody else's, a newer format written by an older library.
@@ -12,8 +12,6 @@ from ensemble_ray.errors import RecordError
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
-
-__all__ = ["FORMAT", "SCHEMA", "ensure_schema", "flaw_of", "has_schema"]
 
 #: Version of these tables; a newer one is refused.
 FORMAT = 1

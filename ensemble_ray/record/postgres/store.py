@@ -1,4 +1,4 @@
-"""PostgresStore: the runs in a PostgreSQL database. Package: record. Adapter of `RunStore`.
+"""PostgresStore: the runs in a PostgreSQL database. Adapter of `RunStore`.
 
 In: the URL of a database. Out: runs that this process owns or writes to, and what is known of all. Connections of a
 process: one that writes, while any journal is open; one for each run that it owns; one for a moment to read.
@@ -36,8 +36,6 @@ from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import RunState
-
-__all__ = ["PATIENCE_S", "PostgresStore"]
 
 #: How long a server that cannot be reached is waited for in the middle of a run, s.
 PATIENCE_S = 10.0

@@ -1,4 +1,4 @@
-"""Everything a process writes to one PostgreSQL database: one task, one connection, one group after the other. Package: record.
+"""Everything a process writes to one PostgreSQL database: one task, one connection, one group after the other.
 
 In: facts of any number of runs. Out: groups, committed. What somebody waits for is committed at once, together with all
 that came before it; the rest within 200 ms. A connection that breaks is made again, and what was under way repeated.
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.database import Database
-
-__all__ = ["PostgresWriter"]
 
 T = TypeVar("T")
 

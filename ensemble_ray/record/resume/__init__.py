@@ -1,1 +1,1 @@
-"""What a run goes on with: its head, its budget, what a fork uses. Package: record."""
+"""What a run goes on with: its head, its budget, what a fork uses."""

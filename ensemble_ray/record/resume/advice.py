@@ -1,4 +1,4 @@
-"""The call or command to suggest for a run: to resume it, or to fork it if it failed. Package: record."""
+"""The call or command to suggest for a run: to resume it, or to fork it if it failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["fork_advice", "read_fork_advice", "resume_advice"]
 
 
 def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: str = "ensemble-ray") -> str:

@@ -1,4 +1,4 @@
-"""What people told a run, as it counts for tasks that start now. Package: record."""
+"""What people told a run, as it counts for tasks that start now."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, assert_never
 from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.record.view.directives import directives_in
-from ensemble_ray.values.directives import ModelSwitch, add_switch
+from ensemble_ray.values.reviews import ModelSwitch, add_switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ensemble_ray.facts.directives import DirectiveFact
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["GivenDirectives", "read_switches"]
 
 
 class GivenDirectives:

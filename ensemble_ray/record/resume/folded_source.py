@@ -1,4 +1,4 @@
-"""The source of a recorded run, brought to where it was by its stimuli. Package: record. Pure.
+"""The source of a recorded run, brought to where it was by its stimuli. Pure.
 
 In: the plan and the recorded stimuli. Out: what the source wanted, task by task and question by question: the context that a
 task had, the history that a predicate was asked about. Never: a decision about what of it is used.
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.unit import HistoryEntry
-
-__all__ = ["FoldedSource", "numbered_groups", "path_of_question", "read_wanted"]
 
 
 def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:

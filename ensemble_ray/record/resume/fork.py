@@ -1,4 +1,4 @@
-"""What a fork of a run uses of its record, and what it does again. Package: record. Pure (S-DUR-54).
+"""What a fork of a run uses of its record, and what it does again. Pure (S-DUR-54).
 
 Rules:
 1. The task it begins from is done again; in a sequential run all later tasks too, in a parallel one all that depend on it.
@@ -22,14 +22,12 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.plan.nodes import SYNTHESIZED
+from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.values.ids import RUN, instance_of, task_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
-
-__all__ = ["ForkPlan", "asked_agents", "copied_facts", "plan_fork", "reused_differences"]
 
 #: Parts of a node that say who does it; unknown of agents that are not made yet.
 _BY_WHOM = ("agent_role", "agent_key")

@@ -1,4 +1,4 @@
-"""Recorded results by instance, each made when it is asked for. Package: record. Pure."""
+"""Recorded results by instance, each made when it is asked for. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from ensemble_ray.execute.orders import FailureSummary
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult
-
-__all__ = ["LazyResults"]
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)

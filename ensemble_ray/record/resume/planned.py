@@ -1,4 +1,4 @@
-"""What the facts of a planned run give to whoever goes on with it. Package: record. Pure, but for the reading (S-DUR-30).
+"""What the facts of a planned run give to whoever goes on with it. Pure, but for the reading (S-DUR-30).
 
 In: its facts in order, page by page. Out: what its source was told, and what came of its tasks, as results. Outputs are
 handed on as data when they pass by, and are not kept here: who holds them decides whether and where they become objects,
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult, count_incomplete
-from ensemble_ray.execute.outcomes import Resumed
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
+from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, TaskResult, count_incomplete
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
@@ -37,8 +36,6 @@ from ensemble_ray.values.task_output import TaskOutput
 if TYPE_CHECKING:
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["PlannedRecovery", "read_planned"]
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)

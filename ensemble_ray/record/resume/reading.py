@@ -1,4 +1,4 @@
-"""Reading what is recorded of a run that goes on: page by page, whatever its tasks are made of. Package: record.
+"""Reading what is recorded of a run that goes on: page by page, whatever its tasks are made of.
 
 In: a store. Out: pages, for everything that is made of them. Never: more than one page in memory; a body kept elsewhere than
 in a file without a name, until somebody asks for it.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
@@ -20,8 +20,6 @@ from ensemble_ray.record.rendering import plain_data
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["KeepFailure", "KeepOutput", "RecordedFailures", "TakePage", "read_answers", "read_pages"]
 
 #: Takes the next facts of a run.
 TakePage = Callable[[Sequence[Fact]], None]

@@ -1,10 +1,10 @@
-"""What the earlier processes of a run remembered: notes that its tasks were shown, and outputs that are in its memory. Package: record."""
+"""What the earlier processes of a run remembered: notes that its tasks were shown, and outputs that are in its memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.memory import MemoryStored
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.values.reflection import TaskReflection
+    from ensemble_ray.values.memory import TaskReflection
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["read_recalled", "read_stored"]
 
 
 async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskReflection | None]]:

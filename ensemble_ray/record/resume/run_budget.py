@@ -1,4 +1,4 @@
-"""What a recorded run was allowed, and what it is allowed when it goes on. Package: record. Pure.
+"""What a recorded run was allowed, and what it is allowed when it goes on. Pure.
 
 In: facts of the run as a whole (`plan`, `resume`), and what somebody chooses now. Out: the options that it goes on with.
 Must never happen: a run that spent its budget goes on with the same one, to end at once (S-BUD-6).
@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ensemble_ray.definition.run_options import RunOptions
-from ensemble_ray.definition.run_tags import tags_in
+from ensemble_ray.definition.run_options import RunOptions, tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
 from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.metrics import RunBudget
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.values.amounts import Amount
-
-__all__ = ["budget_of", "check_larger", "options_again", "options_of_fork", "recorded_budget", "recorded_options"]
+    from ensemble_ray.values.metrics import Amount
 
 
 def budget_of(budget: RunBudget | None) -> RecordedBudget | None:

@@ -1,4 +1,4 @@
-"""How a run began and how it stands, of a few facts of the run as a whole. Package: record. Pure.
+"""How a run began and how it stands, of a few facts of the run as a whole. Pure.
 
 In: the facts `plan`, `resume` and `end`, which cost the same to read however much the run has done. Out: what decides
 whether and with what it goes on.
@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.definition.run_tags import tags_in
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.definition.run_options import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RecordedFork, RunEnded, RunInterrupted, RunResumed
@@ -20,8 +20,6 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
-
-__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "name_in", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)

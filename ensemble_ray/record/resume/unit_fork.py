@@ -1,4 +1,4 @@
-"""What a fork of a run with loops, phases or a graph uses of its record. Package: record. Pure (S-DUR-120, S-DUR-130 to S-DUR-134).
+"""What a fork of a run with loops, phases or a graph uses of its record. Pure (S-DUR-120, S-DUR-130 to S-DUR-134).
 
 Rules:
 1. Two sources are told what is recorded: one of the recorded plan everything, one of today's plan what the fork uses.
@@ -29,8 +29,6 @@ from ensemble_ray.values.ids import key_of, node_key, task_instance
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.plan import Plan
-
-__all__ = ["plan_unit_fork"]
 
 _NAMED = 20
 

@@ -1,1 +1,1 @@
-"""Records in SQLite, one file a run. Package: record."""
+"""Records in SQLite, one file a run."""

@@ -1,4 +1,4 @@
-"""How far a run's record came, kept beside its file. Package: record. Blocks: it is for threads.
+"""How far a run's record came, kept beside its file. Blocks: it is for threads.
 
 Each commit is followed by a note of its last fact in a file of its own. So what is missing from the record later is
 noticed, whatever became of its log. Rules:
@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from zlib import crc32
-
-__all__ = ["COUNT", "CommitCount", "CountFile", "read_count"]
 
 #: The file in a run's directory.
 COUNT = "record.count"

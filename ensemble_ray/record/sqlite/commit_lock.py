@@ -1,4 +1,4 @@
-"""The lock that processes take turns at while they commit to one run's file. Package: record.
+"""The lock that processes take turns at while they commit to one run's file.
 
 SQLite's own way of waiting sleeps in steps of up to 100 ms, so that a busy run starves some of its writers. Here a
 process waits in steps of a tenth of a millisecond to one millisecond, and knows whom it waits for.
@@ -14,15 +14,13 @@ import time
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import track
 
 try:
     import fcntl
 except ImportError:  # a system without file locks: SQLite's own locks are left
     fcntl = None  # type: ignore[assignment]
-
-__all__ = ["PATIENCE_S", "CommitLock"]
 
 _log = bounded_logger(__name__)
 #: How long a commit waits for its turn before the run is told, s.

@@ -1,4 +1,4 @@
-"""One run's facts in a SQLite file. Package: record.
+"""One run's facts in a SQLite file.
 
 In: rendered facts, a group at a time. Out: a file that holds them; `reading` reads it. The file itself refuses
 facts of an older epoch (two triggers), so that no writer can pass it by. Everything here blocks: it is for threads.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, no_fork, track, was_quiet
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
@@ -28,8 +28,6 @@ from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, 
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 
 _log = bounded_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Review gates in the SQLite files of runs: which there are, and decisions that any process takes. Package: record.
+"""Review gates in the SQLite files of runs: which there are, and decisions that any process takes.
 
 In: a run's directory. Out: facts of its gates; one more fact, unless the gate has its decision. Everything here blocks: it is
 for threads.
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.runs import RunDirectory, list_runs
 from ensemble_ray.record.sqlite.commit_lock import CommitLock
-from ensemble_ray.record.sqlite.file import RECORD, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.file import SqliteFile, cannot_write
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
+from ensemble_ray.record.sqlite.losses import RECORD
 from ensemble_ray.record.sqlite.reading import facts_in, read_from
 from ensemble_ray.record.stores import GatesOfRun
 from ensemble_ray.values.ids import RUN
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.reviews import ReviewDecided
     from ensemble_ray.record.stores import RecordedRun
-
-__all__ = ["gates_in", "read_gates", "record_decision"]
 
 _log = bounded_logger(__name__)
 #: As the file's index of gates has it, so that it is used.

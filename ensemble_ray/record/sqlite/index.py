@@ -1,4 +1,4 @@
-"""The index of a SQLite file's log, which all processes that have the file open share as memory. Package: record.
+"""The index of a SQLite file's log, which all processes that have the file open share as memory.
 
 A process that touches memory of a file which was cut short, or which has become read-only (another mount, an immutable
 file), is ended by the system (SIGBUS), without a word. So whoever has a record open looks before SQLite does.
@@ -11,8 +11,6 @@ import os
 from pathlib import Path
 
 from ensemble_ray.process.forks import new_lock
-
-__all__ = ["forget", "index_of", "is_dangerous", "is_sound", "remember"]
 
 #: Bytes of one part of an index.
 _PART_BYTES = 32_768

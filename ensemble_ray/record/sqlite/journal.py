@@ -1,4 +1,4 @@
-"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file. Package: record.
+"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file.
 
 In: facts, taken without waiting; the process's writer thread renders and commits them in groups. Out: to whoever asked,
 that they are committed, or why not. Never: rendering or file access on an event loop, a lost fact that nobody is told of.
@@ -19,8 +19,8 @@ from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 from ensemble_ray.record.journal import EpochFence
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
@@ -28,8 +28,6 @@ from ensemble_ray.record.sqlite.writer import group_writer
 
 if TYPE_CHECKING:
     from ensemble_ray.record.sqlite.file import Row, SqliteFile
-
-__all__ = ["COMMIT_LOCK", "SqliteJournal"]
 
 _log = bounded_logger(__name__)
 #: The file in a run's directory that its writers take turns at.
@@ -219,7 +217,8 @@ class SqliteJournal:
         self._writer.ask(self)
 
     def _refusal(self, error: Exception) -> RecordError:
-        from ensemble_ray.record.sqlite.file import RECORD, cannot_write
+        from ensemble_ray.record.sqlite.file import cannot_write
+        from ensemble_ray.record.sqlite.losses import RECORD
 
         return cannot_write(self._directory / RECORD, error)
 

@@ -1,4 +1,4 @@
-"""What is missing from a run's record. Package: record.
+"""What is missing from a run's record.
 
 In: an open record and the notes beside it (`commit_count`). Out: what is lost and where, or nothing. The rules:
 
@@ -24,8 +24,6 @@ from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest,
 from ensemble_ray.record.resume.advice import resume_advice
 from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
 from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
-
-__all__ = ["RECORD", "Loss", "find_loss", "is_short", "keep_log", "log_of", "make_deleted_error", "read_commit_count"]
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"

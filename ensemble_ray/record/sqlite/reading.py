@@ -1,4 +1,4 @@
-"""Reading one run's facts from its SQLite file, whether or not somebody writes to it. Package: record.
+"""Reading one run's facts from its SQLite file, whether or not somebody writes to it.
 
 In: a run's directory. Out: facts as readers get them: all, those of an instance, or page by page. Everything here
 blocks: it is for threads.
@@ -35,22 +35,6 @@ from ensemble_ray.record.sqlite.losses import (
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve
-
-__all__ = [
-    "BUSY_S",
-    "RECORD",
-    "check_version",
-    "facts_in",
-    "is_damage",
-    "last_of_run",
-    "last_seq",
-    "loss_in",
-    "read_all",
-    "read_from",
-    "read_instance",
-    "read_page",
-    "unreadable",
-]
 
 T = TypeVar("T")
 

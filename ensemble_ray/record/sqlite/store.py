@@ -1,4 +1,4 @@
-"""SqliteStore: the runs of a home, a SQLite file for each. Package: record. Adapter of `RunStore`.
+"""SqliteStore: the runs of a home, a SQLite file for each. Adapter of `RunStore`.
 
 In: a home directory. Out: runs that this process owns or writes to, and what is known of all. Never: file work on an
 event loop that takes more than a moment.
@@ -19,22 +19,19 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
 from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.file import Row, SqliteFile, cannot_write
 from ensemble_ray.record.sqlite.gates import gates_in, read_gates, record_decision
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
-from ensemble_ray.record.sqlite.losses import keep_log
+from ensemble_ray.record.sqlite.losses import RECORD, keep_log
 from ensemble_ray.record.sqlite.reading import loss_in, read_instance
 from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RecordedRun, pages
-from ensemble_ray.values.epochs import OWNER_STEP
-from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.ids import OWNER_STEP, RUN
 from ensemble_ray.values.outputs import RunState
-
-__all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Where the write-ahead log of a SQLite file is damaged. Package: record. Pure but for reading the one file.
+"""Where the write-ahead log of a SQLite file is damaged. Pure but for reading the one file.
 
 SQLite takes the first frame whose checksum is wrong for the end of the log, and what follows is gone without a word. Here
 the log is read past that frame. Rules, after SQLite's description of the format:
@@ -19,8 +19,6 @@ import sys
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = ["LogScan", "scan_log"]
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24

@@ -1,4 +1,4 @@
-"""The thread that writes records, one per process for all runs. Package: record.
+"""The thread that writes records, one per process for all runs.
 
 In: whoever has something to write. Out: its `write_out`, called in groups. Never: work on an event loop, a wait of
 whoever has something to write.
@@ -11,10 +11,8 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import after_fork
-
-__all__ = ["GROUP_S", "GroupWriter", "Writable", "group_writer"]
 
 #: Longest time that something waits to be written, s.
 GROUP_S = 0.2

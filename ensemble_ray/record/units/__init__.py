@@ -1,1 +1,1 @@
-"""What loops, phases and graphs of a run gave: its order of outputs, histories, traces and errors. Package: record. Pure."""
+"""What loops, phases and graphs of a run gave: its order of outputs, histories, traces and errors. Pure."""

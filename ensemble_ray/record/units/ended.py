@@ -1,4 +1,4 @@
-"""The units of a run that ended, as its parts are assembled from them. Package: record. Pure.
+"""The units of a run that ended, as its parts are assembled from them. Pure.
 
 In: the plan, what its machines said of the units, and the outputs by instance. Out: which unit or task a path or an instance is
 of, and the outputs that a unit shows to the rest (S-LOOP-70 to S-LOOP-78). Nothing is copied but joined iterations.
@@ -12,18 +12,16 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
 from ensemble_ray.record.levels import in_level_order
-from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
-from ensemble_ray.schedule.shown import list_shown
+from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
+from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.task_output import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["EndedUnits", "KeyedOutput", "key_of_path"]
 
 
 class KeyedOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a failed run raises. Package: record. Pure.
+"""What a failed run raises. Pure.
 
 Rules: the first failure counts. A cap or a missing edge has an error of its own; what the user's predicate raised leaves as it
 is, but under parallel workflow as a cause (S-LOOP-53); a phase fails with a `TaskExecutionError` (S-PHASE-53).
@@ -21,22 +21,19 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import reason_of, tasks_failure
-from ensemble_ray.plan.plan import MANAGER_ROLE
-from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
+from ensemble_ray.plan.plan import MANAGER_ROLE, EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
 from ensemble_ray.record.units.ended import key_of_path
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.unit_traces import PhaseStatus
+from ensemble_ray.values.trace import PhaseStatus
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.record.units.ended import EndedUnits
-    from ensemble_ray.schedule.results import PhaseResult, UnitFailure
+    from ensemble_ray.schedule.instructions import PhaseResult, UnitFailure
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
-
-__all__ = ["FailureSeen", "error_of_unit", "failure_of", "failures_seen", "manager_failure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,21 @@
-"""What the iterations, phases and steps of a run gave, and what its trace says of them. Package: record. Pure."""
+"""What the iterations, phases and steps of a run gave, and what its trace says of them. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.trace import PhaseTrace, TaskTrace
-from ensemble_ray.values.unit_outputs import GraphHistory, GraphStep, LoopHistory, UnitOutputs
-from ensemble_ray.values.unit_traces import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus
+from ensemble_ray.values.task_output import GraphHistory, GraphStep, LoopHistory, UnitOutputs
+from ensemble_ray.values.trace import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus, PhaseTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ensemble_ray.plan.units import PhaseUnit
+    from ensemble_ray.plan.plan import PhaseUnit
     from ensemble_ray.record.units.ended import EndedUnits
-    from ensemble_ray.schedule.results import LoopResult, PhaseResult
-
-__all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs", "unit_results"]
+    from ensemble_ray.schedule.instructions import LoopResult, PhaseResult
 
 
 class UnitParts(TypedDict, total=False):

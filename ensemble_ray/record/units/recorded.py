@@ -1,4 +1,4 @@
-"""The units of a recorded run. Package: record. Pure.
+"""The units of a recorded run. Pure.
 
 In: the recorded stimuli, then the plan and the outputs by instance. Out: what became of the units, also of those that had not ended when
 the record did, why those failed that did, and what the user's code answered.
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from ensemble_ray.record.source import RecordedStimuli, relevant
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
-from ensemble_ray.schedule.nested import NestedSource
+from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
-from ensemble_ray.schedule.unit_machines import make_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["PredicateAnswer", "RecordedUnits", "verdicts_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

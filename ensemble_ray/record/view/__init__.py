@@ -1,1 +1,1 @@
-"""Records as people look at them. Package: record."""
+"""Records as people look at them."""

@@ -1,10 +1,8 @@
-"""The lines that join the rows of a tree. Package: record. Pure."""
+"""The lines that join the rows of a tree. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-__all__ = ["branch_lines"]
 
 
 def branch_lines(depths: Sequence[int]) -> list[str]:

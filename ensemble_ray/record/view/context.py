@@ -1,4 +1,4 @@
-"""What context budgets cut of a task's requests, for people. Package: record. Pure.
+"""What context budgets cut of a task's requests, for people. Pure.
 
 In: metadata of a task's trace. Out: a title and details for each line.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ensemble_ray.execute.agent.context_report import describe_context
+from ensemble_ray.execute.agent.context_window import describe_context
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
-
-__all__ = ["context_lines"]
 
 
 def context_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""What people told a run, as rows behind its tree and as data. Package: record. Pure. In: what is recorded of it."""
+"""What people told a run, as rows behind its tree and as data. Pure. In: what is recorded of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ensemble_ray.record.view.tree import TreeRow
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["directive_data", "directive_rows", "directives_in"]
 
 #: Characters of a text that are shown.
 _TITLE = 200

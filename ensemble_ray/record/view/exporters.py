@@ -1,4 +1,4 @@
-"""Traces on their way out. Package: record.
+"""Traces on their way out.
 
 In: the trace of a run that ended without failure. Out: files, or calls of the user's exporter.
 Never: an exporter's failure in the way of a run's result.
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import call_user
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["AnyExporter", "JsonTraceExporter", "effective_exporter", "export_safely"]
 
 _log = bounded_logger(__name__)
 #: Where traces go in capture mode full when nothing else is chosen (S-CAP-15).

@@ -1,4 +1,4 @@
-"""A dynamic run as people look at it: levels, counts and the first failures, however many tasks it has. Package: record. Pure.
+"""A dynamic run as people look at it: levels, counts and the first failures, however many tasks it has. Pure.
 
 In: its facts, page by page. Out: rows of a tree, or JSON data, of a size that does not depend on the number of items.
 Never: a line for every item.
@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
@@ -38,8 +38,6 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["VIEW_KINDS", "MapReduceView"]
 
 #: Kinds of facts that a view looks at.
 VIEW_KINDS = (

@@ -1,4 +1,4 @@
-"""What was learned in a run, as rows behind its tree; a trace has nothing of it (S-REFL-18). Package: record. Pure.
+"""What was learned in a run, as rows behind its tree; a trace has nothing of it (S-REFL-18). Pure.
 
 In: facts of a run. Out: a row for each output that was reflected on.
 """
@@ -15,8 +15,6 @@ from ensemble_ray.values.ids import reflected_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-
-__all__ = ["reflection_rows"]
 
 #: Characters of a name that are shown.
 _TITLE = 120

@@ -1,4 +1,4 @@
-"""Review gates as rows of a trace's tree: who decided what, and an edit as the difference that it made. Package: record. Pure.
+"""Review gates as rows of a trace's tree: who decided what, and an edit as the difference that it made. Pure.
 
 In: the metadata of a task's trace. Out: titles and details, as they are recorded; whoever shows them makes them safe.
 """
@@ -13,8 +13,6 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["review_lines"]
 
 #: Lines of a difference that are shown.
 _MOST_LINES = 20

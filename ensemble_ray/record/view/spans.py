@@ -1,4 +1,4 @@
-"""The spans of a recorded run, the same that it sends while it goes on. Package: record. Pure.
+"""The spans of a recorded run, the same that it sends while it goes on. Pure.
 
 In: the facts of a run. Out: its spans: one for each beginning of the run, and those of its tasks, units, model and tool calls. What a run
 did that never ended lasts until its last fact.
@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.events.telemetry.content import Content
-from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.events.telemetry.task_spans import task_spans
+from ensemble_ray.events.telemetry.spans import Content, UnitTimes, run_spans, task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent, read_request
 from ensemble_ray.facts.fact import Fact
@@ -23,14 +21,12 @@ from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.resume.run_head import RunHead, name_in
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.tracing import RunTracing, parse_traceparent
+from ensemble_ray.values.trace import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
-    from ensemble_ray.events.telemetry.span import SpanData
+    from ensemble_ray.events.telemetry.spans import SpanData
     from ensemble_ray.record.task_fold import TaskFold
-    from ensemble_ray.values.tracing import TraceParent
-
-__all__ = ["recorded_spans"]
+    from ensemble_ray.values.trace import TraceParent
 
 
 @dataclass(slots=True, kw_only=True)

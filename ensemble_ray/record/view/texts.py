@@ -1,12 +1,10 @@
-"""Texts and numbers of a tree's rows, as people read them. Package: record. Pure."""
+"""Texts and numbers of a tree's rows, as people read them. Pure."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from ensemble_ray.text.control_characters import escape_controls
-
-__all__ = ["format_count", "format_seconds", "format_tokens", "row_text"]
+from ensemble_ray.text.foreign_text import escape_controls
 
 
 def row_text(text: str, length: int) -> str:

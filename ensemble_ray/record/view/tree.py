@@ -1,4 +1,4 @@
-"""A trace as a tree of lines for people. Package: record. Pure.
+"""A trace as a tree of lines for people. Pure.
 
 In: an `ExecutionTrace`, of a live run or folded from a record. Out: rows (depth, title, details) or plain text lines.
 Never: colours, terminal sizes, or a control character that a model or a tool put into its text.
@@ -33,17 +33,6 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.record.units.recorded import PredicateAnswer
     from ensemble_ray.record.view.units import Entry
-
-__all__ = [
-    "TreeRow",
-    "level_row",
-    "lost_row",
-    "name_details",
-    "render_rows",
-    "render_tree",
-    "tags_row",
-    "tree_rows",
-]
 
 #: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.
 _MOST_TASKS = 100

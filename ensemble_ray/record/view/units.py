@@ -1,4 +1,4 @@
-"""The tasks of a trace in their loops, phases and graph. Package: record. Pure.
+"""The tasks of a trace in their loops, phases and graph. Pure.
 
 In: a trace, whose tasks name their executions (S-TRC-14). Out: branches: a unit, and below it its iterations, attempts or steps.
 """
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ensemble_ray.values.trace import ExecutionTrace
-
-__all__ = ["Entry", "UnitBranch", "branches_of", "describe_unit", "is_named"]
 
 
 @dataclass(slots=True, kw_only=True)

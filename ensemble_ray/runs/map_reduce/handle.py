@@ -1,4 +1,4 @@
-"""MapReduceRun: what the handle of a run over items has beside what every run has. Package: runs."""
+"""MapReduceRun: what the handle of a run over items has beside what every run has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from ensemble_ray.runs.handle import Run
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
-    from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.definition.fields import Origin
     from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.runs.launching import Resumption
     from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher
     from ensemble_ray.runs.ports import Runtime
-
-__all__ = ["MapReduceRun"]
 
 
 class MapReduceRun(Run):

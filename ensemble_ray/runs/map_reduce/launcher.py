@@ -1,4 +1,4 @@
-"""MapReduceLauncher: runs whose tasks are made while they go on. Package: runs.
+"""MapReduceLauncher: runs whose tasks are made while they go on.
 
 In: a definition with its items and factories. Out: how the run ended, and results of items as they come. The run is
 coordinated and recorded by this process on every runtime, since its source and its factories are here (S-MR-161).
@@ -26,22 +26,19 @@ from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.output_types import output_types_of
-from ensemble_ray.definition.workflow import ParallelErrorStrategy
+from ensemble_ray.definition.fields import ParallelErrorStrategy
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
-from ensemble_ray.items.dead_letters import DeadLetterFile
-from ensemble_ray.items.results import ResultsFile, RowColumns
+from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.bounded_log import merge_warnings
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.process.context import merge_warnings
+from ensemble_ray.process.forks import USER_ERRORS, SystemClock
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
@@ -57,23 +54,21 @@ from ensemble_ray.runs.map_reduce.unit_events import UnitEvents
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.values.amounts import NOTHING
 from ensemble_ray.values.ids import RUN, new_object_id
+from ensemble_ray.values.metrics import NOTHING
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.execute.scope import Spending
     from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunResultHead
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.directives import RunDirective
+    from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.trace import CaptureMode
-
-__all__ = ["MapReduceLauncher"]
 
 _CANCELLED = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
 _SOURCE_FAILED = End(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure="source")

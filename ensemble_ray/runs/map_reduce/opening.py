@@ -1,4 +1,4 @@
-"""What a definition means for the machine, the window and the reader of one map-reduce. Package: runs.
+"""What a definition means for the machine, the window and the reader of one map-reduce.
 
 In: a definition, and how many processes a kind of agents may get. Out: the machine's rules; the items, or the one item
 that stands for all of them where the short-circuit is taken (S-MR-80 to S-MR-83).
@@ -10,18 +10,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
-from ensemble_ray.plan.map_reduce_tokens import input_tokens
-from ensemble_ray.process.threads import threads
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.plan.map_reduce_factories import input_tokens
+from ensemble_ray.process.forks import threads
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.items.pulling import ItemEntry
-
-__all__ = ["open_items", "rules_of", "window_of"]
 
 #: Tasks in flight per process where nothing limits them (S-MR-140).
 _PER_PROCESS = 256

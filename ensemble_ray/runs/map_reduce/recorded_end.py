@@ -1,4 +1,4 @@
-"""What a finished map-reduce gave, of its record (S-SET-39). Package: runs.
+"""What a finished map-reduce gave, of its record (S-SET-39).
 
 In: the record, and the items. Out: how the run ended; its outputs are in the body store already. The items are pulled and
 compared, since an answer is of those items only. Never: a factory called, a model asked, a fact written.
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.instructions import FailureReason
-
-__all__ = ["OpenResults", "load_end", "load_failure"]
 
 #: Items that are compared at a time.
 _BATCH = 256

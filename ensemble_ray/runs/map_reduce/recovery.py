@@ -1,4 +1,4 @@
-"""What the record gives to a map-reduce that goes on, as its tasks ask it. Package: runs.
+"""What the record gives to a map-reduce that goes on, as its tasks ask it.
 
 In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
 the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
-from ensemble_ray.definition.output_types import find_output_type
+from ensemble_ray.definition.map_reduce import find_output_type
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.task_output import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ensemble_ray.values.outputs import ExitReason
     from ensemble_ray.values.task_output import OutputType, TaskOutput
     from ensemble_ray.values.trace import TaskTrace
-
-__all__ = ["RecoveredRun", "recorded_failure"]
 
 _log = bounded_logger(__name__)
 

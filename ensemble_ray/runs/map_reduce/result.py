@@ -1,4 +1,4 @@
-"""What the tasks of a map-reduce gave, and what the run raises where it failed. Package: runs.
+"""What the tasks of a map-reduce gave, and what the run raises where it failed.
 
 In: how it ended, and its outputs. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
 S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body read here.
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
     from ensemble_ray.values.outputs import FailedItem
     from ensemble_ray.values.task_output import TaskOutput
-
-__all__ = ["conclude", "failure_of", "list_reasons"]
 
 
 def conclude(

@@ -1,4 +1,4 @@
-"""UnitEvents: what a map-reduce tells of its items' loops, behind what is told of their tasks. Package: runs.
+"""UnitEvents: what a map-reduce tells of its items' loops, behind what is told of their tasks.
 
 Tasks may be told of by processes of a cluster, and their loops by this one. Must never happen: an iteration that listeners hear
 of before its tasks (S-MR-195).
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.ports import EventSink
     from ensemble_ray.runs.ports import ExecutorSession
-
-__all__ = ["UnitEvents"]
 
 
 class UnitEvents:

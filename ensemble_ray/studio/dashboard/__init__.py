@@ -1,1 +1,1 @@
-"""A page beside a running ensemble: its events as they happen, its reviews. Package: studio."""
+"""A page beside a running ensemble: its events as they happen, its reviews."""

@@ -1,4 +1,4 @@
-"""DashboardActions: what is done with runs from a dashboard's page. Package: studio. Fulfils `StudioActions`.
+"""DashboardActions: what is done with runs from a dashboard's page. Fulfils `StudioActions`.
 
 Gates at which this process asks are decided here; everything else is done with the records, as studio does it. On the library's loop.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.visitors import ANYBODY
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
     from ensemble_ray.studio.schemas.runs import ReviewSchema
-
-__all__ = ["DashboardActions"]
 
 
 class DashboardActions:

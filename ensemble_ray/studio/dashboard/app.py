@@ -1,4 +1,4 @@
-"""The web application of a dashboard (S-WEB-20, S-WEB-21). Package: studio.
+"""The web application of a dashboard (S-WEB-20, S-WEB-21).
 
 In: the parts of one dashboard. Out: an ASGI application: its page, its data, its WebSocket, and what it serves beside. On the loop of
 its server.
@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.websockets import WebSocket
 
-from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.access.admission import is_loopback
 from ensemble_ray.events.messages import Message
-from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.studio.app import mount_page, mount_studio
 from ensemble_ray.studio.body_limit import BodyLimit
 from ensemble_ray.studio.dashboard.actions import DashboardActions
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.dashboard.ports import Control
     from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
     from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
-
-__all__ = ["DashboardParts", "dashboard_app"]
 
 #: How often pages are told that the server lives, s (S-WEB-38).
 HEARTBEAT_S = 15.0

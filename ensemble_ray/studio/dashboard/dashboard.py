@@ -1,4 +1,4 @@
-"""WebDashboard: a page beside the runs of this process. Package: studio. Fulfils the port `Dashboard`.
+"""WebDashboard: a page beside the runs of this process. Fulfils the port `Dashboard`.
 
 In: where it listens, how it asks. Out: its listener and its review handler, which work before it is started; a server, while somebody
 wants it. Rules: who started it stops it: a program by `start()` and `stop()`, or the runs that it was started for, behind the last one.
@@ -10,8 +10,8 @@ import atexit
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ensemble_ray.access.hosts import is_loopback
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.access.admission import is_loopback
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.record.view.exporters import JsonTraceExporter
 from ensemble_ray.studio.dashboard.hub import MessageHub
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ensemble_ray.ports.dashboard import EnteredRun
+    from ensemble_ray.ports import EnteredRun
     from ensemble_ray.studio.dashboard.ports import Control
     from ensemble_ray.studio.http_server import HttpServer
-
-__all__ = ["WebDashboard"]
 
 _log = bounded_logger(__name__)
 

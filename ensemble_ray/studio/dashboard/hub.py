@@ -1,4 +1,4 @@
-"""MessageHub: brings messages about runs to every page that is connected. Package: studio. Thread-safe.
+"""MessageHub: brings messages about runs to every page that is connected. Thread-safe.
 
 In: messages, from whatever thread they come. Out: texts in the queue of each connection. Rules:
 
@@ -16,12 +16,10 @@ from collections import deque
 from collections.abc import Callable
 
 from ensemble_ray.events.messages import Message
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
 from ensemble_ray.studio.dashboard.texts import encode
-
-__all__ = ["Connection", "MessageHub"]
 
 #: What may wait for a connection, characters of all its messages: some thousand long outputs.
 MOST_WAITING_CHARACTERS = 67_108_864

@@ -1,4 +1,4 @@
-"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard. Package: studio.
+"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard.
 
 In: events, each run's on a thread of its own. Out: messages to the hub. One listener for all runs of a dashboard.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.events.rendering import RunMessages
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.events.delivery import EnsembleListener
+from ensemble_ray.events.messages import RunMessages
+from ensemble_ray.process.forks import SystemClock, new_lock
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.values.outputs import ExitReason
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
         ToolCallEvent,
     )
     from ensemble_ray.studio.dashboard.hub import MessageHub
-
-__all__ = ["WebSocketStreamingListener"]
 
 
 class WebSocketStreamingListener(EnsembleListener):

@@ -1,4 +1,4 @@
-"""One page's connection: what is sent to it, and what it says (S-WEB-31, S-WEB-37, S-WEB-53, S-WEB-71). Package: studio.
+"""One page's connection: what is sent to it, and what it says (S-WEB-31, S-WEB-37, S-WEB-53, S-WEB-71).
 
 On the loop of the server. Never: an answer to what cannot be read, an end of the connection for it.
 """
@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ensemble_ray.access.hosts import headers_of, is_allowed_origin, is_local_origin
+from ensemble_ray.access.admission import headers_of, is_allowed_origin, is_local_origin
 from ensemble_ray.errors import message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.studio.dashboard.texts import decode, encode
 
 if TYPE_CHECKING:
-    from starlette.types import Message
+    from starlette.types import Message as WebSocketMessage
 
     from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
     from ensemble_ray.studio.dashboard.ports import ControlMessages
     from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
     from ensemble_ray.studio.dashboard.snapshot import Sent
-
-__all__ = ["PageSocket"]
 
 _GOING_AWAY, _POLICY_VIOLATION, _TRY_AGAIN = 1001, 1008, 1013
 _log = bounded_logger(__name__)
@@ -97,7 +95,7 @@ class PageSocket:
                 self._control.forget(client)
             sending.cancel()
 
-    async def _take(self, client: _Client, message: Message) -> None:
+    async def _take(self, client: _Client, message: WebSocketMessage) -> None:
         """Do what a page says; what cannot be read is logged (S-WEB-31)."""
         try:
             kind, data = decode(cast("str | None", message.get("text")) or "")

@@ -1,4 +1,4 @@
-"""What a dashboard serves beside its own (S-WEB-63). Package: studio. Contracts only."""
+"""What a dashboard serves beside its own (S-WEB-63). Contracts only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
-
-__all__ = ["Control", "ControlMessages", "PageClient"]
 
 
 class PageClient(Protocol):

@@ -1,4 +1,4 @@
-"""WebReviewHandler: asks at review gates on the pages of a dashboard. Package: studio.
+"""WebReviewHandler: asks at review gates on the pages of a dashboard.
 
 In: requests of runs, each on its own loop; decisions of pages, on the loop of the server. Out: messages, and the decisions. Rules:
 
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ensemble_ray.events import messages
 from ensemble_ray.execute.review.handlers import ReviewHandler
-from ensemble_ray.process.clock import SystemClock
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.forks import SystemClock, new_lock
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.reviews import Review, ReviewAnswer, ReviewDecision, decision_at_timeout
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from ensemble_ray.events.messages import Message
     from ensemble_ray.studio.dashboard.hub import MessageHub
     from ensemble_ray.values.reviews import OnTimeoutAction, ReviewRequest
-
-__all__ = ["WebReviewHandler"]
 
 _RUN_ENDING = "(run ending)"
 _APPROVALS = frozenset({"approve", "continue"})

@@ -1,4 +1,4 @@
-"""What a dashboard is told when it is made, with the texts that refuse it. Package: studio. Pure."""
+"""What a dashboard is told when it is made, with the texts that refuse it. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pydantic import model_validator
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.reviews import OnTimeoutAction
 from ensemble_ray.values.value import DurationField, Value
-
-__all__ = ["DEFAULT_PORT", "DashboardSettings"]
 
 #: The usual port (S-WEB-1).
 DEFAULT_PORT = 7329

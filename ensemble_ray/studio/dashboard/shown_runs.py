@@ -1,4 +1,4 @@
-"""ShownRuns: the recorded runs that a dashboard has seen, for its page. Package: studio. Fulfils `RunReader`.
+"""ShownRuns: the recorded runs that a dashboard has seen, for its page. Fulfils `RunReader`.
 
 In: runs as they begin, from any thread. Out: their records, each from its own store. A run that is recorded nowhere (durability `off`) is
 not among them: pages have its messages alone (S-WEB-64). Never: a run that was not begun with this dashboard. Read on the library's loop.
@@ -16,10 +16,8 @@ from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.ports.dashboard import EnteredRun
+    from ensemble_ray.ports import EnteredRun
     from ensemble_ray.record.stores import GatesOfRun, RecordedRun, RunStore
-
-__all__ = ["ShownRuns"]
 
 #: Runs that are remembered; who shows more shows the newest.
 _MOST = 10_000

@@ -1,4 +1,4 @@
-"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Package: studio. Pure.
+"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Pure.
 
 In: messages about runs, as they are sent. Out: the first message on a connection. Rules:
 
@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ensemble_ray.events.messages import Message
-
-__all__ = ["Sent", "Snapshot"]
 
 _STARTED = "ensemble_started"
 _ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}

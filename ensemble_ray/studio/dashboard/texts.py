@@ -1,4 +1,4 @@
-"""Messages as the text of a frame, and back (S-WEB-30, S-WEB-31). Package: studio. Pure."""
+"""Messages as the text of a frame, and back (S-WEB-30, S-WEB-31). Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import cast
 
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = ["decode", "encode"]
 
 
 def encode(kind: str, data: Mapping[str, object]) -> str:

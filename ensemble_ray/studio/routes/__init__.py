@@ -1,1 +1,1 @@
-"""The routes below `api/studio/`, and the page's files. Package: studio."""
+"""The routes below `api/studio/`, and the page's files."""

@@ -1,4 +1,4 @@
-"""What may be done with runs. Package: studio. Where nothing may be done, all of these are refused."""
+"""What may be done with runs. Where nothing may be done, all of these are refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from ensemble_ray.access.rights import Right
-from ensemble_ray.process.loop import bridge
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import bridge
 from ensemble_ray.studio.actions import StudioActions
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
@@ -17,8 +17,6 @@ from ensemble_ray.studio.schemas.actions import AcceptedAction, Decision, NewFor
 from ensemble_ray.studio.schemas.wire import Argument
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.visitors import Visitor
-
-__all__ = ["router"]
 
 router = APIRouter()
 _Spec = Annotated[Argument, Query(alias="from", min_length=1, max_length=1000)]

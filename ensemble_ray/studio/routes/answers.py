@@ -1,4 +1,4 @@
-"""Values as answers, and what goes wrong as a failure (S-STU-40). Package: studio."""
+"""Values as answers, and what goes wrong as a failure (S-STU-40)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.studio.refusals import StudioRefusal, code_of, status_of
 from ensemble_ray.studio.schemas.wire import FailureSchema
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.text.foreign_text import whole_data
-
-__all__ = ["StudioDependency", "add_failure_handlers", "answer", "json_text"]
 
 _JSON = "application/json"
 _log = bounded_logger(__name__)

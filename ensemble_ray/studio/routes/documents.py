@@ -1,4 +1,4 @@
-"""Graphs, comparisons and exports of runs. Package: studio. All of them only read."""
+"""Graphs, comparisons and exports of runs. All of them only read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from ensemble_ray.access.rights import Right
-from ensemble_ray.process.loop import bridge
-from ensemble_ray.process.threads import threads
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.studio.bundle import in_script, single_file
 from ensemble_ray.studio.exporting import write_run
 from ensemble_ray.studio.flows import FlowView
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.spooled_answer import SpooledAnswer
-
-__all__ = ["router"]
 
 router = APIRouter()
 _View = Annotated[FlowView, Query(alias="as")]

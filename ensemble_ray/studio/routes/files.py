@@ -1,4 +1,4 @@
-"""Graphs and traces of a folder (S-VIZ-70). Package: studio. All of them only read."""
+"""Graphs and traces of a folder (S-VIZ-70). All of them only read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import IO
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ensemble_ray.access.rights import Right
-from ensemble_ray.process.loop import bridge
-from ensemble_ray.process.threads import threads
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.studio.files import FilesFolder
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.spooled_answer import SpooledAnswer
-
-__all__ = ["router"]
 
 router = APIRouter()
 

@@ -1,4 +1,4 @@
-"""What changes in a run, as server-sent events. Package: studio.
+"""What changes in a run, as server-sent events.
 
 Rules: `steps` has what changed since the last one, and comes under the position up to which it tells; who comes back with that position
 misses nothing. A `token` comes between, and never again, and so does an `answer`, when a model is asked whose tokens follow. `end` is the last one, and comes when nothing more happens by itself.
@@ -17,9 +17,9 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 from sse_starlette import ServerSentEvent
 
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import Right
 from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent
-from ensemble_ray.process.loop import bridge
+from ensemble_ray.process.forks import bridge
 from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, json_text
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.studio.service import Studio
     from ensemble_ray.studio.visitors import Visitor
-
-__all__ = ["router"]
 
 router = APIRouter()
 #: Who follows is looked at again so often, s: a key may be revoked meanwhile.

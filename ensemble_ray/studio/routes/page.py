@@ -1,4 +1,4 @@
-"""The page's files. Package: studio. Rule: only what lies in its folder can be had, by exactly the name that it has there (S-WEB-75)."""
+"""The page's files. Rule: only what lies in its folder can be had, by exactly the name that it has there (S-WEB-75)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ensemble_ray.studio.refusals import not_found
-
-__all__ = ["FOLDER", "page_router"]
 
 #: Where the page's files lie.
 FOLDER = Path(__file__).parent.parent / "page"

@@ -1,4 +1,4 @@
-"""The run list, one run, its steps. Package: studio. All of them only read."""
+"""The run list, one run, its steps. All of them only read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import IO, Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from ensemble_ray.access.rights import Right
-from ensemble_ray.process.loop import bridge
-from ensemble_ray.process.threads import threads
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.run_list import RunSearch
@@ -21,8 +20,6 @@ from ensemble_ray.studio.spooled_answer import SpooledAnswer
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
 from ensemble_ray.studio.visitors import Visitor
 from ensemble_ray.text.foreign_text import whole_text
-
-__all__ = ["router"]
 
 router = APIRouter()
 _Short = Annotated[str, Query(max_length=1000)]

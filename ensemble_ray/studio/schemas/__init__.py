@@ -1,1 +1,1 @@
-"""What travels between the page and its server. Package: studio. Pure."""
+"""What travels between the page and its server. Pure."""

@@ -1,4 +1,4 @@
-"""What the page may do, and what it is told before. Package: studio. Pure."""
+"""What the page may do, and what it is told before. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ensemble_ray.studio.schemas.wire import Argument, StudioSchema, Text
-
-__all__ = [
-    "AcceptedAction",
-    "Decision",
-    "NewFork",
-    "PreviewedCall",
-    "PreviewedStep",
-    "RunPreview",
-]
 
 
 class Decision(StudioSchema):

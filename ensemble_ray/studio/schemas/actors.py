@@ -1,4 +1,4 @@
-"""Which processes there are, what they do, and which limits hold them up. Package: studio. Pure."""
+"""Which processes there are, what they do, and which limits hold them up. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ensemble_ray.studio.schemas.wire import Millis, StudioSchema, Text
-
-__all__ = ["Actors", "BreakerSchema", "LimiterSchema", "NodeActors", "ProcessInfo", "RunHere", "TaskHere"]
 
 
 class TaskHere(StudioSchema):

@@ -1,12 +1,10 @@
-"""Files of a folder, as the page lists them. Package: studio. Pure."""
+"""Files of a folder, as the page lists them. Pure."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from ensemble_ray.studio.schemas.wire import Millis, StudioSchema, Text
-
-__all__ = ["FileEntry", "FileKind", "FileList"]
 
 #: A graph, a trace, or what `Export` wrote.
 FileKind = Literal["dag", "trace", "run"]

@@ -1,4 +1,4 @@
-"""A run's graph with places for its nodes. Package: studio. Pure. Lengths are pixels at scale 1."""
+"""A run's graph with places for its nodes. Pure. Lengths are pixels at scale 1."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ensemble_ray.studio.schemas.wire import StudioSchema, Text
-
-__all__ = ["EdgeKind", "FlowEdgeSchema", "FlowGroupSchema", "FlowNodeSchema", "FlowSchema", "GroupKind"]
 
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]

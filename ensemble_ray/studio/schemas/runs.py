@@ -1,4 +1,4 @@
-"""Runs as the page shows them: in the list, and one of them. Package: studio. Pure."""
+"""Runs as the page shows them: in the list, and one of them. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, RunStatus, StudioSchema, Text
-
-__all__ = [
-    "Action",
-    "AgentBudget",
-    "BudgetSchema",
-    "ComparedRuns",
-    "ComparedSide",
-    "ComparedStep",
-    "ForkOrigin",
-    "ReviewListSchema",
-    "ReviewSchema",
-    "RunDetailSchema",
-    "RunError",
-    "RunList",
-    "RunRow",
-    "RunSeries",
-    "SpentCost",
-    "SpentTokens",
-    "StudioInfo",
-]
 
 #: What may be done with a run.
 Action = Literal["cancel", "resume", "fork", "decide"]

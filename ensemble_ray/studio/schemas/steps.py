@@ -1,4 +1,4 @@
-"""Steps of a run as the page shows them: as a row, and in all detail. Package: studio. Pure."""
+"""Steps of a run as the page shows them: as a row, and in all detail. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,6 @@ from pydantic import Field
 
 from ensemble_ray.studio.schemas.runs import ReviewSchema, RunDetailSchema
 from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, StudioSchema, Text
-
-__all__ = [
-    "AnswerSchema",
-    "ConstraintCheck",
-    "ContextCut",
-    "GuardrailCheck",
-    "LiveSteps",
-    "MessageSchema",
-    "RequestedCall",
-    "SegmentKind",
-    "StepDetail",
-    "StepError",
-    "StepKind",
-    "StepList",
-    "StepPlace",
-    "StepSchema",
-    "StepStatus",
-    "StepTokens",
-    "ToolCallDetail",
-]
 
 StepKind = Literal[
     "task",

@@ -1,4 +1,4 @@
-"""What all data of the page has in common. Package: studio. Pure.
+"""What all data of the page has in common. Pure.
 
 Rules: unknown is null and nothing else; instants are whole milliseconds of Unix time, UTC; texts are raw, and fit for UTF-8.
 """
@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue
 
 from ensemble_ray.text.foreign_text import whole_data, whole_text
-
-__all__ = ["Argument", "CostSchema", "Data", "FailureSchema", "Millis", "RunStatus", "StudioSchema", "Text"]
 
 
 def _check_argument(text: str) -> str:

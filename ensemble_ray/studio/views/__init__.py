@@ -1,1 +1,1 @@
-"""Facts of runs as rows of the page. Package: studio. Pure: no clock, no file, no network."""
+"""Facts of runs as rows of the page. Pure: no clock, no file, no network."""

@@ -1,4 +1,4 @@
-"""The processes of clusters as the page shows them: by node, with limits and breakers beside them. Package: studio. Pure.
+"""The processes of clusters as the page shows them: by node, with limits and breakers beside them. Pure.
 
 In: what actors said, and who owns runs by the records. Rules: who may not see the whole cluster is told of processes that work for runs
 of theirs, and of what these do for them; a limit's name, an endpoint's and another's run are not theirs to know.
@@ -25,8 +25,6 @@ from ensemble_ray.values.descriptions import (
     EndpointDescription,
     ProcessDescription,
 )
-
-__all__ = ["ActorsQuestion", "RunAndOwner", "actors_of"]
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
 #: Runs and steps that are told of one process that owns runs.

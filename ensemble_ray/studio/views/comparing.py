@@ -1,4 +1,4 @@
-"""Two runs side by side: which steps gave the same. Package: studio. Pure."""
+"""Two runs side by side: which steps gave the same. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.studio.schemas.runs import RunRow
     from ensemble_ray.studio.views.steps import StepsView
-
-__all__ = ["compare_steps"]
 
 
 def compare_steps(a: tuple[RunRow, StepsView], b: tuple[RunRow, StepsView]) -> ComparedRuns:

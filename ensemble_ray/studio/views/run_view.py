@@ -1,4 +1,4 @@
-"""One run as the page shows it: its steps, and all that is said of it as a whole. Package: studio. Pure."""
+"""One run as the page shows it: its steps, and all that is said of it as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.open_reviews import Gate
     from ensemble_ray.record.stores import RecordedRun
-
-__all__ = ["RunView", "review_of"]
 
 #: Costs in records of budgets are whole numbers of the 8th decimal place.
 _UNITS = Decimal(10**8)

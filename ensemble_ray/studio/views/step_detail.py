@@ -1,4 +1,4 @@
-"""One step in all detail: prompt, answers, calls, output. Package: studio. Pure.
+"""One step in all detail: prompt, answers, calls, output. Pure.
 
 In: the facts of one instance, its row, and what the run says of itself. Out: what the page shows; texts over 64 kB are cut, and their
 lengths told.
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.studio.schemas.steps import StepSchema
-
-__all__ = ["CUT", "cut_detail", "detail_of", "text_of"]
 
 #: Characters of a text that go along with a step.
 CUT = 64 * 1024

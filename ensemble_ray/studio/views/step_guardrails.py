@@ -1,4 +1,4 @@
-"""What the guardrails of a step said. Package: studio. Pure.
+"""What the guardrails of a step said. Pure.
 
 In: what is recorded of the step, and the definition that its run began with. Out: a verdict for each guardrail that is known to have
 given one. That a guardrail accepted is no fact of its own: a task goes on past a stage only when all guardrails of it accepted.
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
-
-__all__ = ["guardrail_checks"]
 
 _VIOLATION = "GuardrailViolationError"
 

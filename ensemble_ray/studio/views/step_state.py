@@ -1,4 +1,4 @@
-"""One row of a run's steps: an execution of the run's history, and what its changes add for a page. Package: studio. Pure.
+"""One row of a run's steps: an execution of the run's history, and what its changes add for a page. Pure.
 
 It never holds a text of a model or a tool longer than a line.
 """
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.studio.schemas.steps import Effect, SegmentKind
-
-__all__ = ["TITLE", "ShownStep", "as_millis", "title_of"]
 
 #: Longest title, characters.
 TITLE = 120

@@ -1,4 +1,4 @@
-"""The steps of a run: rows of the executions in its history. Package: studio. Pure.
+"""The steps of a run: rows of the executions in its history. Pure.
 
 Of very many steps the first ones are shown; `left_out` says how many are not.
 """
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.record.totals import ExecutionTotals
     from ensemble_ray.studio.schemas.steps import StepSchema
-
-__all__ = ["MOST_STEPS", "StepsView"]
 
 #: Steps that are shown of one run.
 MOST_STEPS = 50_000

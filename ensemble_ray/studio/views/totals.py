@@ -1,4 +1,4 @@
-"""What one row of the run list tells, folded from a run's facts. Package: studio. Pure.
+"""What one row of the run list tells, folded from a run's facts. Pure.
 
 In: facts of `TOTAL_KINDS`, in order; others are passed over. Out: how it began and ended, what it spent, which gates are open.
 Never: a text longer than a line.
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.open_reviews import Gate
     from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.values.outputs import RunState
-
-__all__ = ["TOTAL_KINDS", "RunTotals"]
 
 #: Kinds of facts that the totals are made of.
 TOTAL_KINDS = tuple(

@@ -1,12 +1,10 @@
-"""Words for people about runs. Package: studio. Pure."""
+"""Words for people about runs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-__all__ = ["exit_text", "wire_status"]
 
 _EXITS: Mapping[ExitReason, str] = {
     ExitReason.COMPLETED: "All of it is done.",

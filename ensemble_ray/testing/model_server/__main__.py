@@ -1,4 +1,4 @@
-"""The model server as a process of its own, for benchmarks. Package: testing."""
+"""The model server as a process of its own, for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from statistics import NormalDist
 
 from ensemble_ray.testing.model_server.script import Reply, ServedRequest
 from ensemble_ray.testing.model_server.server import ModelServer, Script, tool_loop
-
-__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings of the protocol server: vectors that tests can foresee. Package: testing."""
+"""Embeddings of the protocol server: vectors that tests can foresee."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server.script import ServedRequest
-
-__all__ = ["Embed", "count_words", "embedding_bytes", "is_for_embeddings"]
 
 #: Returns the vector of a text.
 Embed: TypeAlias = Callable[[str], Sequence[float]]

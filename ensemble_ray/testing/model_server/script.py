@@ -15,18 +15,6 @@ from typing import Literal, cast
 
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
-__all__ = [
-    "Answer",
-    "Fault",
-    "RawAnswer",
-    "Reply",
-    "ServedRequest",
-    "completion_bytes",
-    "error_bytes",
-    "reply_of",
-    "sse_chunks",
-]
-
 #: What every answer costs unless the script says otherwise.
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 

@@ -1,12 +1,10 @@
-"""Answers of the protocol server as they are sent. Package: testing."""
+"""Answers of the protocol server as they are sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from aiohttp import web
-
-__all__ = ["drop", "reply_with"]
 
 
 async def reply_with(

@@ -1,4 +1,4 @@
-"""A chat-completions server on loopback for tests and benchmarks. Package: testing.
+"""A chat-completions server on loopback for tests and benchmarks.
 
 Scripted answers, latencies and faults go in; what clients sent, how often and how many at once comes out. It runs in
 a thread of this process (`with ModelServer(...) as server`), or as a process of its own
@@ -34,8 +34,6 @@ from ensemble_ray.testing.model_server.script import (
 )
 from ensemble_ray.testing.model_server.sending import drop, reply_with
 from ensemble_ray.values.messages import ToolCall
-
-__all__ = ["ModelServer", "Script", "tool_loop"]
 
 #: What a client may leave unread before the server waits for it.
 _MOST_UNREAD_BYTES = 2**30

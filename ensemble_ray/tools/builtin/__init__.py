@@ -9,16 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ensemble_ray.tools.builtin.calculator import CalculatorTool
-    from ensemble_ray.tools.builtin.date_time import DateTimeTool
-    from ensemble_ray.tools.builtin.file_read import FileReadTool
-    from ensemble_ray.tools.builtin.file_write import FileWriteTool
-    from ensemble_ray.tools.builtin.http import HttpAgentTool
-    from ensemble_ray.tools.builtin.human_input import HumanInputTool
-    from ensemble_ray.tools.builtin.json_parse import JsonParserTool
+    from ensemble_ray.tools.builtin.files import FileReadTool, FileWriteTool
+    from ensemble_ray.tools.builtin.plain import CalculatorTool, DateTimeTool, HumanInputTool, JsonParserTool
     from ensemble_ray.tools.builtin.process import ProcessAgentTool
-    from ensemble_ray.tools.builtin.web_scrape import WebScraperTool
-    from ensemble_ray.tools.builtin.web_search import WebSearchProvider, WebSearchTool
+    from ensemble_ray.tools.builtin.web import HttpAgentTool, WebScraperTool, WebSearchProvider, WebSearchTool
 
 __all__ = [
     "CalculatorTool",
@@ -35,17 +29,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CalculatorTool": "calculator",
-    "DateTimeTool": "date_time",
-    "FileReadTool": "file_read",
-    "FileWriteTool": "file_write",
-    "HttpAgentTool": "http",
-    "HumanInputTool": "human_input",
-    "JsonParserTool": "json_parse",
+    "CalculatorTool": "plain",
+    "DateTimeTool": "plain",
+    "FileReadTool": "files",
+    "FileWriteTool": "files",
+    "HttpAgentTool": "web",
+    "HumanInputTool": "plain",
+    "JsonParserTool": "plain",
     "ProcessAgentTool": "process",
-    "WebScraperTool": "web_scrape",
-    "WebSearchProvider": "web_search",
-    "WebSearchTool": "web_search",
+    "WebScraperTool": "web",
+    "WebSearchProvider": "web",
+    "WebSearchTool": "web",
 }
 
 

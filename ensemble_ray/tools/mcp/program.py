@@ -1,4 +1,4 @@
-"""A program as an MCP server: its messages over standard input and output, and its end. Package: tools. Imported with the SDK.
+"""A program as an MCP server: its messages over standard input and output, and its end. Imported with the SDK.
 
 In: a command. Out: the streams of a session. Rules: no line is longer than a message may be. The program and what it starts in its process
 group end with the session, and with this process, whatever ends that.
@@ -24,16 +24,21 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment, std
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import after_fork
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, McpDelivery, MessageStream, ReadMessages, current_delivery
+from ensemble_ray.tools.mcp.address import (
+    MESSAGE_BYTES,
+    McpDelivery,
+    MessageStream,
+    ReadMessages,
+    ServerAddress,
+    current_delivery,
+)
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams, WriteStream
 
-__all__ = ["open_program"]
 
 _log = bounded_logger(__name__)
 #: How long a program may take to end after the end of its input, and again after SIGTERM, s.

@@ -1,4 +1,4 @@
-"""HTTP for the web tools. Package: tools. In: a URL and limits; out: status, headers and at most so many bytes.
+"""HTTP for the web tools. In: a URL and limits; out: status, headers and at most so many bytes.
 
 The guard resolves a host name once, judges every address it has, and connects to an address that was judged: a name
 that answers differently the second time (DNS rebinding) gains nothing, since it is asked for once. Each redirect hop is
@@ -14,12 +14,16 @@ resolve names out of sight), a request's URL or headers in a log or in an error 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import functools
+import ipaddress
 import re
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
@@ -27,13 +31,128 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.errors.tls import tls_flaw
-from ensemble_ray.process.threads import threads
+from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.process.forks import threads
 from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, BodyUnpacker, UnpackingError, codings_of
-from ensemble_ray.tools.charsets import decode
-from ensemble_ray.tools.web.addresses import refusal_of
 
-__all__ = ["CONNECT_TIMEOUT_S", "RequestFailedError", "WebAnswer", "exchange", "fetch"]
+#: Ranges that no tool may reach unless private hosts are allowed, each with the word the refusal uses. They are spelt
+#: out, because what the standard library calls private or global changes between Python versions.
+_REFUSED_RANGES: Sequence[tuple[str, str]] = (
+    ("0.0.0.0/8", "unspecified"),
+    ("10.0.0.0/8", "private"),
+    ("100.64.0.0/10", "carrier-grade NAT"),
+    ("127.0.0.0/8", "loopback"),
+    ("168.63.129.16/32", "metadata"),  # a cloud's host agent, on an otherwise public address
+    ("169.254.0.0/16", "link-local or metadata"),
+    ("172.16.0.0/12", "private"),
+    ("192.0.0.0/24", "reserved"),
+    ("192.0.2.0/24", "reserved"),
+    ("192.88.99.0/24", "reserved"),
+    ("192.168.0.0/16", "private"),
+    ("198.18.0.0/15", "reserved"),
+    ("198.51.100.0/24", "reserved"),
+    ("203.0.113.0/24", "reserved"),
+    ("224.0.0.0/4", "multicast"),
+    ("240.0.0.0/4", "reserved"),
+    ("::/128", "unspecified"),
+    ("::1/128", "loopback"),
+    ("::/96", "IPv4-compatible"),
+    ("::ffff:0:0/96", "IPv4-mapped"),
+    ("::ffff:0:0:0/96", "IPv4-translated"),
+    ("64:ff9b::/96", "IPv4-embedding"),
+    ("64:ff9b:1::/48", "IPv4-embedding"),
+    ("100::/64", "reserved"),
+    ("2001::/23", "reserved"),  # Teredo among them
+    ("2001:db8::/32", "reserved"),
+    ("2002::/16", "IPv4-embedding"),
+    ("3fff::/20", "reserved"),
+    ("5f00::/16", "reserved"),
+    ("fc00::/7", "private"),
+    ("fe80::/10", "link-local"),
+    ("fec0::/10", "private"),
+    ("ff00::/8", "multicast"),
+)
+
+
+@functools.cache
+def _refused_networks() -> tuple[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str], ...]:
+    return tuple((ipaddress.ip_network(text), word) for text, word in _REFUSED_RANGES)
+
+
+def refusal_of(address: str) -> str | None:
+    """Why that IP address may not be reached, in a word; None for a public one (S-BIT-44)."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "malformed"
+    for network, word in _refused_networks():
+        if parsed.version == network.version and parsed in network:
+            return word
+    return None
+
+
+#: Python's names of the codecs that are used; each is linear.
+CHARSETS = frozenset(
+    {
+        *("utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "ascii"),
+        *("latin_1", "iso8859_2", "iso8859_3", "iso8859_4", "iso8859_5", "iso8859_6", "iso8859_7", "iso8859_8"),
+        *("iso8859_9", "iso8859_10", "iso8859_11", "iso8859_13", "iso8859_14", "iso8859_15", "iso8859_16"),
+        *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258"),
+        *("cp437", "cp850", "cp866", "cp874", "tis_620", "koi8_r", "koi8_u", "mac_roman", "mac_cyrillic"),
+        *("shift_jis", "cp932", "euc_jp", "iso2022_jp", "gb2312", "gbk", "gb18030", "big5", "big5hkscs"),
+        *("cp949", "euc_kr", "johab"),
+    }
+)
+#: Names of the web that Python does not know.
+_OF_THE_WEB = {
+    "x_sjis": "shift_jis",
+    "x_gbk": "gbk",
+    "x_euc_jp": "euc_jp",
+    "x_x_big5": "big5",
+    "windows_31j": "cp932",
+    "windows_949": "cp949",
+    "windows_874": "cp874",
+    "unicode_1_1_utf_8": "utf_8",
+}
+#: Codecs that refuse a text without a byte order mark when they read it in pieces, with their marks.
+_MARKED = {"utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
+_LONGEST_NAME = 40
+_FALLBACK = "utf_8"
+#: Characters are made in pieces: what converts bytes holds every other thread meanwhile.
+_STEP_BYTES = 65_536
+
+
+def codec_of(name: str) -> str:
+    """Return the codec that is used for a charset's name: one of `CHARSETS`, UTF-8 for any other name.
+
+    Examples:
+        >>> codec_of("ISO-8859-1"), codec_of("punycode")
+        ('latin_1', 'utf_8')
+    """
+    if len(name) > _LONGEST_NAME or not name.isascii():
+        return _FALLBACK
+    plain = normalize_encoding(name).lower()
+    found = _OF_THE_WEB.get(plain) or aliases.get(plain, plain)
+    return found if found in CHARSETS else _FALLBACK
+
+
+def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
+    """Return bytes as text; what does not decode becomes U+FFFD.
+
+    Args:
+        data: The bytes.
+        charset: A charset's name, from wherever it came; an unknown or unwanted one means UTF-8.
+        is_truncated: A character that the end cuts in two is dropped, and not shown as damage.
+    """
+    codec = codec_of(charset)
+    if codec in _MARKED and not data.startswith(_MARKED[codec]):
+        codec = f"{codec}_le"  # as browsers do
+    decoder = codecs.getincrementaldecoder(codec)("replace")
+    pieces = [decoder.decode(data[at : at + _STEP_BYTES]) for at in range(0, len(data), _STEP_BYTES)]
+    if not is_truncated:
+        pieces.append(decoder.decode(b"", True))  # noqa: FBT003  codecs takes it by position
+    return "".join(pieces)
+
 
 CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10

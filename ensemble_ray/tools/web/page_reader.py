@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import message_of
 
-__all__ = ["PageError", "read_page"]
-
 _PROGRAM = Path(__file__).with_name("page_text.py")
 #: A page of five megabytes takes about one second of a processor, and 300 MB.
 _CPU_S = 10

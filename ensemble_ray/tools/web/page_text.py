@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-__all__ = ["page_text"]
-
 #: whole elements that hold no words of the page (S-BIT-41)
 _REMOVED = frozenset({"script", "style", "nav", "footer", "header"})
 #: elements that run on in the line; around every other one there is a gap between words

@@ -9,8 +9,7 @@ import pytest
 
 from ensemble_ray import RateLimit
 from ensemble_ray.access.admission import Admission, Admitted, Denied, KeyPolicy, Knock
-from ensemble_ray.access.keys import ApiKey, digest_of, new_key
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.keys import ApiKey, Right, digest_of, new_key
 
 
 def made(rate: RateLimit | None = None) -> tuple[str, ApiKey]:

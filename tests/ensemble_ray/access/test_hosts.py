@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.access.hosts import host_name, is_local_origin, is_loopback
+from ensemble_ray.access.admission import host_name, is_local_origin, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, RateLimit, ValidationError
-from ensemble_ray.access.key_file import KeyFile
-from ensemble_ray.access.keys import ApiKey, is_key, new_key, parse_rate, parse_rights, render_rate
-from ensemble_ray.access.rights import Right
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.keys import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
 from ensemble_ray.record.ownership import Ownership
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -165,8 +164,8 @@ def test_two_that_write_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.
     file.add(made()[1])
     other = Ownership(file.path.with_suffix(".lock"))
     assert other.acquire()
-    monkeypatch.setattr("ensemble_ray.access.key_file._TRIES", 1)
-    monkeypatch.setattr("ensemble_ray.access.key_file._PAUSE_S", 0)
+    monkeypatch.setattr("ensemble_ray.access.key_store._TRIES", 1)
+    monkeypatch.setattr("ensemble_ray.access.key_store._PAUSE_S", 0)
     with pytest.raises(EnsembleError, match="is being written by process"):
         file.revoke("ann")
     other.release()
@@ -175,7 +174,7 @@ def test_two_that_write_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.
 
 def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-150."""
-    monkeypatch.setattr("ensemble_ray.access.key_document._MOST_KEYS", 1)
+    monkeypatch.setattr("ensemble_ray.access.keys._MOST_KEYS", 1)
     file = KeyFile(tmp_path)
     file.add(made()[1])
     with pytest.raises(ValidationError, match="no more than 1"):

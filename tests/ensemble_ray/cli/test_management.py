@@ -12,7 +12,7 @@ import pytest
 from ensemble_ray import RunState
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun

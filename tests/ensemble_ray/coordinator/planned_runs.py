@@ -12,8 +12,7 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult, TaskStatus
-from ensemble_ray.execute.outcomes import Resumed, RunOutcome
+from ensemble_ray.execute.orders import Resumed, RunOutcome, TaskBody, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError
 from ensemble_ray.ports import Persistence

@@ -8,7 +8,7 @@ from ensemble_ray import Plan
 from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.plan.units import PhaseUnit
+from ensemble_ray.plan.plan import PhaseUnit
 from ensemble_ray.schedule.instructions import ReflectOn, Start
 from ensemble_ray.values.ids import node_key, reflected_instance, reflecting_instance
 

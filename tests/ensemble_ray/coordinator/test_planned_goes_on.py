@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import ExitReason, Plan, RecordError, RunState, StaleEpochError
-from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.execute.outcomes import Resumed
+from ensemble_ray.execute.orders import Resumed, TaskResult
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.plan.units import PhaseUnit
+from ensemble_ray.plan.plan import PhaseUnit
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.instructions import UntilHolds
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, Exited, Failed, Stimulus

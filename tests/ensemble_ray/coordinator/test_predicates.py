@@ -14,8 +14,8 @@ import pytest
 from ensemble_ray import Graph, GraphEdge, GraphRoutingContext, Loop, LoopIterationContext, Task, TaskOutput
 from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
-from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, StateEntry
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, StateEntry
 from ensemble_ray.schedule.instructions import ContextPart, EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.value import utc_of
 

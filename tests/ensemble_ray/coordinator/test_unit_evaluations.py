@@ -11,9 +11,8 @@ import pytest
 from ensemble_ray import IllegalStateError
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
-from ensemble_ray.execute.orders import TaskFailure
-from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
-from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart, TaskFailure
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.schedule.instructions import (
     EdgeMatches,
     IterationEnded,

@@ -15,7 +15,7 @@ from ensemble_ray import (
     Task,
     ValidationError,
 )
-from ensemble_ray.definition.hierarchy import check_constraints, check_roles
+from ensemble_ray.definition.ensemble import check_constraints, check_roles
 from ensemble_ray.testing import ScriptedModel
 
 ROLES = ["Researcher", "Analyst", "Writer"]

@@ -22,7 +22,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.definition.model_keys import check_model_keys, check_team_keys
-from ensemble_ray.loader.item_prompts import ItemPrompt
+from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 from tests.ensemble_ray.definition.test_own_runner import Echo

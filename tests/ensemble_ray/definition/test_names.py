@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import Ensemble, MapEnsemble, MapReduceEnsemble, Task, ValidationError
-from ensemble_ray.definition.origin import Origin
+from ensemble_ray.definition.fields import Origin
 
 TASK = Task.of("Say it")
 

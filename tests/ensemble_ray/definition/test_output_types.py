@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from typing_extensions import TypeAliasType
 
 from ensemble_ray import Task
-from ensemble_ray.definition.output_types import find_output_type, output_types_of
-from ensemble_ray.loader.item_prompts import ItemPrompt
+from ensemble_ray.definition.map_reduce import find_output_type, output_types_of
+from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.values.task_output import full_name
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from ensemble_ray import Agent, RateLimit, RunsTask, Task, TaskRequest, ValidationError, tool
 from ensemble_ray.definition import EnsembleDefinition, validate
-from ensemble_ray.definition.own_runner import effect_of_runner
-from ensemble_ray.definition.team_model import uses_team_model
-from ensemble_ray.definition.validation import manager_model
-from ensemble_ray.execute.agent_templates import AgentTemplates
+from ensemble_ray.definition.agent import effect_of_runner
+from ensemble_ray.definition.validation import manager_model, uses_team_model
+from ensemble_ray.execute.local_executor import AgentTemplates
 from ensemble_ray.testing import ScriptedModel
 
 

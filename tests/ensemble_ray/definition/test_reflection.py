@@ -20,7 +20,7 @@ from ensemble_ray import (
     Workflow,
 )
 from ensemble_ray.definition import validate
-from ensemble_ray.memory import held
+from ensemble_ray.memory import tools as held
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 

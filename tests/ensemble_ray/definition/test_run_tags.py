@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import RunOptions, ValidationError
-from ensemble_ray.definition.run_tags import has_tag, tags_in
+from ensemble_ray.definition.run_options import has_tag, tags_in
 
 
 def test_tags_are_kept_as_they_were_given() -> None:

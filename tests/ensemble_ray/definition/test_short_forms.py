@@ -28,8 +28,7 @@ from ensemble_ray import (
     Task,
     ValidationError,
 )
-from ensemble_ray.values.foreign_names import FOREIGN_NAMES
-from ensemble_ray.values.value import Value
+from ensemble_ray.values.value import FOREIGN_NAMES, Value
 
 TOOL = CalculatorTool()
 WRITER = Agent("Writer", "Write")

@@ -19,8 +19,8 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.definition import EnsembleDefinition, validate
-from ensemble_ray.definition.model_placeholder import TEAM_MODEL
-from ensemble_ray.definition.team_model import TeamModels, uses_team_model
+from ensemble_ray.definition.fields import TEAM_MODEL
+from ensemble_ray.definition.validation import TeamModels, uses_team_model
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.testing import ScriptedModel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ensemble_ray.definition.templates import braced_texts, fill_inputs
+from ensemble_ray.definition.fields import braced_texts, fill_inputs
 
 INPUTS = {"topic": "SECRET", "language": "Czech"}
 

@@ -31,7 +31,7 @@ from ensemble_ray import (
     fork,
     resume,
 )
-from ensemble_ray.events.log import EVENT_TYPES
+from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.testing import ScriptedModel
 
 TASK, MODEL = Task("Do it"), ScriptedModel(otherwise="done")

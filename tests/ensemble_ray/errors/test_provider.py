@@ -13,8 +13,7 @@ import pytest
 
 from ensemble_ray import AgentExecutionError
 from ensemble_ray.errors import portable
-from ensemble_ray.errors.provider import is_refusal, is_refusal_data, pack_provider_error, unpack_provider_error
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import Chain, is_refusal, is_refusal_data, pack_provider_error, unpack_provider_error
 from ensemble_ray.values.error_data import error_data, error_from
 
 SECRET = "sk-very-secret-0123456789"  # noqa: S105  a key that opens nothing

@@ -20,8 +20,7 @@ from ensemble_ray import (
     TaskStartEvent,
     TokenEvent,
 )
-from ensemble_ray.events.delivery import Delivery, listeners_of
-from ensemble_ray.events.listeners import wanted_by
+from ensemble_ray.events.delivery import Delivery, listeners_of, wanted_by
 from ensemble_ray.process.context import current_log_context
 
 #: Longest wait for what must come, s; a test that needs it has failed.

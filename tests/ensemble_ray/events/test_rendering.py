@@ -36,7 +36,7 @@ from ensemble_ray import (
     ToolCall,
     ToolCallEvent,
 )
-from ensemble_ray.events.rendering import RunMessages
+from ensemble_ray.events.messages import RunMessages
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 AT = NOON.timestamp()

@@ -17,15 +17,11 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.execute.ports import RunReflections
 from ensemble_ray.execute.runner import TaskRunner
-from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.execute.spending import spending_here
+from ensemble_ray.execute.scope import RunnerPorts, RunReflections, spending_here
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports import DriverServices, Persistence, Reviewer
-from ensemble_ray.ports.memory import RunMemory
-from ensemble_ray.ports.services import Services
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import DriverServices, Persistence, Reviewer, RunMemory, Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
 from tests.ensemble_ray.tools.doubles import PoolHere

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, RateLimit, tool
-from ensemble_ray.execute.agent_templates import (
+from ensemble_ray.execute.local_executor import (
     OVERRIDE_FIELDS,
     AgentTemplates,
     RefCountedCache,

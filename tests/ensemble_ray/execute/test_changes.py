@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray import TaskHandlerContext, TaskOutput, TaskStartEvent
-from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.orders import Revision
+from ensemble_ray.execute.runner import apply_changes
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer

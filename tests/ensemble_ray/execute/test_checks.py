@@ -16,8 +16,7 @@ from ensemble_ray import (
     GuardrailViolationError,
     Task,
 )
-from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.checks import check_guardrails
+from ensemble_ray.execute.callables import LocalCallables, check_guardrails
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.testing import ScriptedModel
 

@@ -7,7 +7,7 @@ import pytest
 from ensemble_ray import ValidationError
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.directives import LONGEST_DIRECTIVE, check_directive
+from ensemble_ray.values.reviews import LONGEST_DIRECTIVE, check_directive
 from tests.ensemble_ray.execute.running import Bench, writer
 
 SECTION = "## Active Directives\n- Be brief\n- In French\n\n## Task"

@@ -18,12 +18,12 @@ from ensemble_ray import (
     TokenUsage,
 )
 from ensemble_ray.execute.memory import remember_edit
-from ensemble_ray.execute.slots import Slot
+from ensemble_ray.execute.scope import Slot
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.memory import MemoryStored
-from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
+from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.ports.memory import RunMemory
+from ensemble_ray.ports import RunMemory
 from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote, ScopeReset
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer

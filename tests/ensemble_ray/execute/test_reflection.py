@@ -23,10 +23,9 @@ from ensemble_ray import (
     TaskReflection,
     TaskStartEvent,
 )
-from ensemble_ray.execute.reflection.local import LocalRunReflections
-from ensemble_ray.execute.reflection.reflecting import reflection_key
-from ensemble_ray.execute.review.reviewer import LocalReviewer
-from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
+from ensemble_ray.execute.reflection import LocalRunReflections, reflection_key
+from ensemble_ray.execute.review.handlers import LocalReviewer
+from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.ensemble_ray.execute.reflecting import ANSWER, KEY, NAMES, REFLECTED, bench, done, events, notes
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, WatchedJournal, writer

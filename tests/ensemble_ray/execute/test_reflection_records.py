@@ -18,7 +18,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.reflection import ReflectionRecorded, ReflectionStored
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.metrics import RunBudget
 from tests.ensemble_ray.execute.reflecting import ANSWER, KEY, NAMES, REFLECTED, Broken, bench, done, events, notes
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 

@@ -20,8 +20,8 @@ from ensemble_ray import (
     TokenUsage,
     tool,
 )
-from ensemble_ray.execute.announcements import cut
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.runner import cut
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import current_log_context
@@ -316,7 +316,7 @@ def test_long_text_is_cut(text: str, shown: str) -> None:
 
 async def test_log_tells_of_a_task_from_start_to_end(caplog: pytest.LogCaptureFixture) -> None:
     """S-ENG-16: indices are 1-based; outputs at DEBUG unless the run is verbose."""
-    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.announcements"):
+    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.runner"):
         await Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=RUN_CONTEXT).run()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Task 1/2 'draft' starting: Do draft [Writer]"),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ensemble_ray.execute.slots import Slot
+from ensemble_ray.execute.scope import Slot
 
 
 async def test_place_is_held_until_the_end_when_nobody_waits() -> None:

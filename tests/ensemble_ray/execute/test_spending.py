@@ -24,12 +24,12 @@ from ensemble_ray import (
     ToolSpec,
 )
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.execute.request_size import estimated_input
-from ensemble_ray.execute.spending import Spending, output_limit, spending_here
+from ensemble_ray.execute.agent.context_window import estimated_input
+from ensemble_ray.execute.scope import Spending, output_limit, spending_here
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.limits.account import LocalAccount
+from ensemble_ray.llm.limits.accounts import LocalAccount
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.metrics import Amount, RunBudget
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 
 ASKED = (ChatMessage("user", "x" * 400),)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import DeadLetters, FailedItem, ValidationError
-from ensemble_ray.items.dead_letters import DeadLetterFile
+from ensemble_ray.items.results import DeadLetterFile
 from ensemble_ray.items.sources import source_of
 from tests.ensemble_ray.items.reading import entries_of
 

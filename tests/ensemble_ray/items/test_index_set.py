@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.items.index_set import IndexSet
+from ensemble_ray.items.pulling import IndexSet
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.items.number_set import NumberSet
+from ensemble_ray.items.pulling import NumberSet
 
 
 @settings(max_examples=60)

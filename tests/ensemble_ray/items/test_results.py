@@ -282,7 +282,7 @@ async def test_no_row_is_torn_when_the_disk_is_full(tmp_path: Path) -> None:
 
 async def test_rows_are_written_in_groups_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MR-130: a run of any size makes its parquet file piece by piece."""
-    monkeypatch.setattr("ensemble_ray.items.parquet._GROUP_ROWS", 100)
+    monkeypatch.setattr("ensemble_ray.items.tables._GROUP_ROWS", 100)
     path = tmp_path / "out.parquet"
     many = [_result(index) for index in range(201)]
     await _write(path, *many)

@@ -8,8 +8,7 @@ import pytest
 
 from ensemble_ray import DeadLetters
 from ensemble_ray.items.pulling import RefusedItem
-from ensemble_ray.items.screening import screen_source
-from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.sources import ItemSource, screen_source, source_of
 
 
 async def _all(source: ItemSource, at_once: int) -> list[object]:

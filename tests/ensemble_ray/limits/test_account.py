@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.account import LocalAccount
-from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.llm.limits.accounts import LocalAccount
+from ensemble_ray.values.metrics import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.limits.adaptive import AdaptiveLimit
+from ensemble_ray.llm.limits.breaker import AdaptiveLimit
 
 
 def lowered(sent: int) -> AdaptiveLimit:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ensemble_ray.limits.breaker import FAILURES_TO_OPEN, FIRST_OPEN_S, LONGEST_OPEN_S, Breaker, CallAdmission
+from ensemble_ray.llm.limits.breaker import FAILURES_TO_OPEN, FIRST_OPEN_S, LONGEST_OPEN_S, Breaker, CallAdmission
 
 
 def opened(at: float = 0.0) -> Breaker:

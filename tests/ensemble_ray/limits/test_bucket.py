@@ -3,8 +3,8 @@
 import pytest
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
-from ensemble_ray.limits.steps import (
+from ensemble_ray.llm.limits.machines import (
+    LEASE_S,
     Dismiss,
     Expire,
     Grant,
@@ -16,6 +16,7 @@ from ensemble_ray.limits.steps import (
     Returned,
     Stimulus,
     Ticked,
+    TokenBucket,
     Used,
     WaiterCancelled,
     WakeAt,

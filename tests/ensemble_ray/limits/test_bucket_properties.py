@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
-from ensemble_ray.limits.steps import (
+from ensemble_ray.llm.limits.machines import (
+    LEASE_S,
     Dismiss,
     Expire,
     Grant,
@@ -17,6 +17,7 @@ from ensemble_ray.limits.steps import (
     Returned,
     Stimulus,
     Ticked,
+    TokenBucket,
     Used,
     WaiterCancelled,
     WakeAt,

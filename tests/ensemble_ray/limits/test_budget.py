@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import CostConfiguration, IllegalStateError
-from ensemble_ray.limits.budget import Budget, Go, Refuse
-from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget, price
+from ensemble_ray.llm.limits.budget import Budget, Go, Refuse
+from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget, price
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=60)

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.budget_service import (
+from ensemble_ray.llm.limits.accounts import (
     BudgetClaim,
     BudgetMessage,
     BudgetReply,
     BudgetService,
     Charged,
     CloseAccount,
+    RemoteAccount,
 )
-from ensemble_ray.limits.remote_account import RemoteAccount
-from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.metrics import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
 
 BUDGET = RunBudget(max_tokens=100, account="run/1")
@@ -133,7 +133,7 @@ async def test_nothing_counts_twice_when_messages_come_again() -> None:
 
 async def test_service_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-BUD-8: for a claim and for its end; others wait for both."""
-    monkeypatch.setattr("ensemble_ray.limits.remote_account._RETRY_S", 0.0)
+    monkeypatch.setattr("ensemble_ray.llm.limits.accounts._RETRY_S", 0.0)
     way = Way()
     one, two = way.process("one"), way.process("two")
     way.lost = 2

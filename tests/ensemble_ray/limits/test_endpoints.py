@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ensemble_ray import CircuitOpenError
-from ensemble_ray.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
+from ensemble_ray.llm.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.limits.settling import settle
 
@@ -64,7 +64,7 @@ def here() -> Process:
 
 def test_calls_of_others_wait_when_five_failed_in_a_row(here: Process, caplog: pytest.LogCaptureFixture) -> None:
     """S-DUR-64: of that endpoint, and of no other; it is one WARN line."""
-    with caplog.at_level(logging.INFO, "ensemble_ray.limits.endpoints"):
+    with caplog.at_level(logging.INFO, "ensemble_ray.llm.limits.endpoints"):
         here.failing(4)
         assert here.is_let_in()
         here.failing(1)

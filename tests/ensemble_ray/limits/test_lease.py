@@ -6,10 +6,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
-from ensemble_ray.limits.bucket import LEASE_S
-from ensemble_ray.limits.lease import MOST_WANTED, LeaseStock, LeasingLimiter
-from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message, Reply
-from ensemble_ray.limits.steps import HolderGone, Requested, Returned, Used
+from ensemble_ray.llm.limits.limiter import (
+    MOST_WANTED,
+    Acquire,
+    AwaitRecall,
+    BucketUpdate,
+    LeaseStock,
+    LeasingLimiter,
+    LimiterService,
+    Message,
+    Reply,
+)
+from ensemble_ray.llm.limits.machines import LEASE_S, HolderGone, Requested, Returned, Used
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.limits.settling import settle
 

@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit
-from ensemble_ray.limits import limiter_service
-from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
-from ensemble_ray.limits.steps import (
+from ensemble_ray.llm.limits import limiter as limiter_service
+from ensemble_ray.llm.limits.limiter import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
+from ensemble_ray.llm.limits.machines import (
     Dismiss,
     Expire,
     Grant,

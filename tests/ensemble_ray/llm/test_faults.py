@@ -11,9 +11,8 @@ import openai
 import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError, ValidationError
-from ensemble_ray.errors.provider import status_of
-from ensemble_ray.llm.faults import fault_of
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.errors.travel import status_of
+from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error, fault_of
 
 ORIGIN = CallOrigin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
 

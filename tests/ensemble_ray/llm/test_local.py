@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import ChatMessage, ChatModel, IllegalStateError, LocalChatModel, StreamingChatModel, ValidationError
-from ensemble_ray.llm.local_engine import weights
-from ensemble_ray.llm.local_engine.registry import EngineProcess, LocalSpec, ServerRecord, locked_record, registry_file
+from ensemble_ray.llm import local as weights
+from ensemble_ray.llm.local import EngineProcess, LocalSpec, ServerRecord, locked_record, registry_file
 
 SPEC = LocalSpec(path="/models/tiny.gguf", context_tokens=8192, slots=4, threads=2)
 HELLO = [ChatMessage("user", "hello")]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ensemble_ray.errors import portable
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error
 
 ORIGIN = CallOrigin(url="https://user:pw@host:8443/v1/chat/completions", model="m", key="sk-very-secret", timeout_s=600)
 
@@ -149,7 +149,7 @@ def test_failures_are_told_while_the_package_of_the_errors_is_being_imported() -
     """Many calls fail at once in a fresh process: half an import gives nobody an `AttributeError`."""
     code = """
 import asyncio
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error
 
 async def failed(number):
     await asyncio.sleep(number / 100)  # some of them meet the import on its way

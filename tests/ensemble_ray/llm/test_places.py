@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.llm.endpoint_urls import flaw_of, key_headers, resource_url, secrets_of, shown_url
+from ensemble_ray.llm.failures import flaw_of, key_headers, resource_url, secrets_of, shown_url
 
 
 @pytest.mark.parametrize(

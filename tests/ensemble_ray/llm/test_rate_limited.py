@@ -21,8 +21,8 @@ from ensemble_ray import (
     ToolSpec,
     ValidationError,
 )
-from ensemble_ray.limits.local_limiter import LocalLimiter
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.llm.limits.limiter import LocalLimiter
+from ensemble_ray.ports import Services, use_services
 from ensemble_ray.testing import ManualClock, ScriptedModel
 from tests.ensemble_ray.limits.settling import settle
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.llm.retry import backoff_s, delay_before_retry, is_worth_repeating, patience_asked_s
+from ensemble_ray.llm.failures import backoff_s, delay_before_retry, is_worth_repeating, patience_asked_s
 
 
 def delay(status: int | None, *, attempt: int = 1, retry_after: str | None = None, jitter: float = 0.0) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Ensemble, ValidationError
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from tests.command_line import work_in
 
 #: Makes a team from the text of a YAML file.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ensemble_ray import Ensemble, OpenAIChatModel
-from ensemble_ray.loader.environment import expand, may_be_secret, takes_variables
+from ensemble_ray.teamfile.document import expand, may_be_secret, takes_variables
 
 TASKS = "tasks: {a: {description: 'Say ${X} about {topic}', expected_output: '${X}'}}"
 

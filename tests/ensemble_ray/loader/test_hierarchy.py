@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import HierarchicalConstraints, OpenAIChatModel, Workflow
-from ensemble_ray.loader.json_schema import team_schema
+from ensemble_ray.teamfile.team import team_schema
 from tests.ensemble_ray.loader.conftest import Load, Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from ensemble_ray.loader.json_schema import team_schema
+from ensemble_ray.teamfile.team import team_schema
 from tests.ensemble_ray.loader.test_mistakes import MISTAKES
 from tests.ensemble_ray.loader.test_team import WHOLE
 

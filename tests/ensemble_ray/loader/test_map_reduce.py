@@ -9,14 +9,13 @@ import pytest
 
 from ensemble_ray import MapEnsemble, MapReduceEnsemble, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
+from ensemble_ray.definition.task import Reflects
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.pulling import RefusedItem
-from ensemble_ray.loader import Runnable, load_ensemble, load_runnable
-from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
-from ensemble_ray.loader.member_sections import ItemTaskKeys
-from ensemble_ray.loader.sections import MapReduceKeys, MapTeamKeys
+from ensemble_ray.teamfile import Runnable, load_ensemble, load_runnable
+from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
+from ensemble_ray.teamfile.sections import ItemTaskKeys, MapReduceKeys, MapTeamKeys
 from tests.ensemble_ray.loader.conftest import Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from tests.ensemble_ray.loader.conftest import Load, Refused
 
 TASKS = "tasks: {t: {description: d}}\n"

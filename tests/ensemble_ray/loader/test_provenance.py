@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.loader.provenance import Expected, Provenance, definer_of, find_permitted, module_provenance
+from ensemble_ray.teamfile.references import Expected, Provenance, definer_of, find_permitted, module_provenance
 from tests.ensemble_ray.loader.conftest import Load, Refused
 
 OWN = '''

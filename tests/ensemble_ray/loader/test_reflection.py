@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import InMemoryReflectionStore, PostgresReflectionStore, SqliteReflectionStore
-from ensemble_ray.loader import load_runnable
+from ensemble_ray.teamfile import load_runnable
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.loader.conftest import Load, Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.loader.conftest import Load, Refused
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Ensemble, ValidationError
-from ensemble_ray.definition.origin import Origin
-from ensemble_ray.loader import load_ensemble, load_runnable, load_source
-from ensemble_ray.loader.references import is_reference
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.teamfile import load_ensemble, load_runnable, load_source
+from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.testing import ScriptedModel
 
 MODULE = """

@@ -27,13 +27,11 @@ from ensemble_ray import (
     Workflow,
 )
 from ensemble_ray.definition import EnsembleDefinition
-from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.loader import load_ensemble
-from ensemble_ray.loader.member_sections import AgentKeys, TaskKeys
-from ensemble_ray.loader.section import FileSection
-from ensemble_ray.loader.sections import TeamKeys
-from ensemble_ray.loader.unit_sections import GraphKeys, LoopKeys, PhaseKeys
-from ensemble_ray.loader.value_sections import ConstraintKeys
+from ensemble_ray.definition.validation import TeamModels
+from ensemble_ray.teamfile import load_ensemble
+from ensemble_ray.teamfile.fields import ConstraintKeys
+from ensemble_ray.teamfile.section import FileSection
+from ensemble_ray.teamfile.sections import AgentKeys, GraphKeys, LoopKeys, PhaseKeys, TaskKeys, TeamKeys
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.loader.conftest import Load
 

@@ -20,8 +20,8 @@ from ensemble_ray import (
     Workflow,
 )
 from ensemble_ray.definition import validate
-from ensemble_ray.loader import load_ensemble
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
+from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.loader.conftest import Load, Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
@@ -210,7 +210,7 @@ def test_model_takes_the_place_of_every_other_in_units_too(folder: Path) -> None
     for number, text in enumerate((LOOPS, PHASES, GRAPH)):
         (folder / "team.yaml").write_text(text)
         (folder / f"making{number}.py").write_text(
-            "from ensemble_ray.loader import load_ensemble\n\ndef team():\n    return load_ensemble('team.yaml')\n"
+            "from ensemble_ray.teamfile import load_ensemble\n\ndef team():\n    return load_ensemble('team.yaml')\n"
         )
         model = ScriptedModel()
         chosen, plain = load_ensemble(f"making{number}:team", llm=model), load_ensemble(f"making{number}:team")

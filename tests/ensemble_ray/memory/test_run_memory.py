@@ -17,7 +17,7 @@ from ensemble_ray import (
     MemoryStore,
     TaskOutput,
 )
-from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
+from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, ScopeReset
 from tests.ensemble_ray.memory.doubles import WordsModel
 from tests.ensemble_ray.memory.test_embeddings import long_term

@@ -9,10 +9,10 @@ import cloudpickle
 import pytest
 
 from ensemble_ray import EntityMemoryTool, IllegalStateError, InMemoryEntityMemory, MemoryEntry, MemoryStore, MemoryTool
-from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.memory import held
-from ensemble_ray.memory.held import HELD_SERVICE, HeldObject, answer_held, has_held_objects
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.memory import tools as held
+from ensemble_ray.memory.tools import HELD_SERVICE, HeldObject, answer_held, has_held_objects
+from ensemble_ray.ports import Services, use_services
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.running import Bench, call, writer
 from tests.ensemble_ray.tools.doubles import PoolHere

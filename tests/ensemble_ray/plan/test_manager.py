@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ensemble_ray import Agent, HierarchicalConstraints, Plan, Task
 from ensemble_ray.definition import EnsembleDefinition
-from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.plan.manager import rules_of, workers_of
+from ensemble_ray.definition.validation import TeamModels
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
-from ensemble_ray.plan.planner import plan_run, resolve_tasks
+from ensemble_ray.plan.planner import plan_run, resolve_tasks, rules_of, workers_of
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()

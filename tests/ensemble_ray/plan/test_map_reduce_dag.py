@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ensemble_ray import Agent, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.plan.map_reduce_dag import FINAL, MAP, REDUCE, StaticTree, static_tree
+from ensemble_ray.plan.map_reduce_factories import FINAL, MAP, REDUCE, StaticTree, static_tree
 from ensemble_ray.testing import ScriptedModel
 
 SPEC = Path(__file__).parents[3] / "docs/spec/23-map-reduce.md"

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import TaskMetrics, TaskOutput, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.plan.map_reduce_tokens import estimate_tokens, input_estimate
+from ensemble_ray.plan.map_reduce_factories import estimate_tokens, input_estimate
 from ensemble_ray.values.value import utc_now
 
 

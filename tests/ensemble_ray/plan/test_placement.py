@@ -6,14 +6,15 @@ import pytest
 
 from ensemble_ray import AgentEntry, Node, Plan
 from ensemble_ray.plan.placement import (
+    NOTHING,
     Placement,
     PlacementRequest,
+    ResourceRequirements,
     find_beside_predicates,
     max_own_processes,
     most_replicas,
 )
-from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
-from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, LoopUnit, StateEntry, Unit
+from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, LoopUnit, StateEntry, Unit
 
 GPU = ResourceRequirements(num_gpus=1)
 

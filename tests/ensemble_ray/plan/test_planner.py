@@ -11,8 +11,8 @@ import pytest
 
 from ensemble_ray import Agent, AgentTool, DynamicToolProvider, Plan, PromptTemplateError, ToolResult, tool
 from ensemble_ray.definition import EnsembleDefinition
-from ensemble_ray.plan.nodes import task_keys
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run, resolve_tasks
+from ensemble_ray.plan.unit_plans import task_keys
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task_after as task
 

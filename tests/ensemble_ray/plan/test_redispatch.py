@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ensemble_ray.plan.redispatch import MOST_DEATHS, AfterDeath, DispatchTable
-from ensemble_ray.values.epochs import REDISPATCH_STEP
+from ensemble_ray.plan.placement import MOST_DEATHS, AfterDeath, DispatchTable
+from ensemble_ray.values.ids import REDISPATCH_STEP
 
 
 def table_of(*instances: str, is_recorded: bool = True) -> DispatchTable:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.execute.agent_templates import requirements_of
-from ensemble_ray.plan.requirements import (
+from ensemble_ray.execute.local_executor import requirements_of
+from ensemble_ray.plan.placement import (
     NOTHING,
     ClusterNode,
     ProcessDemand,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ensemble_ray.plan.shards import shard_of
+from ensemble_ray.plan.placement import shard_of
 
 
 def test_run_is_found_again_by_its_id_alone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.plan.sharing import MOST_RUNS, SharedProcess, choose_shared
+from ensemble_ray.plan.placement import MOST_RUNS, SharedProcess, choose_shared
 
 
 def process(name: str, runs: int = 1, *, tasks: int = 0, of: str = "") -> SharedProcess:

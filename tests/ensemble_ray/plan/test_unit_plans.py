@@ -25,9 +25,7 @@ from ensemble_ray import (
     UnitOutput,
 )
 from ensemble_ray.definition import EnsembleDefinition
-from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.plan.units import (
+from ensemble_ray.plan.plan import (
     EdgeEntry,
     ForkEntry,
     GraphUnit,
@@ -38,6 +36,8 @@ from ensemble_ray.plan.units import (
     in_waiting_order,
     members_of,
 )
+from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks
+from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task_after
 

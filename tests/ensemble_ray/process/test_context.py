@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from ensemble_ray import LogContextFilter
-from ensemble_ray.ports.services import Services, services, use_services
+from ensemble_ray.ports import Services, services, use_services
 from ensemble_ray.process.context import current_log_context, log_context
 
 

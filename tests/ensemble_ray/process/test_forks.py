@@ -8,9 +8,16 @@ import time
 
 import pytest
 
-from ensemble_ray.process.forks import new_lock, new_rlock, no_fork, track, was_quiet
-from ensemble_ray.process.loop import on_library_loop, run_blocking
-from ensemble_ray.process.threads import threads
+from ensemble_ray.process.forks import (
+    new_lock,
+    new_rlock,
+    no_fork,
+    on_library_loop,
+    run_blocking,
+    threads,
+    track,
+    was_quiet,
+)
 from tests.forking import PATIENCE_S, Child, call_in_child
 
 pytestmark = [pytest.mark.program, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]

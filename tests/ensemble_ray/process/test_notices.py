@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ensemble_ray.process.notices import NOTICES, notify
+from ensemble_ray.process.context import NOTICES, notify
 
 
 def test_notice_is_on_standard_error_when_no_logging_is_set_up(

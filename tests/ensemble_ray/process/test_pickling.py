@@ -6,7 +6,7 @@ import pickle
 import traceback
 import types
 
-from ensemble_ray.process.pickling import dumps
+from ensemble_ray.process.config import dumps
 
 
 def test_code_that_travels_by_value_keeps_its_file_and_line() -> None:

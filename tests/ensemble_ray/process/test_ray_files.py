@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError
-from ensemble_ray.process import ray_files
-from ensemble_ray.process.ray_files import private_ray_directory, secure_token_file, token_file
+from ensemble_ray.process import private_files as ray_files
+from ensemble_ray.process.private_files import private_ray_directory, secure_token_file, token_file
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray.prompts.packing import MARKER_ROOM, cut_text, pack_sections, shrink
-from ensemble_ray.prompts.sections import SEPARATOR, Piece, Section, SectionKind
+from ensemble_ray.prompts.task import SEPARATOR, Piece, Section, SectionKind
 
 SIZES = st.lists(st.integers(0, 5000), max_size=12)
 

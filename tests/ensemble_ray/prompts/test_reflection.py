@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import Task, TaskReflection, build_user_prompt
-from ensemble_ray.prompts.reflection import ReflectionParts, build_reflection_request, parse_reflection
+from ensemble_ray.prompts.task import ReflectionParts, build_reflection_request, parse_reflection
 
 TASK = Task(description="Write {x}", expected_output="Prose")
 NOTES = TaskReflection(

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from ensemble_ray import Task, TaskOutput, build_user_prompt
-from ensemble_ray.prompts.context import context_section
+from ensemble_ray.prompts.task import context_section
 
 TASK = Task(description="Write", expected_output="Prose")
 PLAIN = "## Task\nWrite\n\n## Expected Output\nProse"

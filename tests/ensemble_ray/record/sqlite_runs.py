@@ -12,7 +12,7 @@ import ensemble_ray
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile
-from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.losses import RECORD
 from tests.template import run_forked
 
 RUN = "run-1"

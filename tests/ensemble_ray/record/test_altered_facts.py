@@ -35,17 +35,17 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.loader import Runnable
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.losses import RECORD
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.recovery.forking import offer_fork
+from ensemble_ray.teamfile import Runnable
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 
 #: What takes the place of a value; the first one leaves it out.

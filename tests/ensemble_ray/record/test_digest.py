@@ -77,7 +77,7 @@ def test_digests_are_equal_exactly_when_nothing_differs(old: dict[str, object], 
 
 def test_code_of_the_library_may_move_to_another_module() -> None:
     """S-DUR-36: the library's own code is known by its name."""
-    recorded = {"tools": [{"callable": "ensemble_ray.tools.builtin.calculator.CalculatorTool"}]}
+    recorded = {"tools": [{"callable": "ensemble_ray.tools.builtin.plain.CalculatorTool"}]}
     assert differences(recorded, {"tools": [{"callable": "ensemble_ray.CalculatorTool"}]}) == []
     assert differences(recorded, {"tools": [{"callable": "ensemble_ray.DateTimeTool"}]}) != []
     assert differences({"callable": "my.old.Tool"}, {"callable": "my.new.Tool"}) != []

@@ -9,9 +9,8 @@ import pytest
 
 from ensemble_ray import AgentExecutionError, ExitReason, RecordError, RunState, TaskOutput
 from ensemble_ray.coordinator.outputs import HeldOutputs, recall_output
-from ensemble_ray.execute.orders import TaskFailure
-from ensemble_ray.execute.outcomes import Resumed
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.effects import typed_output
+from ensemble_ray.execute.orders import Resumed, TaskFailure
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace

@@ -15,7 +15,7 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recall_output
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.outcomes import Resumed
+from ensemble_ray.execute.orders import Resumed
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded

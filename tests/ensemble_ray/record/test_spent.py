@@ -11,7 +11,7 @@ from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.spent import SpentTally, spent_of, with_account
-from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.metrics import Amount, RunBudget
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 
 READ = node("read", "Read Ray")

@@ -30,7 +30,7 @@ from ensemble_ray import (
     decide,
     pending_reviews,
 )
-from ensemble_ray.execute.review.asking import TIMEOUT
+from ensemble_ray.execute.review.gates import TIMEOUT
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.value import utc_now

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ensemble_ray import Plan
-from ensemble_ray.plan.units import Unit
-from ensemble_ray.schedule.scopes import Scopes
-from ensemble_ray.schedule.unit import Execution
+from ensemble_ray.plan.plan import Unit
+from ensemble_ray.schedule.unit import Execution, Scopes
 
 
 def execution_of(*units: Unit, instance: str = "") -> Execution:

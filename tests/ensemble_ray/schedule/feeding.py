@@ -20,7 +20,7 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
 )
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled, Stimulus
 
 Work = tuple[int, int]

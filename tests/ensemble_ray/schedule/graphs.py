@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ensemble_ray import ExitReason
-from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphEntry, GraphUnit, JoinEntry, StateEntry
+from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphEntry, GraphUnit, JoinEntry, StateEntry
 from ensemble_ray.schedule.graph import END_STATE, GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
@@ -14,12 +14,12 @@ from ensemble_ray.schedule.instructions import (
     EdgeMatches,
     End,
     Evaluate,
+    GraphResult,
     Instruction,
     Start,
     StepEnded,
     TaskChanges,
 )
-from ensemble_ray.schedule.results import GraphResult
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed
 from ensemble_ray.schedule.unit import UnitStimulus
 from tests.ensemble_ray.schedule.executions import execution_of

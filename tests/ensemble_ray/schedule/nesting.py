@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ensemble_ray import ExitReason, Node, Plan
-from ensemble_ray.plan.units import LoopUnit, Unit
+from ensemble_ray.plan.plan import LoopUnit, Unit
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Question, Start
-from ensemble_ray.schedule.nested import NestedSource
+from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -21,7 +21,6 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
 )
 from ensemble_ray.schedule.unit import Execution, UnitMachine
-from ensemble_ray.schedule.unit_machines import make_machine
 
 Word = TypeVar("Word")
 

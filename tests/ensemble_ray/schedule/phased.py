@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ensemble_ray import Plan
-from ensemble_ray.plan.units import LoopUnit, PhaseUnit
-from ensemble_ray.schedule.instructions import Instruction, ReflectOn, Start, Warn
+from ensemble_ray.plan.plan import LoopUnit, PhaseUnit
+from ensemble_ray.schedule.instructions import Instruction, PhaseResult, ReflectOn, Start, Warn
+from ensemble_ray.schedule.nested import make_machine
 from ensemble_ray.schedule.phases import PhasesMachine
-from ensemble_ray.schedule.results import PhaseResult
 from ensemble_ray.schedule.stimuli import Completed, Stimulus
 from ensemble_ray.schedule.unit import Execution, UnitMachine
-from ensemble_ray.schedule.unit_machines import make_machine
 from tests.ensemble_ray.schedule.nesting import Nest, node
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from ensemble_ray import ExitReason, Node, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
-from ensemble_ray.schedule.machine import Machine
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import Machine, TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ensemble_ray import ExitReason, Plan
 from ensemble_ray.schedule.instructions import Cancel, Evaluate, Instruction, Start
+from ensemble_ray.schedule.nested import make_machine
 from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Completed, Evaluated, Exited, Failed, Stimulus
 from ensemble_ray.schedule.unit import Execution, UnitMachine
-from ensemble_ray.schedule.unit_machines import make_machine
 from tests.ensemble_ray.schedule.nesting import Nest
 
 #: What a review says; most of it asks for more.

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ExitReason, RunState
-from ensemble_ray.plan.units import GraphUnit
+from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
     AsksAfter,
     ContextPart,
     EdgeMatches,
+    GraphResult,
     Start,
     StepEnded,
+    StepResult,
     TaskChanges,
+    UnitFailure,
 )
-from ensemble_ray.schedule.results import GraphResult, StepResult, UnitFailure
 from ensemble_ray.schedule.stimuli import Begun, CancelRequested
 from ensemble_ray.schedule.unit import HistoryEntry, StopRequested
 from tests.ensemble_ray.schedule.executions import execution_of

@@ -7,10 +7,9 @@ from itertools import permutations
 import pytest
 
 from ensemble_ray import ExitReason, RunState
-from ensemble_ray.plan.units import GraphUnit
-from ensemble_ray.schedule.branches import BRANCH_TRANSITIONS, BranchEvent, BranchState
-from ensemble_ray.schedule.instructions import Start, TaskChanges
-from ensemble_ray.schedule.results import StepResult, UnitFailure
+from ensemble_ray.plan.plan import GraphUnit
+from ensemble_ray.schedule.graph import BRANCH_TRANSITIONS, BranchEvent, BranchState
+from ensemble_ray.schedule.instructions import Start, StepResult, TaskChanges, UnitFailure
 from ensemble_ray.schedule.stimuli import CancelRequested
 from ensemble_ray.schedule.unit import HistoryEntry
 from tests.ensemble_ray.schedule.graphs import (

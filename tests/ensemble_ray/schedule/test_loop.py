@@ -11,13 +11,14 @@ from ensemble_ray.schedule.instructions import (
     ContextPart,
     Evaluate,
     IterationEnded,
+    LoopResult,
     ResetMemory,
     Start,
     TaskChanges,
+    UnitFailure,
     UntilHolds,
 )
-from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
-from ensemble_ray.schedule.results import LoopResult, UnitFailure
+from ensemble_ray.schedule.loop import LOOP_TRANSITIONS, LoopState
 from tests.ensemble_ray.schedule.nesting import Nest, announced, loop, nested
 
 UNIT = "loop:refine"

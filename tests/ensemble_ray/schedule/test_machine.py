@@ -10,10 +10,9 @@ from ensemble_ray import ExitReason, Plan
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.parallel import ParallelMachine
-from ensemble_ray.schedule.sequential import SequentialMachine
-from ensemble_ray.schedule.states import InvalidTransitionError, TaskState
+from ensemble_ray.schedule.machine import InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, decode_stimulus, encode_stimulus
+from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
     CANCELLED,

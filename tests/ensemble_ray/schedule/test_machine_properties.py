@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ensemble_ray import ExitReason, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
 from tests.ensemble_ray.schedule.plans import CheckedMachine, done, failed, plan_of

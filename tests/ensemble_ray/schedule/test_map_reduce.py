@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray.schedule.instructions import Evaluate, MapItem, PullItems, ReduceGroup, Start, Warn, WarnOversized
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_rules import MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import MapReduceRules
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,
     COMPLETED,

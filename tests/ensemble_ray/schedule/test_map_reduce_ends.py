@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import End, WarnLeftOut
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import CancelRequested, Stimulus
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import ReduceGroup
-from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import CancelRequested, Failed
 from tests.ensemble_ray.schedule.feeding import Feed, Work, exited, leaves, name, raised
 

@@ -6,7 +6,7 @@ import pytest
 
 from ensemble_ray.schedule.instructions import End, ReduceGroup, WarnLeftOut
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_rules import MapReduceRules
+from ensemble_ray.schedule.map_reduce_groups import MapReduceRules
 from tests.ensemble_ray.schedule.feeding import Feed, Work, by_budget, by_chunk, left_out, name_of
 
 LEVELS: dict[str, bool] = {}

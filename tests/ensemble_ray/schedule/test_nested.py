@@ -7,27 +7,25 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray import ExitReason, RunState
-from ensemble_ray.plan.units import EdgeEntry, GraphUnit, PhaseUnit, StateEntry
+from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, PhaseUnit, StateEntry
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import (
     ContextPart,
     End,
+    GraphResult,
     Inform,
     Instruction,
+    LoopResult,
     Skip,
     Start,
     TaskChanges,
     UntilHolds,
 )
-from ensemble_ray.schedule.nested import NestedSource
-from ensemble_ray.schedule.parallel import ParallelMachine
-from ensemble_ray.schedule.results import GraphResult, LoopResult
-from ensemble_ray.schedule.scopes import Parts
-from ensemble_ray.schedule.sequential import SequentialMachine
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import TaskState
+from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.stimuli import Begun, Completed
-from ensemble_ray.schedule.unit import HistoryEntry, StopRequested, UnitMember, UnitStimulus
-from ensemble_ray.schedule.unit_machines import make_machine
+from ensemble_ray.schedule.unit import HistoryEntry, Parts, StopRequested, UnitMember, UnitStimulus
+from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from tests.ensemble_ray.schedule.nesting import Nest, cancelled, loop, nested, node
 
 A = loop("a", "x", max_iterations=2, has_until=False)

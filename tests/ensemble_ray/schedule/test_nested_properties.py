@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import ExitReason, Plan, RunState
-from ensemble_ray.plan.units import LoopUnit
-from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, IterationEnded, Question, Start
-from ensemble_ray.schedule.results import LoopResult
+from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    Cancel,
+    End,
+    Evaluate,
+    IterationEnded,
+    LoopResult,
+    Question,
+    Start,
+)
 from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Completed, Evaluated, Exited, Failed, Stimulus
 from tests.ensemble_ray.schedule.nesting import Nest, loop, nested
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.schedule.packing import chunks, first_fit_decreasing
+from ensemble_ray.schedule.map_reduce_groups import chunks, first_fit_decreasing
 
 SEEDED = settings(max_examples=60)
 

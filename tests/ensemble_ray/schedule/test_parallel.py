@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import Plan
 from ensemble_ray.schedule.instructions import Instruction
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import TaskState
 from ensemble_ray.schedule.stimuli import Stimulus
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import RunState
-from ensemble_ray.schedule.instructions import Evaluate, ReflectOn, Start, TaskChanges
-from ensemble_ray.schedule.phase_states import PhaseState
-from ensemble_ray.schedule.results import UnitFailure
+from ensemble_ray.schedule.instructions import Evaluate, ReflectOn, Start, TaskChanges, UnitFailure
+from ensemble_ray.schedule.phases import PhaseState
 from tests.ensemble_ray.schedule.nesting import loop
 from tests.ensemble_ray.schedule.phased import Phased, instances, phase, reviewed, shown
 

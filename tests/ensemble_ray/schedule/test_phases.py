@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ExitReason, RunState
-from ensemble_ray.schedule.instructions import ContextPart, Start
-from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseEvent, PhaseState
-from ensemble_ray.schedule.results import PhaseResult
+from ensemble_ray.schedule.instructions import ContextPart, PhaseResult, Start
+from ensemble_ray.schedule.phases import PHASE_TRANSITIONS, PhaseEvent, PhaseState
 from tests.ensemble_ray.schedule.nesting import cancelled, loop
 from tests.ensemble_ray.schedule.phased import Phased, instances, phase, reviewed, shown
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray.schedule.instructions import ContextPart
-from ensemble_ray.schedule.scopes import Scopes, scope_of
+from ensemble_ray.schedule.unit import Scopes, scope_of
 
 
 def part(*instances: str) -> tuple[ContextPart, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ensemble_ray import Plan
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import TaskState
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
     CANCELLED,

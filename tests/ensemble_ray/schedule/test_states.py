@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
+from ensemble_ray.schedule.machine import TRANSITIONS, InvalidTransitionError, TaskState
 from tests.ensemble_ray.schedule.plans import STARTED, CheckedMachine, sequence
 
 FORBIDDEN = [pair for pair in product(TaskState, repeat=2) if pair not in TRANSITIONS]

@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import Plan, RunState
-from ensemble_ray.plan.units import EdgeEntry, GraphEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry, Unit
-from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Start, StepEnded
+from ensemble_ray.plan.plan import EdgeEntry, GraphEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry, Unit
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    Cancel,
+    End,
+    Evaluate,
+    GraphResult,
+    PhaseResult,
+    Start,
+    StepEnded,
+)
 from ensemble_ray.schedule.phases import PhasesMachine
-from ensemble_ray.schedule.results import GraphResult, PhaseResult
 from ensemble_ray.schedule.stimuli import CancelRequested, Exited
 from ensemble_ray.values.ids import key_of
 from tests.ensemble_ray.schedule.graphs import edge, fork, join

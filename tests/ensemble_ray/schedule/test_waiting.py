@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ensemble_ray import ExitReason, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Evaluate, Instruction, Skip, Start
-from ensemble_ray.schedule.machine import WAITS
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.machine import WAITS, TaskState
 from ensemble_ray.schedule.stimuli import (
     Begun,
     CancelRequested,

@@ -22,7 +22,7 @@ from ensemble_ray import (
     ToolCall,
     ToolSpec,
 )
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.ports import Services, use_services
 from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
 from ensemble_ray.testing import scripted as scripted_module
 from ensemble_ray.testing.scripted import ScriptedModelHandle, answer_scripted

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.text.control_characters import escape_controls, escape_json, escape_surrogates
+from ensemble_ray.text.foreign_text import escape_controls, escape_json, escape_surrogates
 
 _ALL = [chr(number) for number in range(0x110000)]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.text.foreign_text import WholePieces, one_line, whole_data, whole_json, whole_text
 
 ROOT = Path(__file__).resolve().parents[3]

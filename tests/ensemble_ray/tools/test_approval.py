@@ -28,8 +28,8 @@ from ensemble_ray import (
     ToolResult,
     ValidationError,
 )
-from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import use_tool_context
+from ensemble_ray.tools.waiting import TimeLimit
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
 

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray import AgentExecutionError, ExitEarlyError, IllegalStateError, ToolContext, tool
-from ensemble_ray.tools.batch import call_batch
-from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.call import call_batch, call_tool
+from ensemble_ray.tools.cpu import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 

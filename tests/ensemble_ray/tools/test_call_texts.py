@@ -9,10 +9,9 @@ from collections.abc import Awaitable
 import pytest
 
 from ensemble_ray import ExitEarlyError, ToolResult, current_tool_context, tool
-from ensemble_ray.ports.services import Services, use_services
+from ensemble_ray.ports import Services, use_services
 from ensemble_ray.tools.call import cut_for_log, truncate_output
-from ensemble_ray.tools.cpu import CannotTravelError
-from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.cpu import CannotTravelError, ToolOutcome
 from tests.ensemble_ray.tools.doubles import Plain, PoolHere
 from tests.ensemble_ray.tools.test_call import call
 

@@ -6,7 +6,7 @@ import codecs
 
 import pytest
 
-from ensemble_ray.tools.charsets import CHARSETS, codec_of, decode
+from ensemble_ray.tools.web.net import CHARSETS, codec_of, decode
 
 
 @pytest.mark.parametrize(

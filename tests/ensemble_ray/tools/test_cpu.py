@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 
 from ensemble_ray import ExitEarlyError, IllegalStateError
-from ensemble_ray.tools.cpu import CannotTravelError, call_packed, pack, pack_tool, unpack_reply
-from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.cpu import CannotTravelError, ToolOutcome, call_packed, pack, pack_tool, unpack_reply
 
 CALL = {"positional": (), "named": {}, "tool_name": "t", "idempotency_key": "k"}
 

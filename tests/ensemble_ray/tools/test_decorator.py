@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import ValidationError, tool
-from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
 from ensemble_ray.tools.registry import resolve_tools
+from ensemble_ray.tools.tool import FunctionTool, marked_functions, tool_mark
 
 
 @tool
@@ -170,7 +170,7 @@ def test_tool_of_a_script_keeps_its_types_when_they_are_strings() -> None:
         "import sys, cloudpickle\n"
         "from typing import Annotated\n"
         "from pydantic import Field\n"
-        "from ensemble_ray.tools.decorator import tool\n"
+        "from ensemble_ray.tools.tool import tool\n"
         "@tool\n"
         "def greet(name: Annotated[str, Field(description='Who')]) -> str:\n"
         "    'Greet.'\n"

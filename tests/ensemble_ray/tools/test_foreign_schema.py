@@ -18,7 +18,7 @@ from ensemble_ray.tools.foreign_schema import (
     normalise_parameters,
     rename_properties,
 )
-from ensemble_ray.tools.mcp.listing import mend_listing, tool_names
+from ensemble_ray.tools.mcp.session import mend_listing, tool_names
 
 TEXT = {"type": "string"}
 ANY = {

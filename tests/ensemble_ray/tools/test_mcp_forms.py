@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.tools.mcp.forms import approved_values, form_prompt, read_values
+from ensemble_ray.tools.mcp.questions import approved_values, form_prompt, read_values
 
 ORDER = {
     "properties": {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.tools.web.addresses import refusal_of
-from ensemble_ray.tools.web.net import RequestFailedError, exchange, fetch
+from ensemble_ray.tools.web.net import RequestFailedError, exchange, fetch, refusal_of
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ensemble_ray import (
     current_tool_context,
 )
 from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.cpu import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
 from ensemble_ray.tools.tool import use_tool_context
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync

@@ -10,8 +10,7 @@ from google.protobuf.struct_pb2 import Value
 
 from ensemble_ray import RemoteAgent, ValidationError
 from ensemble_ray.tools import A2ATool
-from ensemble_ray.tools.a2a.address import AgentAddress
-from ensemble_ray.tools.a2a.plain_values import plain_value
+from ensemble_ray.tools.a2a.connecting import AgentAddress, plain_value
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import ToolResult
-from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_result, outcome_of_return, unknown_tool
-from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.cpu import ToolOutcome, outcome_of_result, outcome_of_return, unknown_tool
+from ensemble_ray.tools.waiting import render_value
 
 
 class Point(BaseModel):
@@ -149,7 +149,7 @@ def test_value_is_refused_when_its_bytes_are_no_text() -> None:
 
 def test_value_is_refused_when_it_yields_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-LLM-46."""
-    monkeypatch.setattr("ensemble_ray.tools.rendering.MOST_ITEMS", 3)
+    monkeypatch.setattr("ensemble_ray.tools.waiting.MOST_ITEMS", 3)
 
     def numbers() -> Iterator[int]:
         while True:

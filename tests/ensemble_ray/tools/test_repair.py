@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ensemble_ray.tools.repair import repair_arguments
+from ensemble_ray.tools.schema import repair_arguments
 
 SCHEMA = {
     "type": "object",

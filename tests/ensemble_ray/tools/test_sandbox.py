@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
+from ensemble_ray.tools.builtin.files import AccessDeniedError, Sandbox
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 _OUTSIDE = "Access denied: path is outside the sandbox directory"

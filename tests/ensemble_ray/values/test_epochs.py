@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ensemble_ray.values.epochs import MOST_RESENDS, OWNER_STEP, REDISPATCH_STEP, resend_step
+from ensemble_ray.values.ids import MOST_RESENDS, OWNER_STEP, REDISPATCH_STEP, resend_step
 
 
 def test_epochs_are_never_the_same_when_any_level_hands_out_again() -> None:

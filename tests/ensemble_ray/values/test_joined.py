@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ensemble_ray import TaskOutput
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.task_output import join_iterations
 from ensemble_ray.values.value import utc_of
 
 

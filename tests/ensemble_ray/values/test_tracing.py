@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.values.tracing import RunTracing, TraceParent, parse_traceparent
+from ensemble_ray.values.trace import RunTracing, TraceParent, parse_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

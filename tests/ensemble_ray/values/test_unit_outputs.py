@@ -14,7 +14,7 @@ from ensemble_ray import (
     PhaseTrace,
     TaskOutput,
 )
-from ensemble_ray.values.unit_outputs import GraphHistory, LoopHistory, UnitOutputs
+from ensemble_ray.values.task_output import GraphHistory, LoopHistory, UnitOutputs
 from ensemble_ray.values.value import utc_of
 
 

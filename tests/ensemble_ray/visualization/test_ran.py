@@ -28,7 +28,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.visualization.files import read_dag, read_trace, trace_steps
+from ensemble_ray.visualization.dev_tools import read_dag, read_trace, trace_steps
 from ensemble_ray.visualization.flow import Flow, flow_data, place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
 from tests.builders import agent, answer, call, task

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import ReviewDecision, decide, pending_reviews, resume
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.loader import load_runnable
+from ensemble_ray.teamfile import load_runnable
 from tests.command_line import Call
 
 TEAM = """

@@ -67,7 +67,7 @@ def test_token_that_others_can_read_or_choose_is_found(tmp_path: Path, monkeypat
 
 def test_the_command_is_named_when_the_embedded_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No failure: it is an extra."""
-    monkeypatch.setattr("ensemble_ray.llm.local_engine.weights.find_weights", lambda: None)
+    monkeypatch.setattr("ensemble_ray.llm.local.find_weights", lambda: None)
     finding = list(check_embedded())[-1]
     assert finding.state == "note"
     assert "ensemble-ray models install" in finding.advice

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Ensemble
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.teamfile import load_ensemble
 from tests.command_line import Call
 
 AGENTS = """

@@ -12,8 +12,8 @@ from ensemble_ray.cli.demo_team import demo_team
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.loader import Runnable, load_source
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
+from ensemble_ray.teamfile import Runnable, load_source
 
 
 def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact[ModelAnswered]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.cli.inputs.standard_input import copied_items, forget_items
+from ensemble_ray.cli.map_team import copied_items, forget_items
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, ValidationError
-from ensemble_ray.cli.jobs.command import ClusterCommand, confirm_leaving, ships, wanted_environment
-from ensemble_ray.ports.jobs import JobEnd
+from ensemble_ray.cli.jobs import ClusterCommand, confirm_leaving, ships, wanted_environment
+from ensemble_ray.ports import JobEnd
 
 
 class Server:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ensemble_ray.cli.view.followed import FollowedEvents
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress
-from ensemble_ray.events.wire import WireEvent
+from ensemble_ray.events.messages import WireEvent
 
 TASK = {"instance": "draft#0", "task_description": "d", "agent_role": "Writer", "task_index": 1, "total_tasks": 2}
 ANSWER = {"instance": "draft#0", "agent_role": "Writer", "input_tokens": 10, "output_tokens": 5, "latency_ms": 500}

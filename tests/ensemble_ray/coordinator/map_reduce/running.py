@@ -21,7 +21,7 @@ from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
-from ensemble_ray.execute.spending import Spending
+from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.items.pulling import ItemReader, ListReader
 from ensemble_ray.ports import Persistence

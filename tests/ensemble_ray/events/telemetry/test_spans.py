@@ -11,12 +11,17 @@ from opentelemetry.semconv.attributes import error_attributes
 
 from ensemble_ray import ExitReason, LlmInteraction, TaskTrace, ToolCallTrace, ValidationError
 from ensemble_ray.events.telemetry import conventions
-from ensemble_ray.events.telemetry.content import CONTENT_VARIABLE, Content, content_mode
-from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.events.telemetry.task_spans import task_spans
+from ensemble_ray.events.telemetry.spans import (
+    CONTENT_VARIABLE,
+    Content,
+    UnitTimes,
+    content_mode,
+    run_spans,
+    task_spans,
+)
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-from ensemble_ray.llm.endpoint_urls import provider_of
-from ensemble_ray.values.tracing import RunTracing, TraceParent
+from ensemble_ray.llm.failures import provider_of
+from ensemble_ray.values.trace import RunTracing, TraceParent
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 TRACING = RunTracing(run_id="r")
@@ -83,8 +88,10 @@ def test_names_are_those_of_the_conventions() -> None:
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
     own = {
         getattr(conventions, name)
-        for name in conventions.__all__
-        if str(getattr(conventions, name)).startswith("gen_ai.") and "client" not in getattr(conventions, name)
+        for name in vars(conventions)
+        if name.isupper()
+        and str(getattr(conventions, name)).startswith("gen_ai.")
+        and "client" not in getattr(conventions, name)
     }
     assert own <= known
     operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}

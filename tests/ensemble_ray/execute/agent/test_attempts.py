@@ -22,8 +22,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.limits.endpoints import EndpointService
-from ensemble_ray.limits.local_limiter import LocalLimiter
+from ensemble_ray.llm.limits.endpoints import EndpointService
+from ensemble_ray.llm.limits.limiter import LocalLimiter
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer

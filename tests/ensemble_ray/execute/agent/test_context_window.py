@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import ChatMessage, Task, TaskReflection, ToolSpec, ValidationError
-from ensemble_ray.execute.agent.context_window import ContextWindow
-from ensemble_ray.execute.request_size import estimated_input
-from ensemble_ray.prompts.context import context_part
-from ensemble_ray.prompts.memory import memory_sections, scope_sections
-from ensemble_ray.prompts.sections import PromptPart, render_parts
-from ensemble_ray.prompts.task import fixed_parts, user_prompt_parts
+from ensemble_ray.execute.agent.context_window import ContextWindow, estimated_input
+from ensemble_ray.prompts.task import (
+    PromptPart,
+    context_part,
+    fixed_parts,
+    memory_sections,
+    render_parts,
+    scope_sections,
+    user_prompt_parts,
+)
 from ensemble_ray.values.memory import RecalledMemory
 from tests.builders import call
 from tests.ensemble_ray.prompts.test_memory import OUTPUT

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray import ChatMessage, ChatResponse, ToolCall
-from ensemble_ray.execute.agent.react import MAX_STOPS, ReactMachine, stop_text
-from ensemble_ray.execute.agent.steps import (
+from ensemble_ray.execute.agent.react import (
+    MAX_STOPS,
     AnswerReceived,
     CallModel,
     CallTools,
     Fail,
     Finish,
+    ReactMachine,
     StepInstruction,
     ToolsReturned,
+    stop_text,
 )
 
 STOP = (

@@ -28,8 +28,8 @@ from ensemble_ray import (
     TryAgain,
 )
 from ensemble_ray.testing import RecordingSink
-from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.messages import Reasoning
+from ensemble_ray.values.metrics import RunBudget
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench
 from tests.ensemble_ray.values.test_joined import output
 

@@ -9,8 +9,7 @@ import pydantic
 import pytest
 
 from ensemble_ray import parse_output
-from ensemble_ray.execute.agent.structured import restore_output
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.structured import adapter_of, restore_output
 
 
 class Mayor(typing.TypedDict, total=False):

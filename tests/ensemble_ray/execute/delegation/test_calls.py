@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import DelegationContext
-from ensemble_ray.execute.delegation.calls import AskedDelegation, manager_tool, peer_tool, read_call
+from ensemble_ray.execute.delegation.decisions import AskedDelegation, manager_tool, peer_tool, read_call
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.delegation import Peer
 

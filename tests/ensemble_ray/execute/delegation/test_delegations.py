@@ -23,7 +23,7 @@ from ensemble_ray import (
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.tools.batch import BATCH_LIMIT_S
+from ensemble_ray.tools.call import BATCH_LIMIT_S
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
 from tests.ensemble_ray.execute.running import Bench, call, writer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import DelegationContext
-from ensemble_ray.execute.delegation.gates import DelegationRefusal, ManagerGate, PeerGate
+from ensemble_ray.execute.delegation.decisions import DelegationRefusal, ManagerGate, PeerGate
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.values.delegation import Peer

@@ -12,7 +12,7 @@ from ensemble_ray import (
     ReviewRequest,
 )
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.facts.fact import Fact
 from tests.ensemble_ray.execute.running import Bench
 

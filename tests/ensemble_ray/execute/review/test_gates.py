@@ -22,8 +22,8 @@ from ensemble_ray import (
     TaskFailedEvent,
     TaskStartEvent,
 )
-from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review, review_id_of
-from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review, review_id_of
+from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.facts.ends import ExitRecorded, OutputRecorded
 from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.ports import Persistence

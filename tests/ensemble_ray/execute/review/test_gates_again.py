@@ -11,7 +11,7 @@ from ensemble_ray import (
     Review,
     ReviewDecision,
 )
-from ensemble_ray.execute.review.asking import review_id_of
+from ensemble_ray.execute.review.gates import review_id_of
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from tests.ensemble_ray.execute.review.gating import AFTER, Deciding, bench_of, facts_until
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray import ExitEarlyError, ReviewDecision, ReviewHandler, ReviewRequest, ReviewTiming, ValidationError
-from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.values.reviews import ReviewAnswer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 

@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray import Review, ReviewPolicy, Task
 from ensemble_ray.execute.orders import RunContext, TaskOrder
-from ensemble_ray.execute.review.rules import review_after, review_before
+from ensemble_ray.execute.review.gates import review_after, review_before
 from ensemble_ray.plan.plan import HierarchyRules
 
 REQUIRED, SKIP = Review.required("Polite?"), Review.skip()

@@ -30,7 +30,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.execute.review.tool_reviews import ToolReviews
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.fact import Fact

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ensemble_ray.events.wire import LAST_TYPE
-from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.events.messages import LAST_TYPE
+from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds, follower
 from tests.ensemble_ray.record.following.test_shared_ends import CountedStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.events.wire import Cursor, WireEvent
+from ensemble_ray.events.messages import Cursor, WireEvent
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.record.sqlite.store import SqliteStore
 from tests.golden.cases import RUNTIMES, Case, cases_of

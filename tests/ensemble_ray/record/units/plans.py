@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from ensemble_ray import Node, Plan, TaskMetrics, TaskOutput, TaskTrace
-from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry
+from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry
 from ensemble_ray.values.value import utc_of
 
 

@@ -17,7 +17,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
-from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, StepResult, UnitFailure
+from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult, UnitFailure
 from tests.ensemble_ray.record.units.plans import (
     DRAFT,
     POLISH,

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import Plan
-from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, StepResult
-from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult
+from ensemble_ray.values.task_output import join_iterations
 from tests.ensemble_ray.record.units.plans import (
     DRAFT,
     POLISH,

@@ -13,7 +13,7 @@ from ensemble_ray import (
     RunState,
     TaskExecutionError,
 )
-from ensemble_ray.plan.units import EdgeEntry
+from ensemble_ray.plan.plan import EdgeEntry
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.units.recorded import PredicateAnswer, verdicts_of

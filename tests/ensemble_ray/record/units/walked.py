@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ensemble_ray import AgentExecutionError, EnsembleOutput, Plan, TaskOutput
-from ensemble_ray.execute.orders import TaskFailure
-from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
+from ensemble_ray.execute.orders import FailedTask, RunOutcome, TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded

@@ -21,7 +21,7 @@ from ensemble_ray import (
     WebReviewHandler,
 )
 from ensemble_ray.events.messages import Message
-from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
 from ensemble_ray.studio.dashboard.snapshot import Snapshot
 from ensemble_ray.values.reviews import ReviewAnswer

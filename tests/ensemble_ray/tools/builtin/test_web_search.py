@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from ensemble_ray import ToolResult, WebSearchTool
-from ensemble_ray.tools.builtin.web_search import SerpApiSearch, TavilySearch
+from ensemble_ray.tools.builtin.web import SerpApiSearch, TavilySearch
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

@@ -1,0 +1,240 @@
+"""CrewAI's `agents.yaml` and `tasks.yaml` as a team file. Pure, but for reading the files.
+
+In: a project's folder. Out: the text of a team file, and what a person has to do by hand. Rules:
+
+1. A task without `context` is given the outputs of all tasks before it, as a sequential crew gives them; an empty list stays empty.
+2. What is written in Python there (tools, output types, guardrails, the process) is not executed and not guessed: it is told.
+3. Nothing is left out silently. A key without a value says nothing, and is as one that is not there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import yaml
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.teamfile.document import Entries, Items, Located, Problems, Scalar, read_document
+
+_AGENTS, _TASKS = "agents.yaml", "tasks.yaml"
+#: A run's input in a text.
+_VARIABLE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
+#: Whose endpoints speak the chat-completions protocol, and where they are by default.
+_ENDPOINTS: Mapping[str, str | None] = {
+    "openai": None,
+    "ollama": "http://localhost:11434/v1",
+    "hosted_vllm": "http://localhost:8000/v1",
+}
+#: What an agent or a task says there that means nothing here, or is as it is anyway.
+_MEANINGLESS = frozenset({"cache", "respect_context_window", "verbose_level", "name", "markdown"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedTeam:
+    """A team file, and what it could not say."""
+
+    #: YAML
+    text: str
+    #: one a line: where it stood, and what to do
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Notes:
+    """What is told while a crew is read."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, place: str, text: str) -> None:
+        """Say it."""
+        # In one line: they stand in comments of the file.
+        self.lines.append(" ".join(f"{place}: {text}".split()))
+
+
+def find_project(folder: Path) -> Path:
+    """Return the folder that has both files: this one, or the only one below it.
+
+    Raises:
+        ValidationError: there is none, or there are several.
+    """
+    if not folder.is_dir():
+        raise ValidationError(f"'{folder}' is no folder. Name the one that has {_AGENTS} and {_TASKS}")
+    hidden = (".venv", "node_modules", ".git")
+    found = sorted(
+        path.parent
+        for path in folder.rglob(_AGENTS)
+        if path.with_name(_TASKS).is_file() and not any(part in hidden for part in path.parts)
+    )
+    if folder in found:
+        return folder
+    if len(found) != 1:
+        which = f"several: {', '.join(map(str, found))}" if found else "none"
+        raise ValidationError(f"Of folders with {_AGENTS} and {_TASKS} there are in '{folder}' {which}. Name one")
+    return found[0]
+
+
+def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
+    """Return a crew as a team file.
+
+    Args:
+        folder: Has both files.
+        llm: Model of agents that name none, as in team files: `openai:gpt-4o-mini`.
+
+    Raises:
+        ValidationError: a file is no YAML, or not of that form; file, line and column are named.
+    """
+    notes = _Notes()
+    agents, tasks = _entries(folder / _AGENTS), _entries(folder / _TASKS)
+    team: dict[str, object] = {
+        "llm": llm,
+        "workflow": "sequential",
+        "agents": {name: _agent(f"{_AGENTS}: {name}", value, notes) for name, value in agents},
+    }
+    before: list[str] = []
+    made: dict[str, object] = {}
+    for name, value in tasks:
+        made[name] = _task(f"{_TASKS}: {name}", value, agents=dict(agents), before=before, notes=notes)
+        before.append(name)
+    team["tasks"] = made
+    if any("review" in cast("Mapping[str, object]", task) for task in made.values()):
+        team["review_handler"] = "console"
+    notes.add("crew.py", "is not read: a crew with Process.hierarchical is 'workflow: hierarchical' here")
+    body = yaml.dump(team, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    header = "".join(f"#   {line}\n" for line in notes.lines)
+    return ImportedTeam(text=f"# Imported from a crew. By hand:\n{header}{body}", notes=tuple(notes.lines))
+
+
+def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the agents or tasks of a file, by their names."""
+    problems = Problems(str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(f"{path}: it cannot be read as a text in UTF-8: {error}") from error
+    document = read_document(text, problems)
+    problems.check()
+    if not isinstance(document, Entries):
+        raise ValidationError(f"{path}:1:1: it must be a mapping of names to agents or tasks")
+    for name, value in document.items():
+        if not isinstance(value, Entries):
+            problems.add(value.spot, name, "it must be a mapping, with keys such as 'role' or 'description'")
+    problems.check()
+    return [(name, cast("Mapping[str, object]", _plain(value))) for name, value in document.items()]
+
+
+def _plain(located: Located) -> object:
+    match located:
+        case Entries():
+            return {name: _plain(value) for name, value in located.items()}
+        case Items():
+            return [_plain(value) for value in located]
+        case Scalar():
+            return located.value
+
+
+def _list_values(said: Mapping[str, object]) -> list[tuple[str, object]]:
+    return [(key, value) for key, value in said.items() if value not in (None, "")]
+
+
+def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, object]:
+    agent: dict[str, object] = {}
+    for key, value in _list_values(said):
+        match key:
+            case "role" | "goal":
+                agent[key] = _text(value)
+            case "backstory":
+                agent["background"] = _text(value)
+            case "llm":
+                agent |= _model(place, _text(value), notes)
+            case "max_iter":
+                agent["max_iterations"] = value
+            case "max_rpm":
+                agent["rate_limit"] = {"requests": value, "period": 60}
+            case "verbose" | "allow_delegation":
+                agent[key] = value
+            case _:
+                _note_key(place, key, value, notes)
+    for key in ("role", "goal", "background"):
+        if found := _VARIABLE.findall(str(agent.get(key, ""))):
+            names = ", ".join(f"{{{name}}}" for name in found)
+            notes.add(place, f"{key} has {names}: inputs are filled into tasks alone; say it in the tasks")
+    return agent
+
+
+def _task(
+    place: str, said: Mapping[str, object], *, agents: Mapping[str, object], before: list[str], notes: _Notes
+) -> dict[str, object]:
+    task: dict[str, object] = {}
+    for key, value in _list_values(said):
+        match key:
+            case "description" | "expected_output":
+                task[key] = _text(value)
+            case "agent":
+                if (name := _text(value)) not in agents:
+                    raise ValidationError(f"{place}: there is no agent '{name}' in {_AGENTS}")
+                task[key] = name
+            case "context":
+                task[key] = value
+            case "human_input":
+                if value:
+                    task["review"] = "required"
+            case "guardrail_max_retries" | "max_retries":
+                task["max_output_retries"] = value
+            case _:
+                _note_key(place, key, value, notes)
+    if not task.setdefault("context", list(before)):
+        del task["context"]
+    return task
+
+
+def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
+    if key in _MEANINGLESS or value in (None, False, [], ""):
+        return
+    advice = {
+        "async_execution": "ran beside others: with 'workflow: parallel' all tasks do that need no other's output",
+        "tools": f"tools {_format(value)} are Python there: write 'tools: [module:attribute]' for each",
+        "output_pydantic": f"answer of type {_format(value)}: write 'output_type: module:Class'",
+        "output_json": f"answer of type {_format(value)}: write 'output_type: module:Class'",
+        "output_file": f"wrote {_format(value)}: 'ensemble-ray run' prints the output, and '> FILE' keeps it",
+        "guardrail": "its guardrail: write 'output_guardrails: [module:function]'",
+        "callback": "its callback: write 'on_task_complete: module:function' for the team",
+        "max_execution_time": "its time limit has no key here: models and tools have timeouts of their own",
+    }
+    notes.add(place, advice.get(key, f"'{key}: {_format(value)}' has no key here and is left out"))
+
+
+def _format(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _model(place: str, name: str, notes: _Notes) -> dict[str, object]:
+    """Return the model of an agent as a team file names it: `openai/gpt-4o` is `openai:gpt-4o`."""
+    provider, slash, model = name.partition("/")
+    if not slash:
+        return {"llm": f"openai:{name}"}
+    if provider not in _ENDPOINTS:
+        notes.add(
+            place, f"model '{name}': give its endpoint for chat completions, 'llm: {{model: NAME, base_url: URL}}'"
+        )
+        return {}
+    url = _ENDPOINTS[provider]
+    return {"llm": f"openai:{model}" if url is None else {"model": model, "base_url": url}}
+
+
+def _text(value: object) -> str:
+    return str(value).strip()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as they read."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)

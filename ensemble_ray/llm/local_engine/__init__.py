@@ -1,1 +1,0 @@
-"""The engine that serves a model file of this machine."""

@@ -1,0 +1,337 @@
+"""A model's options as members of its requests. Pure.
+
+In: the options that a user set. Out: bodies of requests, each with the options that it can have: options about tools are
+sent only with tools, and a forced choice of a tool ends with the first tool result (S-LLM-25, S-LLM-26).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Literal, Protocol, cast
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.failures import CallFailure, CallOrigin
+from ensemble_ray.llm.protocol.transport import CallFailedError
+from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, Role, ToolSpec
+
+_log = bounded_logger(__name__)
+
+#: The role that a system message is sent under; `user`: its text goes in front of the next user message.
+SystemRole = Literal["system", "developer", "user"]
+
+#: Statuses of a refused request; some servers report an error of the template as their own.
+_REFUSALS = frozenset({400, 422, 500, 501})
+_CLIENT_ERROR = 400
+_ALTERNATING = re.compile(rb"\broles?\b.{0,40}alternat|alternat.{0,60}\broles?\b|should alternate with", re.DOTALL)
+_SYSTEM = re.compile(
+    rb"\b(system|developer)\W{0,4}(roles?|messages?|prompts?|instructions?)\b|\broles?\b.{0,60}\b(system|developer)\b"
+    rb"|user\W{1,4}(and|or)\W{1,4}assistant|(start|begin) with a user",
+    re.DOTALL,
+)
+_NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unknown|\bonly\b|\bmust\b|\bshould\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRoles:
+    """The roles that a model accepts."""
+
+    system: SystemRole = "system"
+    #: whether neighbours of the same role become one message
+    are_merged: bool = False
+
+    def arrange(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Return the conversation under these roles; the same messages where nothing changes."""
+        if self == MessageRoles():
+            return messages
+        arranged: list[ChatMessage] = []
+        follows_system = False
+        for message in messages:
+            is_system = message.role == "system"
+            # The protocol has `developer`, too; no message of ours is made with it.
+            sent = replace(message, role=cast("Role", self.system)) if is_system else message
+            joins = self.are_merged or (self.system == "user" and (is_system or follows_system))
+            if joins and arranged and _fit_together(arranged[-1], sent):
+                texts = (arranged[-1].content, sent.content)
+                arranged[-1] = replace(arranged[-1], content="\n\n".join(text for text in texts if text))
+            else:
+                arranged.append(sent)
+            follows_system = is_system
+        return arranged
+
+
+class RoleSearch:
+    """One request, sent under other roles where the endpoint refuses them.
+
+    Args:
+        encode: Returns the request's body under roles.
+        origin: The endpoint and the model.
+        declared: The user's choice for system messages; None: the first refusal decides.
+    """
+
+    def __init__(
+        self, encode: Callable[[MessageRoles], bytes], origin: CallOrigin, declared: SystemRole | None
+    ) -> None:
+        self._encode = encode
+        self._place = f"{origin.endpoint} {origin.model}"
+        self._declared = declared
+        known = _accepted.get(self._place, MessageRoles())
+        self._roles = known if declared is None else replace(known, system=declared)
+        self._refusal: CallFailure | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The request's body under the roles that are tried now."""
+        return self._encode(self._roles)
+
+    def adapt(self, failure: CallFailure) -> bool:
+        """Choose other roles after a failure; return False when none would help."""
+        if not is_refused_role(failure):
+            return False
+        alternates = self._roles.are_merged or _ALTERNATING.search(_text_of(failure)) is not None
+        others = [replace(self._roles, are_merged=alternates)]
+        if self._declared is None:
+            others.append(replace(others[0], system="user"))
+        refused = self.body
+        for roles in others:
+            if self._encode(roles) != refused:
+                self._roles, self._refusal = roles, failure
+                return True
+        return False
+
+    def succeed(self) -> None:
+        """Remember the roles that the endpoint accepted after a refusal."""
+        if self._refusal is None:
+            return
+        if _accepted.get(self._place) != self._roles:
+            _accepted[self._place] = self._roles
+            _log.info(
+                "%s refused the roles of the messages (HTTP %s); from now on %s",
+                self._place,
+                self._refusal.status,
+                " and ".join(_describe(self._roles)),
+            )
+        self._refusal = None
+
+
+#: place -> the roles that it accepted after it had refused others
+_accepted: dict[str, MessageRoles] = {}
+
+
+def is_refused_role(failure: CallFailure) -> bool:
+    """Whether a request may have failed because of the roles of its messages."""
+    status = failure.status
+    if status is None or (status >= _CLIENT_ERROR and status not in _REFUSALS):
+        return False
+    text = _text_of(failure)
+    return bool(_ALTERNATING.search(text) or (_SYSTEM.search(text) and _NEGATIVE.search(text)))
+
+
+def _text_of(failure: CallFailure) -> bytes:
+    return failure.body.lower() + failure.reason.lower().encode()
+
+
+def _fit_together(first: ChatMessage, second: ChatMessage) -> bool:
+    return (
+        first.role == second.role != "tool"
+        and first.name == second.name
+        and not first.tool_calls
+        and not second.tool_calls
+    )
+
+
+def _describe(roles: MessageRoles) -> list[str]:
+    said = ["system messages go into the next user message"] if roles.system == "user" else []
+    return [*said, "neighbours of the same role are merged"] if roles.are_merged else said
+
+
+#: Members of the request that are this library's to set.
+_OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
+#: Options of the protocol, and of servers that speak it, that a request without tools cannot have.
+_TOOL_OPTIONS = frozenset(
+    {
+        "disable_tool_validation",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "parse_tool_calls",
+        "tool_choice",
+        "tool_stream",
+    }
+)
+#: Choices that leave it to the model whether it calls a tool.
+_FREE_CHOICES = ("auto", "none")
+_NO_ROLES = MessageRoles()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Encoded members, without braces, by the requests that have them."""
+
+    always: bytes
+    with_tools: bytes = b""
+    #: with tools, once one of them has answered
+    after_result: bytes = b""
+
+    @classmethod
+    def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
+        """Encode options.
+
+        Args:
+            model: The model's name in the request.
+            options: Options of the user.
+            what: How errors name the model's class.
+
+        Raises:
+            ValidationError: an option is the library's own, or is not JSON.
+        """
+        for name in sorted(_OWN_MEMBERS & options.keys()):
+            raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
+        for name, value in options.items():
+            try:
+                json_bytes(value)
+            except (TypeError, ValueError):
+                raise ValidationError(
+                    f"{what}: request option '{name}' must be JSON, got: {type(value).__name__}"
+                ) from None
+        about_tools = {name: value for name, value in options.items() if name in _TOOL_OPTIONS}
+        others = {name: value for name, value in options.items() if name not in _TOOL_OPTIONS}
+        later = {name: value for name, value in about_tools.items() if name != "tool_choice"}
+        if (choice := _free_choice(about_tools.get("tool_choice"))) is not None:
+            later["tool_choice"] = choice
+        return cls(json_bytes({"model": model, **others})[1:-1], json_bytes(about_tools)[1:-1], json_bytes(later)[1:-1])
+
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] = (),
+        roles: MessageRoles = _NO_ROLES,
+        *,
+        suffix: bytes = b"",
+        origin: str = "",
+    ) -> bytes:
+        """Return the body of a request.
+
+        Args:
+            messages: The conversation.
+            tools: The tools that are offered.
+            roles: The roles that the endpoint accepts.
+            suffix: Members of this kind of request, such as `"stream":true`.
+            origin: The endpoint and the model that it goes to.
+        """
+        about_tools = b""
+        if tools:
+            has_result = any(message.role == "tool" for message in messages)
+            about_tools = self.after_result if has_result else self.with_tools
+        members = b",".join(part for part in (about_tools, suffix) if part)
+        return encode_request(self.always, roles.arrange(messages), tools, suffix=members, origin=origin)
+
+
+def _free_choice(choice: object) -> object:
+    """Return the choice that remains after the first tool result; None: the endpoint's default."""
+    if not isinstance(choice, dict):
+        return choice if choice in _FREE_CHOICES else None
+    members = cast("Mapping[str, object]", choice)
+    allowed = members.get("allowed_tools")
+    if isinstance(allowed, dict):
+        # The model may answer from now on; the other tools stay out of its reach.
+        return {**members, "allowed_tools": {**cast("Mapping[str, object]", allowed), "mode": "auto"}}
+    return members if members.get("type") in _FREE_CHOICES else None
+
+
+#: What an endpoint that does not take schemas answers with; 404 is a router's that knows no model that takes them.
+_REFUSALS_SCHEMA_OFFERS = frozenset({400, 404, 422, 501})
+_SERVER_ERROR = 500
+
+#: How endpoints name the mode in the text of a refusal, in lower case.
+_NAMES = (b"response_format", b"json_schema", b"structured output")
+#: The mode is there, this schema is not taken.
+_INVALID_SCHEMA = b"invalid schema"
+
+#: Where no schema is sent any more: places, and places with a schema's digest.
+_refused: set[str] = set()
+#: Places that took a schema.
+_accepting: set[str] = set()
+
+
+class Send(Protocol):
+    """Sends a request."""
+
+    async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
+        """Return the answer; a request with a schema that is refused is not to be repeated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaOffer:
+    """A schema to hold an answer to, if the endpoint can."""
+
+    schema: JsonSchema
+    #: whether the user says that the endpoint takes schemas; otherwise the first call finds out
+    is_declared: bool = False
+
+    async def answer(self, send: Send, body: bytes, origin: CallOrigin) -> ChatResponse:
+        """Return the answer to a request with the schema; to the same without it where the endpoint does not take it.
+
+        Args:
+            send: Sends a body.
+            body: The request without the schema.
+            origin: Which endpoint and model.
+
+        Raises:
+            CallFailedError: the call failed, and not for the schema's sake.
+        """
+        endpoint = f"{origin.endpoint} {origin.model}"
+        member = _member(self.schema)
+        this_schema = f"{endpoint} {sha256(member).hexdigest()}"
+        if endpoint in _refused or this_schema in _refused:
+            return await send(body)
+        try:
+            response = await send(b"".join((body[:-1], b",", member, b"}")), has_schema=True)
+        except CallFailedError as failed:
+            refusal = failed.failure
+            if not is_refused_schema(refusal):
+                raise
+        else:
+            _accepting.add(endpoint)
+            return response
+        is_particular = self.is_declared or endpoint in _accepting or _INVALID_SCHEMA in refusal.body.lower()
+        refused = this_schema if is_particular else endpoint
+        if _names_the_mode(refusal):
+            self._remember(refused, endpoint, refusal)
+            return await send(body)
+        response = await send(body)
+        self._remember(refused, endpoint, refusal)
+        return response
+
+    def _remember(self, refused: str, endpoint: str, refusal: CallFailure) -> None:
+        if refused not in _refused:
+            _refused.add(refused)
+            what = "JSON schemas" if refused == endpoint else f"the JSON schema of '{self.schema.name}'"
+            _log.info(
+                "%s does not take %s (HTTP %s); the prompt alone asks for the form", endpoint, what, refusal.status
+            )
+
+
+def is_refused_schema(failure: CallFailure) -> bool:
+    """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
+    if failure.told.is_bad_generation or failure.told.is_out_of_credit:
+        return False
+    if failure.status in _REFUSALS_SCHEMA_OFFERS:
+        return True
+    is_explained = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR
+    return is_explained and _names_the_mode(failure)
+
+
+def _names_the_mode(failure: CallFailure) -> bool:
+    said = failure.body.lower() + failure.reason.lower().encode()
+    return any(name in said for name in _NAMES)
+
+
+def _member(schema: JsonSchema) -> bytes:
+    """`response_format` as a member of the request's body."""
+    member = {"name": schema.name, "schema": schema.schema, "strict": schema.strict}
+    return b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": member})

@@ -1,1 +1,0 @@
-"""Memory that lasts, in one file of SQLite."""

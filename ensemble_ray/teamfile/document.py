@@ -1,0 +1,435 @@
+"""A YAML text as a tree whose every node knows its line and column.
+
+Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
+from the text but strings, numbers, booleans, lists and mappings. What a text costs is bounded: its length, its depth, the
+values that it has, and those that aliases make of them (S-SEC-76).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias, cast
+
+import yaml
+
+from ensemble_ray.errors import ValidationError
+
+#: Names and findings that one message lists.
+_SHOWN_NAMES = 20
+_SHOWN_PROBLEMS = 20
+#: Names that a misspelt one is compared with, and their longest, characters: items bring names of their own.
+_MOST_COMPARED, _LONGEST_COMPARED = 1000, 100
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Spot:
+    """A place in a file; both numbers count from 1."""
+
+    line: int
+    column: int
+
+
+class Problems:
+    """Findings in one file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._found: dict[tuple[Spot, str], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, spot: Spot, where: str, text: str) -> None:
+        """Note one.
+
+        Args:
+            spot: Its line and column.
+            where: The path of keys, such as `agents.writer.goal`; empty for the whole file.
+            text: What is wrong and what to do.
+        """
+        self._found[spot, f"{where}: {text}" if where else text] = None
+
+    def check(self) -> None:
+        """Let the file pass if nothing was found.
+
+        Raises:
+            ValidationError: something was; everything is named, each with file, line and column.
+        """
+        if not self._found:
+            return
+        lines = [f"{self._file}:{spot.line}:{spot.column}: {text}" for spot, text in sorted(self._found)]
+        if len(lines) == 1:
+            raise ValidationError(lines[0])
+        more = [f"and {len(lines) - _SHOWN_PROBLEMS} more"] if len(lines) > _SHOWN_PROBLEMS else []
+        listed = "\n  ".join([*lines[:_SHOWN_PROBLEMS], *more])
+        raise ValidationError(f"{self._file} has {len(lines)} problems:\n  {listed}")
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name nearest to that one, if any is near."""
+    if len(name) > _LONGEST_COMPARED:
+        return []
+    by_lower = {each.lower(): each for each in islice(known, _MOST_COMPARED) if len(each) <= _LONGEST_COMPARED}
+    return [by_lower[close] for close in difflib.get_close_matches(name.lower(), by_lower, n=1)]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` for the known name nearest to that one, or nothing."""
+    close = nearest(name, known)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def list_known_names(known: Iterable[str]) -> str:
+    """Return `Known: [a, b]`, cut where there are very many."""
+    names = list(known)
+    more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"Known: [{', '.join(names[:_SHOWN_NAMES])}{more}]"
+
+
+#: `[^{}]`, so that each text is read once, whatever it opens and never closes.
+_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
+_INDEX = re.compile(r"\[\d+\]")
+#: Below these keys everything takes variables but what may be secret.
+_SECTIONS = frozenset({"llm", "manager_llm", "models", "inputs"})
+#: And these values, wherever they stand: who agents are, files, folders, addresses, numbers.
+_KEYS = frozenset({
+    "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
+    "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
+    "num_cpus", "num_gpus", "max_retries", "max_predecessor_retries",
+})  # fmt: skip
+_SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "extra_query", "env"})
+
+
+def takes_variables(where: str) -> bool:
+    """Return whether the value at a path, such as `llm.base_url`, takes variables."""
+    path = _INDEX.sub("", where).split(".")
+    return path[-1] in _KEYS or not _SECTIONS.isdisjoint(path)
+
+
+def may_be_secret(where: str) -> bool:
+    """Return whether the value at a path may hold a key; those come from the environment in another way."""
+    return not _SECRET.isdisjoint(_INDEX.sub("", where).split("."))
+
+
+def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Put values in the places of variables.
+
+    Args:
+        text: With `${NAME}`, `${NAME:-default}` for a variable that is not set or empty, and `$${` for a literal `${`.
+        environ: Values by name.
+
+    Returns:
+        The text, and the names of variables that are not set and have no default, each once.
+
+    Examples:
+        >>> expand("openai:${MODEL:-small} at ${HOST}, $${HOST}", {"HOST": "here"})
+        ('openai:small at here, ${HOST}', [])
+    """
+    missing: dict[str, None] = {}
+
+    def value_of(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        if name is None:
+            return "${"
+        value = environ.get(name)
+        if default is not None:
+            return value or default
+        if value is None:
+            missing[name] = None
+            return ""
+        return value
+
+    return _VARIABLE.sub(value_of, text), list(missing)
+
+
+#: Longest team file; those of people have some kilobytes.
+MAX_BYTES = 1_048_576
+
+_CORE = "tag:yaml.org,2002:"
+_MERGE = f"{_CORE}merge"
+#: Tags that plain YAML gives by itself; timestamps and lone `=` are texts to us.
+_PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_TOO_DEEP = "nested too deeply"
+_MAX_DEPTH = 100
+_MAX_VALUES = 50_000
+#: Values that aliases and merge keys add to those that are written.
+_MAX_ALIASED = 10_000
+#: Python reads no longer ones; YAML's numbers to the base 60 would be read in quadratic time.
+_MAX_NUMBER = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A text, number, boolean or nothing."""
+
+    spot: Spot
+    value: str | int | float | bool | None
+    #: as it stands in the file
+    written: str
+
+
+class Items(list["Located"]):
+    """A list."""
+
+    def __init__(self, spot: Spot, items: Iterable[Located]) -> None:
+        super().__init__(items)
+        self.spot = spot
+
+
+class Entries(dict[str, "Located"]):
+    """A mapping; keys are the texts as written, so that `on:` is a key named `on`."""
+
+    def __init__(self, spot: Spot, values: Mapping[str, Located], key_spots: dict[str, Spot]) -> None:
+        super().__init__(values)
+        self.spot = spot
+        self.key_spots = key_spots
+
+
+Located = Scalar | Items | Entries
+#: Keys and positions that lead to a place, as pydantic gives them.
+Loc: TypeAlias = tuple[int | str, ...]
+
+#: Place of what the file does not say.
+NOWHERE = Spot(1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePosition:
+    """Where a path through a file leads: as far as there is something."""
+
+    path: str
+    value: Located
+    #: of the key, or of the item of a list
+    key_spot: Spot
+
+
+def locate(root: Located, path: Loc) -> SourcePosition:
+    """Follow a path of keys and positions; where it leads nowhere, return the last place that is there."""
+    place = SourcePosition(path="", value=root, key_spot=root.spot)
+    for step in path:
+        match place.value, step:
+            case Entries() as node, str() if step in node:
+                where = f"{place.path}.{step}" if place.path else step
+                place = SourcePosition(path=where, value=node[step], key_spot=node.key_spots[step])
+            case Items() as node, int() if step < len(node):
+                place = SourcePosition(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
+            case Scalar() | Entries(), 0:
+                continue  # a single value in place of a list of one (S-DOM-100)
+            case _:
+                break
+    return place
+
+
+class _TooLargeError(Exception):
+    """A text has more values than any team."""
+
+    def __init__(self, spot: Spot, text: str) -> None:
+        super().__init__(spot, text)
+        self.spot = spot
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes as long as they are neither too many nor too deep."""
+
+    _count = 0
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose the next node.
+
+        Raises:
+            RecursionError: it lies too deep.
+            _TooLargeError: there are too many.
+        """
+        self._count += 1
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+        if self._count > _MAX_VALUES:
+            spot = _spot(self.get_mark())
+            raise _TooLargeError(spot, f"a team file has at most {_MAX_VALUES} keys and values")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def read_document(text: str, problems: Problems) -> Located | None:
+    """Return the one document of a YAML text; what cannot be read is noted, None when nothing can."""
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        hint = " (indent with spaces, not tabs)" if "'\\t'" in what else ""
+        problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {what}{hint}")
+        return None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        problems.add(spot, "", f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed")
+        return None
+    except RecursionError:
+        problems.add(Spot(1, 1), "", _TOO_DEEP)
+        return None
+    except _TooLargeError as error:
+        problems.add(error.spot, "", str(error))
+        return None
+    if root is None:
+        problems.add(Spot(1, 1), "", "the file is empty")
+        return None
+    try:
+        return _Reader(problems).read(root, "")
+    except RecursionError:  # through a chain of aliases
+        problems.add(Spot(1, 1), "", _TOO_DEEP)
+    except _TooLargeError as error:
+        problems.add(error.spot, "", str(error))
+    return None
+
+
+def _spot(mark: yaml.Mark) -> Spot:
+    return Spot(mark.line + 1, mark.column + 1)
+
+
+def _list_parts(value: Located) -> Iterable[Located]:
+    if isinstance(value, Scalar):
+        return ()
+    return value.values() if isinstance(value, Entries) else value
+
+
+class _Reader:
+    """Turns the parser's nodes into ours, each once: an alias is the same node again, however often it is used."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._constructor = yaml.constructor.SafeConstructor()
+        self._resolver = yaml.resolver.Resolver()
+        self._done: dict[int, Located] = {}
+        #: how many values each of them stands for
+        self._sizes: dict[int, int] = {}
+        self._aliased = 0
+        self._open: set[int] = set()
+
+    def read(self, node: yaml.Node, where: str) -> Located | None:
+        spot = _spot(node.start_mark)
+        done = self._done.get(id(node))
+        if done is not None:
+            self._count_aliased(self._sizes[id(done)], spot)
+            return done
+        if id(node) in self._open:
+            self._problems.add(spot, where, "the alias contains itself")
+            return None
+        if node.tag not in _PLAIN:
+            shown = node.tag.replace(_CORE, "!!")
+            self._problems.add(spot, where, f"the tag '{shown}' is not allowed: a team file is plain data")
+            return None
+        self._open.add(id(node))
+        found = self._convert(node, spot, where)
+        self._open.discard(id(node))
+        self._done[id(node)] = found
+        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _list_parts(found))
+        return found
+
+    def _count_aliased(self, values: int, spot: Spot) -> None:
+        self._aliased += values
+        if self._aliased > _MAX_ALIASED:
+            raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
+
+    def _convert(self, node: yaml.Node, spot: Spot, where: str) -> Located:
+        if isinstance(node, yaml.MappingNode):
+            return self._read_mapping(node, spot, where)
+        if isinstance(node, yaml.SequenceNode):
+            items = (self.read(item, f"{where}[{index}]") for index, item in enumerate(node.value))
+            return Items(spot, [item for item in items if item is not None])
+        scalar = self._expand_variables(cast("yaml.ScalarNode", node), where)
+        self._check_text(str(scalar.value), spot, where)
+        return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
+
+    def _expand_variables(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
+        """Put the values of environment variables into a node; a plain one may become a number by that (S-SET-58)."""
+        text = str(node.value)
+        if "${" not in text or node.tag != f"{_CORE}str":
+            return node
+        if may_be_secret(where):
+            text = "a key does not come into a file by ${...}: name its variable with api_key_env, or {env: NAME} in headers"
+            self._problems.add(_spot(node.start_mark), where, text)
+            return node
+        if not takes_variables(where):
+            return node
+        value, missing = expand(text, os.environ)
+        for name in missing:
+            text = f"the environment variable '{name}' is not set: export {name}=..., or write ${{{name}:-default}}"
+            self._problems.add(_spot(node.start_mark), where, text)
+        is_plain = node.style is None
+        resolve = cast("Callable[..., str]", self._resolver.resolve)
+        tag = resolve(yaml.ScalarNode, value, (True, False)) if is_plain else node.tag
+        if tag not in {f"{_CORE}int", f"{_CORE}float"}:
+            tag = node.tag
+        return yaml.ScalarNode(tag, value, node.start_mark, node.end_mark, node.style)
+
+    def _value(self, node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:
+        kind = node.tag.removeprefix(_CORE)
+        if kind in {"int", "float"} and len(node.value) > _MAX_NUMBER:
+            self._problems.add(_spot(node.start_mark), where, f"a number has at most {_MAX_NUMBER} characters")
+            return 0
+        try:
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return bool(self._constructor.construct_yaml_bool(node))
+            if kind == "int":
+                return int(self._constructor.construct_yaml_int(node))
+            if kind == "float":
+                return float(self._constructor.construct_yaml_float(node))
+        except (ValueError, KeyError, OverflowError):  # `!!int abc`
+            self._problems.add(_spot(node.start_mark), where, f"'{node.value}' is no {kind}")
+        return str(node.value)
+
+    def _check_text(self, text: str, spot: Spot, where: str) -> None:
+        """Note a text that no UTF-8 can hold, so that neither a model nor a record can."""
+        if _HALF_CHARACTER.search(text):
+            self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
+
+    def _read_mapping(self, node: yaml.MappingNode, spot: Spot, where: str) -> Entries:
+        own, merged = Entries(spot, {}, {}), Entries(spot, {}, {})
+        key_spots: dict[str, Spot] = {}
+        for key_node, value_node in node.value:
+            key_spot = _spot(key_node.start_mark)
+            if key_node.tag == _MERGE:
+                self._merge(value_node, where, merged)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._problems.add(key_spot, where, "a key must be a text")
+                continue
+            key = str(key_node.value)
+            self._check_text(key, key_spot, where)
+            inside = f"{where}.{key}" if where else key
+            if key in own:
+                text = f"the key stands here twice; the first is in line {key_spots[key].line}"
+                self._problems.add(key_spot, inside, text)
+                continue
+            value = self.read(value_node, inside)
+            if value is not None:
+                own[key], key_spots[key] = value, key_spot
+        inherited = {key: value for key, value in merged.items() if key not in own}
+        return Entries(spot, {**inherited, **own}, {**merged.key_spots, **key_spots})
+
+    def _merge(self, node: yaml.Node, where: str, merged: Entries) -> None:
+        """Take what `<<:` brings; the first of several mappings wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else (node,):
+            found = self.read(source, where)
+            if isinstance(found, Entries):
+                for key, value in found.items():
+                    merged.setdefault(key, value)
+                    merged.key_spots.setdefault(key, found.key_spots[key])
+            elif found is not None:
+                self._problems.add(found.spot, where, "only mappings can be merged")

@@ -1,0 +1,333 @@
+"""`module:attribute`: user code found by name.
+
+In: a reference as a user writes it on a command line. Out: the object. What a team file may name is decided in
+`provenance.py`. Importing runs the user's module; whatever that raises comes out
+as a `ValidationError` with the original as its cause.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Annotated, Literal, NewType, Union, get_args, get_origin
+
+from typing_extensions import TypeAliasType
+
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.teamfile.document import list_known_names, suggestion
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_reference(text: str) -> bool:
+    """Return whether it has the form `module:attribute`; dots are allowed on both sides."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def make_importable(directory: Path) -> None:
+    """Let modules of that directory be found, here and by processes that are started from here."""
+    path = str(directory.resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if path not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join([path, *inherited])
+
+
+def find_attribute(reference: str) -> object:
+    """Return the object that `module:attribute` names.
+
+    Raises:
+        ValidationError: it has another form, the module is not found or fails, or has no such attribute.
+    """
+    if not is_reference(reference):
+        raise ValidationError(f"'{reference}' is not of the form module:attribute")
+    module_name, _, path = reference.partition(":")
+    found: object = import_module(module_name)
+    for step in path.split("."):
+        found = attribute_of(found, step, reference)
+    return found
+
+
+def attribute_of(owner: object, step: str, reference: str) -> object:
+    """Take one step of a dotted name.
+
+    Raises:
+        ValidationError: the owner has no such attribute.
+    """
+    try:
+        return getattr(owner, step)
+    except AttributeError:
+        raise ValidationError(_explain_attribute(owner, step, reference)) from None
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module.
+
+    Raises:
+        ValidationError: it is not found, or fails.
+    """
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ValidationError(_explain_module(name, error.name)) from None
+        raise ValidationError(f"Module '{name}' needs the module '{error.name}', which is not installed") from error
+    except SyntaxError as error:
+        raise ValidationError(f"Module '{name}': {error.msg} ({error.filename}, line {error.lineno})") from error
+    except (Exception, SystemExit) as error:
+        text = f"Importing module '{name}' failed: {type(error).__name__}: {message_of(error)}{_line_of(error, name)}"
+        raise ValidationError(text) from error
+
+
+def _line_of(error: BaseException, name: str) -> str:
+    """Say where in the user's module it happened."""
+    module_file = name.rpartition(".")[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).stem in {module_file, "__init__"} and "importlib" not in frame.filename:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
+def _explain_module(name: str, missing: str) -> str:
+    parent, _, last = missing.rpartition(".")
+    if parent:
+        known = [found.name for found in pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", []))]
+        return f"Package '{parent}' has no module '{last}'.{suggestion(last, known)} {list_known_names(sorted(known))}"
+    known = sorted({found.name for found in pkgutil.iter_modules([str(Path.cwd())])})
+    where = (
+        f"Modules of this directory: {list_known_names(known).removeprefix('Known: ')}"
+        if known
+        else "This directory has none"
+    )
+    return f"There is no module '{name}'.{suggestion(last, known)} {where}"
+
+
+def _explain_attribute(owner: object, step: str, reference: str) -> str:
+    names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
+    what = f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
+    return f"{what} has no attribute '{step}'.{suggestion(step, names)} {list_known_names(names)}"
+
+
+def _is_own(name: str, value: object, owner: object) -> bool:
+    """Return whether the owner made it; what a module only imported is not what is looked for there."""
+    if name.startswith("_") or inspect.ismodule(value):
+        return False
+    is_code = isinstance(value, type) or inspect.isroutine(value)
+    return not (is_code and isinstance(owner, ModuleType) and value.__module__ != owner.__name__)
+
+
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+#: Origins that the import system gives to what lies inside the interpreter.
+_IN_THE_INTERPRETER = {"built-in", "frozen"}
+_PRODUCT = "ensemble_ray"
+
+
+class Provenance(Enum):
+    """Where a module comes from."""
+
+    OWN = "a module of your own"
+    INSTALLED = "an installed package"
+    STANDARD = "the standard library"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What may stand at a place of a team file.
+
+    Attributes:
+        what: Its name in messages: `a listener`.
+        accepts: Whether an object that is no class will do.
+        is_intended: Whether an object or a class is made for this place, so that any installed package may bring it.
+        standard: References to the standard library that are harmless here.
+    """
+
+    what: str
+    accepts: Callable[[object], bool] = callable
+    is_intended: Callable[[object], bool] = lambda _: False
+    standard: frozenset[str] = frozenset()
+
+
+def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance | None:
+    """Say where a module comes from, without importing it; None: there is none of that name.
+
+    Own are modules that lie below one of these folders, and those of all other places but the interpreter's library and
+    the folders of installed packages: the current directory, PYTHONPATH, editable installs.
+    """
+    top = name.partition(".")[0]
+    if top == _PRODUCT:
+        return Provenance.INSTALLED
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # it is loaded and does not say from where
+        return _place_of(getattr(sys.modules.get(top), "__file__", None), own_folders)
+    if spec is None:
+        return None
+    if spec.origin in _IN_THE_INTERPRETER:
+        return Provenance.STANDARD
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    found = {_place_of(place, own_folders) for place in places}
+    return next((each for each in (Provenance.STANDARD, Provenance.INSTALLED) if each in found), Provenance.OWN)
+
+
+def definer_of(found: object) -> str:
+    """Return the name of the module that defines a function or a class, or the class of any other object; empty: none is known."""
+    if isinstance(found, ModuleType):
+        return found.__name__
+    if isinstance(found, functools.partial):
+        return definer_of(found.func)
+    if inspect.ismethod(found):
+        return definer_of(found.__func__)
+    if callable(found) and hasattr(found, "__wrapped__"):
+        return definer_of(inspect.unwrap(found))
+    if isinstance(found, type) or inspect.isroutine(found):
+        return str(getattr(found, "__module__", None) or "")
+    return type(found).__module__
+
+
+def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Path] = ()) -> object:
+    """Return the object that a reference of a team file names.
+
+    Args:
+        reference: `module:attribute`.
+        expected: What may stand there.
+        own_folders: Modules below them are the user's own, wherever they are.
+
+    Raises:
+        ValidationError: it has another form, there is no such thing, or a team file must not name it.
+    """
+    if not is_reference(reference):
+        raise ValidationError(f"'{reference}' is not of the form module:attribute")
+    module_name, _, path = reference.partition(":")
+    steps = path.split(".")
+    if any(step.startswith("__") for step in module_name.split(".")) or any(step.startswith("_") for step in steps):
+        raise ValidationError(
+            f"'{reference}': a name that begins with '_' is private and cannot be named in a team file"
+        )
+    if module_provenance(module_name, own_folders) is Provenance.STANDARD:
+        return _find_standard(reference, expected)
+    found: object = import_module(module_name)
+    for position, step in enumerate(steps):
+        if position and not _may_be_walked_through(found, own_folders):
+            raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
+        found = attribute_of(found, step, reference)
+    if not isinstance(found, type) and not expected.accepts(found):
+        raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
+    if _is_permitted(found, expected, own_folders):
+        return found
+    raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
+
+
+def _is_permitted(found: object, expected: Expected, own_folders: Sequence[Path]) -> bool:
+    parts = _parts_of(found)
+    if not parts:
+        return expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN
+    # A type such as `list[Report]` is what its parts are.
+    return all(_is_permitted(part, expected, own_folders) or _is_plain(part, expected) for part in parts)
+
+
+def _parts_of(found: object) -> list[object]:
+    """Return the types that a type is made of; none: it is a class, or no type at all."""
+    if isinstance(found, NewType | TypeAliasType):
+        return [found.__supertype__ if isinstance(found, NewType) else found.__value__]
+    parts, origin = get_args(found), get_origin(found)
+    if origin is Annotated:
+        return [parts[0]]
+    return [
+        part for part in (*parts, origin) if parts and part not in (Union, UnionType, Literal)
+    ]  # a part may be a list
+
+
+def _is_plain(part: object, expected: Expected) -> bool:
+    """Return whether a part of a type is a plain type of data, or a value of a `Literal`."""
+    definer = definer_of(part)
+    return (
+        definer in {"builtins", "collections.abc"} or f"{definer}:{getattr(part, '__name__', '')}" in expected.standard
+    )
+
+
+def _find_standard(reference: str, expected: Expected) -> object:
+    """Return a plain type of data; refuse anything else, without an import."""
+    module_name, _, path = reference.partition(":")
+    if reference in expected.standard:
+        return attribute_of(import_module(module_name), path, reference)
+    found: object = sys.modules.get(module_name)
+    for step in path.split("."):
+        found = vars(found).get(step) if isinstance(found, ModuleType | type) else None
+    if found is not None and not isinstance(found, type) and not expected.accepts(found):
+        raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
+    raise ValidationError(_format_refusal(reference, f"it belongs to {Provenance.STANDARD.value}", expected))
+
+
+def _place_of(path: str | None, own_folders: Sequence[Path]) -> Provenance:
+    if path is None:
+        return Provenance.OWN  # made by the program that is running
+    resolved = Path(path).resolve()
+    for folder in own_folders:
+        # an environment that lies in the user's own folder is not the user's own
+        if resolved.is_relative_to(folder) and not _is_installed(resolved.relative_to(folder)):
+            return Provenance.OWN
+    if _is_installed(Path(path)) or any(resolved.is_relative_to(folder) for folder in _installed_folders()):
+        return Provenance.INSTALLED
+    return Provenance.STANDARD if any(resolved.is_relative_to(each) for each in _standard_folders()) else Provenance.OWN
+
+
+def _is_installed(path: Path) -> bool:
+    return not _INSTALLED_FOLDERS.isdisjoint(path.parts)
+
+
+@functools.cache
+def _installed_folders() -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+
+
+@functools.cache
+def _standard_folders() -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+
+
+def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | None:
+    definer = definer_of(found)
+    return module_provenance(definer, own_folders) if definer else None
+
+
+def _may_be_walked_through(found: object, own_folders: Sequence[Path]) -> bool:
+    """Return whether a dotted name may go through it: a module or a class that is no standard one, an object of an own class."""
+    provenance = _provenance_of(found, own_folders)
+    if isinstance(found, ModuleType | type):
+        return provenance in {Provenance.OWN, Provenance.INSTALLED}
+    return provenance is Provenance.OWN
+
+
+def _explain_refusal(reference: str, found: object, expected: Expected, own_folders: Sequence[Path]) -> str:
+    definer = definer_of(found)
+    provenance = _provenance_of(found, own_folders)
+    what = "module" if isinstance(found, ModuleType) else "class" if isinstance(found, type) else type(found).__name__
+    if provenance is None:
+        why = f"it is a {what}, and no module says that it defines it"
+    elif provenance is Provenance.STANDARD:
+        why = f"it is a {what} of {provenance.value} ({definer})"
+    else:
+        why = f"it is a {what} of {provenance.value} ({definer}), and not {expected.what} made for teams"
+    return _format_refusal(reference, why, expected)
+
+
+def _format_refusal(reference: str, why: str, expected: Expected) -> str:
+    return (
+        f"'{reference}' cannot be named in a team file: {why}. What to do: write {expected.what} in a module of your own, "
+        "beside the file, and name that"
+    )

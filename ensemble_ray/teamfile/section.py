@@ -1,0 +1,577 @@
+"""What every section of a team file is: a pydantic model that is validated over the file's tree.
+
+In: a part of the tree. Out: its values, or pydantic's errors, each with the path that leads to its place; `report` turns
+those into findings with line and column. A key without a value counts as absent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
+
+import pydantic
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.teamfile.document import (
+    Entries,
+    Items,
+    Loc,
+    Located,
+    Problems,
+    Scalar,
+    list_known_names,
+    locate,
+    nearest,
+    suggestion,
+)
+from ensemble_ray.teamfile.references import Expected, find_permitted, is_reference, make_importable
+from ensemble_ray.text.foreign_text import header_flaw
+from ensemble_ray.values.value import Value, find_own_name
+
+if TYPE_CHECKING:
+    from ensemble_ray.items.sources import ItemSource
+    from ensemble_ray.ports import ChatModel
+
+
+#: So many pieces of code one file may name; looking for each takes a search on the disk.
+_MAX_REFERENCES = 1_000
+
+
+class Reading:
+    """What validators need to know.
+
+    Attributes:
+        directory: Of the file; paths in it are relative to it.
+        llm: Takes the place of every model that the file names.
+        needs_keys: False: the team will only be looked at, so keys may be missing.
+        items: Takes the place of the items that the file names.
+    """
+
+    def __init__(
+        self, directory: Path, *, llm: ChatModel | None, needs_keys: bool, items: ItemSource | None = None
+    ) -> None:
+        self.directory = directory
+        self.llm = llm
+        self.needs_keys = needs_keys
+        self.items = items
+        self._references = 0
+
+    def resolve_path(self, path: str) -> Path:
+        """Return the path as it is seen from the file's directory.
+
+        Raises:
+            ValidationError: it can be no path.
+        """
+        if "\0" in path:
+            raise ValidationError("a path has no character NUL in it")
+        try:
+            return self.directory / Path(path).expanduser()
+        except RuntimeError:
+            raise ValidationError(f"'{path.partition('/')[0]}' names the home of a user who is not there") from None
+
+    def read_key(self, variable: str) -> str:
+        """Return the key that an environment variable holds.
+
+        Raises:
+            ValidationError: it is needed and not there.
+        """
+        key = os.environ.get(variable, "").strip()
+        if not key and self.needs_keys:
+            raise ValidationError(f"the environment variable '{variable}' is not set: export {variable}=...")
+        if flaw := header_flaw(key):
+            raise ValidationError(f"the environment variable '{variable}' {flaw}")
+        return key or "not-set"
+
+    def find(self, name: str, expected: Expected) -> object:
+        """Find what the file names as `module:attribute`, beside the file and in the current directory first.
+
+        The directories become importable here and not before: a file that names no code never has a module beside it
+        taken for a library.
+
+        Raises:
+            ValidationError: as `find_permitted`.
+        """
+        self._references += 1
+        if self._references > _MAX_REFERENCES:
+            raise ValidationError(f"a team file names at most {_MAX_REFERENCES} pieces of code")
+        make_importable(Path.cwd())
+        make_importable(self.directory)
+        return find_permitted(name, expected, (self.directory.resolve(), Path.cwd().resolve()))
+
+
+def context_of(info: pydantic.ValidationInfo) -> Reading:
+    """Return the reading that a validator is called in."""
+    return cast("Reading", info.context)
+
+
+def refuse(text: str, *path: str | int, at: Literal["key", "value", "around"] = "value") -> pydantic.ValidationError:
+    """Return the error for something inside of what is being validated, or for its key.
+
+    Args:
+        text: What is wrong and what to do.
+        path: Where, seen from what is being validated.
+        at: Whether its place is that of the key, of the value, or of the mapping around them.
+    """
+    return _error([(text, path, at)])
+
+
+def refuse_keys(texts: Mapping[str, str]) -> pydantic.ValidationError:
+    """Return the error for keys of the mapping that is being validated; what is wrong stands beside each."""
+    return _error([(text, (name,), "key") for name, text in texts.items()])
+
+
+def _error(found: Sequence[tuple[str, tuple[str | int, ...], str]]) -> pydantic.ValidationError:
+    return pydantic.ValidationError.from_exception_data(
+        "",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("refused", "refused", {"text": text, "at": at}), loc=path, input=None
+            )
+            for text, path, at in found
+        ],
+    )
+
+
+#: What a module:attribute looks like to an editor.
+REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
+#: A file that says the same thing more often than this through aliases is a trap.
+_MAX_VALUES = 10_000
+#: Numbers beyond it fit neither a duration nor a counter.
+_MAX_NUMBER = 10**12
+
+
+def text_in(node: object) -> str | None:
+    """Return the text that a node is; None: it is something else."""
+    return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else None
+
+
+def require_text(node: object) -> str:
+    """Return the text that a node is.
+
+    Raises:
+        ValidationError: it is something else.
+    """
+    text = text_in(node)
+    if text is not None:
+        return text
+    hint = f': put it in quotes, "{node.written}"' if isinstance(node, Scalar) and node.value is not None else ""
+    raise ValidationError(f"must be text{hint}")
+
+
+def _read_flag(node: object) -> bool:
+    if isinstance(node, Scalar) and isinstance(node.value, bool):
+        return node.value
+    raise ValidationError("must be true or false")
+
+
+def _read_whole(node: object) -> int:
+    value = node.value if isinstance(node, Scalar) else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValidationError("must be a whole number")
+    _check_size(value)
+    return value
+
+
+def _read_number(node: object) -> float:
+    value = node.value if isinstance(node, Scalar) else None
+    if isinstance(node, Scalar) and _EXPONENT.fullmatch(node.written):
+        value = float(node.written)  # a number to everybody but YAML 1.1, which wants a point in it
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValidationError("must be a number")
+    _check_size(value)
+    return value
+
+
+def _check_size(value: float) -> None:
+    if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+        raise ValidationError(f"must be a number between -{_MAX_NUMBER:,} and {_MAX_NUMBER:,}")
+
+
+def _read_path(node: object, info: ValidationInfo) -> Path:
+    return context_of(info).resolve_path(require_text(node))
+
+
+def convert_freely(node: Located) -> Any:
+    """Return free data as Python values.
+
+    Raises:
+        ValidationError: they are too many.
+    """
+    count = 0
+
+    def convert(part: Located) -> object:
+        nonlocal count
+        count += 1
+        if count > _MAX_VALUES:
+            raise ValidationError(f"more than {_MAX_VALUES} values")
+        if isinstance(part, Items):
+            return [convert(item) for item in part]
+        if isinstance(part, Entries):
+            return {key: convert(value) for key, value in part.items()}
+        return part.value
+
+    return convert(node)
+
+
+def mapping(text: str = "must be a mapping") -> BeforeValidator:
+    """Refuse, with this text, what is no mapping."""
+
+    def check(node: object) -> object:
+        if isinstance(node, Entries):
+            return node
+        raise ValidationError(text)
+
+    return BeforeValidator(check)
+
+
+Text = Annotated[str, PlainValidator(require_text, json_schema_input_type=str)]
+Flag = Annotated[bool, PlainValidator(_read_flag, json_schema_input_type=bool)]
+Whole = Annotated[int, PlainValidator(_read_whole, json_schema_input_type=int)]
+Number = Annotated[float, PlainValidator(_read_number, json_schema_input_type=float)]
+#: The path of a file or a directory, seen from the team file's directory.
+PathText = Annotated[Path, PlainValidator(_read_path, json_schema_input_type=str)]
+Free = Annotated[object, PlainValidator(convert_freely, json_schema_input_type=Any)]
+FreeMapping = Annotated[
+    dict[str, object], PlainValidator(convert_freely, json_schema_input_type=dict[str, Any]), mapping()
+]
+#: What an editor is told of a `module:attribute`.
+ReferenceText = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
+
+
+def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
+    """Read one of a few words, as it is written: `off` is a word."""
+    known = tuple(names)
+
+    def read(node: object) -> str:
+        word = node.written if isinstance(node, Scalar) else None
+        if word in known:
+            return word
+        shown = f"must be a {what}." if word is None else f"unknown {what} '{word}'.{suggestion(word, known)}"
+        raise ValidationError(f"{shown} {list_known_names(known)}")
+
+    return PlainValidator(read, json_schema_input_type=Literal[known])
+
+
+# User code.
+
+
+def has_method(*names: str) -> Callable[[object], bool]:
+    """Make a check whether an object, or a class for its objects, has one of these methods."""
+    return lambda found: any(callable(getattr(found, name, None)) for name in names)
+
+
+def reference(
+    what: str,
+    *,
+    makes: bool = False,
+    accepts: Callable[[object], bool] = callable,
+    is_intended: Callable[[object], bool] = lambda _: False,
+    standard: frozenset[str] = frozenset(),
+) -> PlainValidator:
+    """Read `module:attribute`.
+
+    Args:
+        what: What it should be, for messages.
+        makes: A class stands for an object made of it without arguments.
+        accepts: Says whether the object will do.
+        is_intended: Says whether an installed package may bring the object or class.
+        standard: What may be named of the standard library.
+    """
+    expected = Expected(what=what, accepts=accepts, is_intended=is_intended, standard=standard)
+
+    def read(node: object, info: ValidationInfo) -> object:
+        name = text_in(node)
+        if name is None or not is_reference(name):
+            raise ValidationError(f"must be module:attribute, which names {what}")
+        found = context_of(info).find(name, expected)
+        try:
+            value = found() if makes and isinstance(found, type) else found
+        except ValidationError:
+            raise
+        except Exception as error:  # the user's constructor may raise anything
+            raise ValidationError(f"{name}() failed: {type(error).__name__}: {message_of(error)}") from error
+        if not accepts(value):
+            raise ValidationError(f"'{name}' is a {type(value).__name__}, and not {what}")
+        return value
+
+    return PlainValidator(read, json_schema_input_type=ReferenceText)
+
+
+S = TypeVar("S", bound="type[FileSection]")
+#: So many misspelt keys are compared with the known ones; no message shows more.
+_MAX_GUESSES = 100
+#: What is wrong with a section as a whole, or with a key of it.
+_OF_SECTIONS = {"extra_forbidden", "missing", "section_type"}
+#: How a file says values of a type; sections add their own classes.
+KINDS: dict[object, object] = {
+    bool: Flag, int: Whole, float: Number, Decimal: Number, timedelta: Number, str: Text, Path: PathText,
+}  # fmt: skip
+
+
+def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
+    """Tell an editor of each key what it is for and what is taken without it; the class that is made of it knows."""
+    words = {} if section.makes is None else _words_of(section.makes)
+    defaults = {} if section.makes is None else _defaults_of(section.makes)
+    properties: dict[str, Any] = schema.get("properties", {})
+    schema.pop("description", None)
+    for name, shown in properties.items():
+        shown.pop("default", None)
+        shown.setdefault("description", words.get(name, ""))
+        if shown.get("type") == "array" and name not in section.only_lists:
+            array = {word: shown.pop(word) for word in ("type", "items", "minItems") if word in shown}
+            shown["anyOf"] = [array["items"], array]
+        if name in defaults:
+            shown["default"] = defaults[name]
+    schema["properties"] = {name: properties[name] for name in section.list_keys()}
+
+
+def _words_of(kind: type[Value]) -> dict[str, str]:
+    """Return what the docstrings of a class, and of those that it is made of, say of its fields."""
+    import docstring_parser  # only the schema needs it
+
+    parsed = [docstring_parser.parse(each.__doc__ or "") for each in reversed(kind.__mro__) if issubclass(each, Value)]
+    return {word.arg_name: " ".join((word.description or "").split()) for each in parsed for word in each.params}
+
+
+def _defaults_of(kind: type[Value]) -> dict[str, object]:
+    found = {info.alias or name: info.default for name, info in kind.model_fields.items()}
+    return {name: value for name, value in found.items() if isinstance(value, str | int | float) and value != ""}
+
+
+class FileSection(BaseModel):
+    """A mapping of the file whose keys are known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=cast("Any", _describe))
+
+    #: how messages call it, with its key or its name
+    called: ClassVar[str] = ""
+    #: the class that is made of it
+    makes: ClassVar[type[Value] | None] = None
+    #: keys that may be there without a value
+    nullable: ClassVar[frozenset[str]] = frozenset()
+    #: keys of lists for which a single value is none (S-DOM-100)
+    only_lists: ClassVar[frozenset[str]] = frozenset()
+    #: keys that are named before the others
+    first: ClassVar[tuple[str, ...]] = ()
+    #: keys that people look for here in vain, and what they are told
+    misplaced: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, node: object, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Leave out keys without a value; say of each finding which section it is about."""
+        if not isinstance(node, Entries):
+            raise PydanticCustomError("section_type", "no mapping", {"section": cls})
+        absent = cls.model_fields.keys() - cls.nullable
+        values = {name: None if is_null(value) else value for name, value in node.items()}
+        present = {
+            name: _as_items(value) if cls._takes_one(name) else value
+            for name, value in values.items()
+            if name not in absent or value is not None
+        }
+        try:
+            return read(present)
+        except pydantic.ValidationError as error:
+            raise pydantic.ValidationError.from_exception_data(
+                cls.__name__, [cls._with_section(found) for found in error.errors(include_url=False)]
+            ) from None
+
+    @classmethod
+    def _takes_one(cls, name: str) -> bool:
+        """Return whether a key takes a list, or a single value in place of one."""
+        info = cls.model_fields.get(name)
+        return info is not None and get_origin(info.annotation) is list and name not in cls.only_lists
+
+    @classmethod
+    def _with_section(cls, found: ErrorDetails) -> InitErrorDetails:
+        context = found.get("ctx", {})
+        if found["type"] in _OF_SECTIONS:
+            context = {"section": cls, **context}
+        is_ours = found["type"] == "value_error"
+        kind = found["type"] if is_ours else PydanticCustomError(cast("Any", found["type"]), "refused", context)
+        return InitErrorDetails(type=kind, loc=found["loc"], input=None, ctx=context)
+
+    @classmethod
+    def list_keys(cls) -> list[str]:
+        """Return its keys; those of the class that is made of it stand in the order of its fields."""
+        fields = {} if cls.makes is None else cls.makes.model_fields
+        order = [*cls.first, *(info.alias or name for name, info in fields.items())]
+        return sorted(cls.model_fields, key=lambda name: order.index(name) if name in order else -1)
+
+    @classmethod
+    def name_for(cls, path: Loc, node: Located) -> str:
+        """Return what messages call the section at a place."""
+        name = path[-1] if path and isinstance(path[-1], str) else name_in(node)
+        is_nameless = name is None and "{name}" in cls.called
+        return f"this {cls.called.partition(' ')[0]}" if is_nameless else cls.called.format(name=name)
+
+    @classmethod
+    def explain_kind(cls, path: Loc, node: Located) -> str:
+        """Say that something else stands in the section's place."""
+        return f"{cls.name_for(path, node)} must be a mapping with keys of [{', '.join(cls.list_keys())}]"
+
+    @classmethod
+    def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
+        """Say that a key is missing."""
+        return f"{cls.name_for(path, node)} needs the key '{name}'"
+
+    def values(self) -> dict[str, Any]:
+        """Return what the file gives, by key."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+    def build(self) -> Any:
+        """Return the object that is made of it."""
+        return cast("type[Value]", self.makes)(**self.values())
+
+
+def key(description: str | None = None, *, is_required: bool = False) -> Any:
+    """Declare a key; without a description an editor shows the words of the class that is made of the section."""
+    return Field(default=... if is_required else None, description=description)
+
+
+def keys_of(
+    kind: type[Value], *, without: Collection[str] = (), others: Mapping[str, Any] | None = None
+) -> Callable[[S], S]:
+    """Give a section the keys of the class that is made of it, where it does not declare them itself.
+
+    Args:
+        kind: The class.
+        without: Fields that a file cannot give.
+        others: Type and declaration of keys that are many and alike.
+    """
+
+    def fill(section: S) -> S:
+        of_section = cast("type[FileSection]", section)
+        fields = dict(others or {})
+        for field, info in kind.model_fields.items():
+            name = info.alias or field
+            if name not in of_section.model_fields and name not in without and name not in fields:
+                fields[name] = (_derive(info.annotation, name), ... if info.is_required() else None)
+        of_section.makes = kind
+        return cast("S", create_model(section.__name__, __base__=section, __module__=section.__module__, **fields))
+
+    return fill
+
+
+def _derive(annotation: Any, name: str) -> object:
+    """Return how a file says the value of a field: what is more than a word or a number is said by its section."""
+    if annotation in KINDS:
+        return KINDS[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return Annotated[str, one_of(annotation, _word_for(name))]
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return Annotated[str, one_of(parts, _word_for(name))]
+    if origin is tuple:
+        part: Any = _derive(parts[0], name)
+        if get_origin(part) is list:
+            part = Annotated[part, BeforeValidator(_as_items, json_schema_input_type=get_args(part)[0] | part)]
+        return list[part]
+    return _derive(next(part for part in parts if part is not type(None)), name)
+
+
+def _as_items(value: object) -> object:
+    """Return a single value as a list of one."""
+    return Items(value.spot, [value]) if isinstance(value, Scalar | Entries) else value
+
+
+def _word_for(name: str) -> str:
+    if name.startswith(("on_", "enforce_")):
+        return "word"
+    return "strategy" if name == "parallel_error_strategy" else name.replace("_", " ")
+
+
+def name_in(node: Located) -> str | None:
+    """Return the name that a member of a list says."""
+    return text_in(node.get("name")) if isinstance(node, Entries) else None
+
+
+def report(error: pydantic.ValidationError, root: Located, problems: Problems) -> None:
+    """Note everything that pydantic found, with its place in the file."""
+    meant: set[Loc] = set()
+    # A key that is missing and one that is misspelt are one mistake.
+    for found in sorted(
+        error.errors(include_url=False, include_input=False), key=lambda each: each["type"] == "missing"
+    ):
+        path, context = found["loc"], found.get("ctx", {})
+        section: type[FileSection] = context.get("section", FileSection)
+        around = locate(root, path[:-1])
+        place = locate(root, path)
+        match found["type"]:
+            case "extra_forbidden":
+                name, names = str(path[-1]), section.list_keys()
+                own = "" if section.makes is None else find_own_name(section.makes, name)
+                near = nearest(name, names) if not own and len(problems) < _MAX_GUESSES else []
+                meant.update((*path[:-1], each) for each in near)
+                text = section.misplaced.get(name) or (
+                    f"unknown key of {section.name_for(path[:-1], around.value)}."
+                    f"{f' {own}.' if own else suggestion(name, near)} {list_known_names(names)}"
+                )
+                problems.add(place.key_spot, place.path, text)
+            case "missing" if path not in meant:
+                text = section.explain_missing(str(path[-1]), path[:-1], around.value)
+                is_mapping = isinstance(around.value, Entries)
+                problems.add(around.value.spot if is_mapping else around.key_spot, around.path, text)
+            case "missing":
+                pass
+            case "section_type":
+                problems.add(place.value.spot, place.path, section.explain_kind(path, place.value))
+            case "list_type":
+                problems.add(place.value.spot, place.path, "must be a list")
+            case "refused":
+                spots = {"key": place.key_spot, "value": place.value.spot, "around": around.value.spot}
+                problems.add(spots[context["at"]], place.path, context["text"])
+            case _:
+                problems.add(place.value.spot, place.path, str(context["error"]))
+
+
+def is_null(node: object) -> bool:
+    """Return whether a key has no value."""
+    return isinstance(node, Scalar) and node.value is None
+
+
+class _HeaderKey(FileSection):
+    called = "a header"
+    env: Text = key("Environment variable that holds the value.", is_required=True)
+
+
+class _VariableKey(_HeaderKey):
+    called = "a variable"
+
+
+def _secret(section: type[_HeaderKey]) -> PlainValidator:
+    """Read a text, or `{env: NAME}` for what must not stand in a file."""
+
+    def read(node: object, info: ValidationInfo) -> str:
+        if not isinstance(node, Entries):
+            return require_text(node)
+        return context_of(info).read_key(section.model_validate(node, context=info.context).env)
+
+    return PlainValidator(read, json_schema_input_type=str | section)
+
+
+Headers = Annotated[
+    dict[str, Annotated[str, _secret(_HeaderKey)]], mapping("must be a mapping of header names to values")
+]
+Variables = Annotated[
+    dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
+]

@@ -1,0 +1,491 @@
+"""The sections of a team file: the team, its agents, its tasks, and its map-reduce (S-MR-175).
+
+A section has the keys of the class that is made of it. Here stand those whose values are written in another way: what
+a class calls for as an object (a listener, a handler, a type) is named as `module:attribute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import Workflow
+from ensemble_ray.definition.graph import END, Graph, GraphEdge, GraphFork, GraphJoin
+from ensemble_ray.definition.loop import Loop, Until
+from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.phase import Phase, PhaseReview
+from ensemble_ray.definition.run_rules import Watched
+from ensemble_ray.definition.task import Reflects, Task
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.events import EVENT_TYPES
+from ensemble_ray.items.results import DeadLetters
+from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
+from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
+from ensemble_ray.teamfile.fields import (
+    Memory,
+    Model,
+    ReflectionName,
+    ReflectionStoreName,
+    Retry,
+    ReviewHandlerName,
+    ScopeNames,
+    StoreName,
+)
+from ensemble_ray.teamfile.references import is_reference
+from ensemble_ray.teamfile.section import (
+    FileSection,
+    Flag,
+    Headers,
+    Number,
+    PathText,
+    ReferenceText,
+    Text,
+    context_of,
+    convert_freely,
+    key,
+    keys_of,
+    mapping,
+    one_of,
+    refuse,
+    text_in,
+)
+from ensemble_ray.teamfile.user_code import (
+    CallableName,
+    CallbackNames,
+    DashboardName,
+    GuardrailNames,
+    HandlerName,
+    ListenerName,
+    MetricsName,
+    OutputTypeName,
+    RunnerName,
+    StrategyName,
+    SynthesizerName,
+    object_with,
+)
+from ensemble_ray.values.value import Value
+
+
+class MemberSection(FileSection):
+    """An agent or a task: one of several, by name or in a list."""
+
+    @classmethod
+    def explain_kind(cls, path: Loc, node: Located) -> str:
+        """Say that something else stands in its place."""
+        return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
+
+    @classmethod
+    def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
+        """Say that a key is missing."""
+        return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
+
+
+def _each(section: type[FileSection]) -> str:
+    return f"each {section.called.partition(' ')[0]}"
+
+
+class _RemoteKeys(FileSection):
+    """An agent of another system, asked by the A2A protocol."""
+
+    called = "the section 'a2a'"
+    url: Text = key("Where its card is found: the part before /.well-known/agent-card.json.", is_required=True)
+    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    hosts: list[Text] = key("Hosts that its card may name besides the one of the URL.")
+    timeout: Number = key("Seconds that a task may take.")
+    connect_timeout: Number = key("Seconds until a connection must stand.")
+
+
+@keys_of(Agent)
+class AgentKeys(MemberSection):
+    """An agent."""
+
+    called = "agent '{name}'"
+    role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
+    runner: RunnerName = key("Does its tasks in place of a model, as module:attribute: an object or class with 'run'.")
+    a2a: _RemoteKeys = key("Does its tasks in place of a model: an agent of another system, asked by the A2A protocol.")
+    resources: Annotated[dict[str, Number], mapping("must be a mapping of names to numbers")] = key()
+    labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
+
+
+@keys_of(
+    Task,
+    without={
+        "name",
+        "context",
+        "memory_scopes",
+        "history",
+        "revision_feedback",
+        "prior_attempt_output",
+        "attempt_number",
+    },
+)
+class ItemTaskKeys(FileSection):
+    """The task of an item, of a group or of all items: a task without a context."""
+
+    called = "the section '{name}'"
+
+    expected_output: Text = key("What the result looks like; a template as well. May be left out.")
+    agent: Text = key("Name of the agent that does it; default: an agent is made for the run.")
+    output_type: OutputTypeName = key("Type of the answer: str, int, float, bool, list, dict, or module:Class.")
+    input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
+    output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
+    handler: HandlerName = key("Does the task without a model, as module:function.")
+    reflection_config: ReflectionName = key(
+        "Whether its outputs are reflected on, so that later runs do it better: true, or a section with a model or a strategy."
+    )
+
+
+class TaskKeys(MemberSection, ItemTaskKeys):
+    """A task."""
+
+    called = "task '{name}'"
+    context: list[Text] = key("Names of the tasks whose outputs it is given, in this order.")
+    memory_scopes: ScopeNames = key(
+        "Parts of the memory store that it reads before and writes after: names, or sections."
+    )
+
+
+class _ListedAgentKeys(AgentKeys):
+    name: Text = key("What the others call it by.", is_required=True)
+
+
+class NamedTaskKeys(TaskKeys):
+    """A task that no key names: in a list, or the one of a review."""
+
+    name: Text = key("What the others call it by.")
+
+
+def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
+    """Read the members of a section, by name or as a list."""
+    # Made when they are first used: a file says its members in one of the two ways, and has few of the sections.
+    adapters: dict[type[Entries | Items], TypeAdapter[object]] = {}
+
+    def read(node: object, info: ValidationInfo) -> object:
+        if not isinstance(node, Entries | Items):
+            raise refuse(f"must be a mapping of names to {one}s, or a list of {one}s", at="key")
+        if not node:
+            raise refuse(f"there must be at least one {one}", at="key")
+        kind = type(node)
+        if kind not in adapters:
+            adapters[kind] = TypeAdapter[object](by_name if kind is Entries else listed)
+        return adapters[kind].validate_python(node, context=info.context)
+
+    forms: list[Any] = [Annotated[form, Field(min_length=1)] for form in (by_name, listed)]
+    return PlainValidator(read, json_schema_input_type=forms[0] | forms[1])
+
+
+AgentMembers = Annotated[object, members_of("agent", dict[str, AgentKeys], list[_ListedAgentKeys])]
+TaskMembers = Annotated[object, members_of("task", dict[str, TaskKeys], list[NamedTaskKeys])]
+
+
+_CONTEXT = "Names of tasks, and NAME.output for the outputs of a loop or phase, in this order."
+
+
+# What decides.
+
+
+class _TextKeys(FileSection):
+    called = "the predicate"
+    text_contains: Text = key("A text that the output has to contain.", is_required=True)
+    ignore_case: Flag = key("Whether case does not matter.")
+
+
+class _ParsedKeys(FileSection):
+    called = "the predicate"
+    parsed: CallableName = key("Asked with the parsed output: module:function.", is_required=True)
+
+
+_CALLABLE = TypeAdapter[object](CallableName)
+_FORMS = "must be module:attribute, `unchanged`, {text_contains: TEXT} or {parsed: module:function}"
+
+
+def _read_predicate(node: object, info: ValidationInfo) -> object:
+    if text_in(node) == "unchanged":
+        return Until.unchanged()
+    if not isinstance(node, Entries):
+        name = text_in(node)
+        if name is None or not is_reference(name):
+            raise refuse(_FORMS)
+        return _CALLABLE.validate_python(node, context=info.context)
+    if "parsed" in node:
+        return Until.parsed(_ParsedKeys.model_validate(node, context=info.context).parsed)  # type: ignore[arg-type]  # it is a callable
+    found = _TextKeys.model_validate(node, context=info.context)
+    return Until.text_contains(found.text_contains, ignore_case=bool(found.ignore_case))
+
+
+_Predicate = Annotated[
+    object,
+    PlainValidator(
+        _read_predicate, json_schema_input_type=Literal["unchanged"] | ReferenceText | _TextKeys | _ParsedKeys
+    ),
+]
+
+
+# Loops.
+
+
+@keys_of(Loop, without={"name"})
+class LoopKeys(MemberSection):
+    """A loop."""
+
+    called = "loop '{name}'"
+    body: TaskMembers = key("What one iteration does, in this order; tasks by name.", is_required=True)
+    until: _Predicate = key(
+        "Asked after each iteration, as module:function; or `unchanged`, {text_contains: TEXT}, {parsed: module:function}."
+    )
+    context: list[Text] = key(f"What it waits for, and its first task is shown. {_CONTEXT}")
+
+
+class _ListedLoopKeys(LoopKeys):
+    name: Text = key("What the others call it by.", is_required=True)
+
+
+LoopMembers = Annotated[object, members_of("loop", dict[str, LoopKeys], list[_ListedLoopKeys])]
+
+
+# Phases.
+
+
+@keys_of(PhaseReview)
+class _ReviewKeys(FileSection):
+    called = "the review"
+    task: NamedTaskKeys = key(
+        "Decides about each attempt: its answer is APPROVE, RETRY: ..., or REJECT: ...", is_required=True
+    )
+
+
+@keys_of(Phase, without={"name"})
+class PhaseKeys(MemberSection):
+    """A phase."""
+
+    called = "phase '{name}'"
+    tasks: TaskMembers = key("What it does, in order; tasks by name.")
+    loops: LoopMembers = key("Loops among its tasks, by name.")
+    after: list[Text] = key("Names of the phases that have to be completed first.")
+    review: _ReviewKeys = key()
+
+
+class _ListedPhaseKeys(PhaseKeys):
+    name: Text = key("What the others call it by.", is_required=True)
+
+
+PhaseMembers = Annotated[object, members_of("phase", dict[str, PhaseKeys], list[_ListedPhaseKeys])]
+
+
+# The graph.
+
+
+def _read_state(node: object, info: ValidationInfo) -> object:
+    kind: type[LoopKeys | TaskKeys] = LoopKeys if isinstance(node, Entries) and "body" in node else TaskKeys
+    return kind.model_validate(node, context=info.context)
+
+
+_State = Annotated[object, PlainValidator(_read_state, json_schema_input_type=TaskKeys | LoopKeys)]
+
+
+@keys_of(GraphEdge)
+class _EdgeKeys(FileSection):
+    called = "an edge"
+    condition: _Predicate = key(
+        "Asked after the state, as module:function; or {text_contains: TEXT}, {parsed: module:function}. Without it the edge "
+        "is taken."
+    )
+
+
+@keys_of(GraphFork)
+class _ForkKeys(FileSection):
+    called = "a fork"
+    to_states: list[Text] = key(is_required=True)
+
+
+@keys_of(GraphJoin)
+class _JoinKeys(FileSection):
+    called = "a join"
+    from_states: list[Text] = key(is_required=True)
+
+
+def _read_edge(node: object, info: ValidationInfo) -> object:
+    names = node if isinstance(node, Entries) else {}
+    kind: type[FileSection] = _ForkKeys if "to_states" in names else _JoinKeys if "from_states" in names else _EdgeKeys
+    values = kind.model_validate(node, context=info.context).values()
+    if values.get("to_state") == "END":
+        values["to_state"] = END
+    return cast("type[Value]", kind.makes)(**values)
+
+
+_Edge = Annotated[object, PlainValidator(_read_edge, json_schema_input_type=_EdgeKeys | _ForkKeys | _JoinKeys)]
+
+
+@keys_of(Graph)
+class GraphKeys(FileSection):
+    """A graph."""
+
+    called = "the graph"
+    states: dict[str, _State] = key(
+        "What is run in each state, by its name: a task, or a loop, which has a `body`.", is_required=True
+    )
+    edges: list[_Edge] = key(
+        "From state to state, tried in this order; `to_state: END` ends. `to_states` forks, `from_states` joins.",
+        is_required=True,
+    )
+    no_feedback_states: list[Text] = key()
+
+
+# Values by their words.
+
+
+def _read_inputs(node: object) -> dict[str, str]:
+    """Return values as they are written: `1.10` stays `1.10`."""
+    if not isinstance(node, Entries):
+        raise ValidationError("must be a mapping of names to values")
+    for name, value in node.items():
+        if not isinstance(value, Scalar):
+            raise refuse("must be a text, a number, true or false", name)
+    values = {name: value for name, value in node.items() if isinstance(value, Scalar)}
+    return {name: "" if value.value is None else value.written for name, value in values.items()}
+
+
+_Inputs = Annotated[
+    dict[str, str],
+    PlainValidator(_read_inputs, json_schema_input_type=dict[str, str | float | bool | None]),
+]
+
+# The map-reduce.
+
+
+class _DeadLetterKeys(FileSection):
+    called = "the source of items"
+    dead_letters: PathText = key("The failed items of an earlier run.", is_required=True)
+
+
+class _CsvKeys(FileSection):
+    called = "the source of items"
+    csv: PathText = key("A .csv file, seen from this file.", is_required=True)
+    delimiter: Text = key("The character between its fields; without it the one that its first line has.")
+    encoding: Text = key("Of its text, such as cp1252; without it UTF-8.")
+
+
+def _read_items(node: object, info: ValidationInfo) -> ItemSource:
+    reading = context_of(info)
+    if reading.items is not None:
+        return reading.items
+    if (text := text_in(node)) is not None:
+        return source_of(reading.resolve_path(text))
+    if isinstance(node, Items):
+        return source_of(convert_freely(node))
+    if isinstance(node, Entries):
+        if "csv" in node:
+            keys = _CsvKeys.model_validate(node, context=reading)
+            return source_of(CsvFile(keys.csv, keys.delimiter, keys.encoding or CSV_ENCODING))
+        return source_of(DeadLetters(_DeadLetterKeys.model_validate(node, context=reading).dead_letters))
+    raise ValidationError("must be the path of a file, a list, csv: PATH, or dead_letters: PATH")
+
+
+_ItemsText = Annotated[str, Field(pattern=r"\.(jsonl|csv|parquet)$")]
+_ItemsList = Annotated[list[Any], Field(min_length=1)]
+_Items = Annotated[
+    object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _CsvKeys | _DeadLetterKeys)
+]
+_OF_FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
+_WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
+
+
+@keys_of(MapReduceDefinition, without=_OF_FACTORIES | _WATCHED)
+class MapReduceKeys(FileSection):
+    """A map-reduce; the sections `map`, `reduce` and `direct` stand for its factories."""
+
+    called = "the map-reduce"
+    first = ("items", "map", "reduce", "direct", *MapReduceDefinition.__annotations__)
+    items: _Items = key(
+        "What is mapped: the path of a .jsonl, .csv or .parquet file, seen from this file; a list; csv: PATH; or dead_letters: PATH."
+    )
+    map: ItemTaskKeys = key(
+        "The task of an item. In its texts {name} is a field of the item, {item} the whole item.", is_required=True
+    )
+    reduce: ItemTaskKeys = key(
+        "The task that brings a group of outputs together; without it the outputs are all there is."
+    )
+    direct: ItemTaskKeys = key(
+        "The one task over all items where they fit the budget anyway; {items} is where they stand."
+    )
+    token_estimator: CallableName = key("Tokens of an output whose provider counted none: module:function.")
+    input_estimator: CallableName = key(
+        "The text of an item, to tell whether the input fits the budget: module:function."
+    )
+
+
+# The whole file.
+
+_CALLBACKS = dict.fromkeys(
+    EVENT_TYPES, (CallbackNames, key("Called with each event of that kind; module:function, or several."))
+)
+
+
+@keys_of(Watched, others=_CALLBACKS)
+class MapTeamKeys(FileSection):
+    """A team with a map-reduce."""
+
+    called = "a team with a map-reduce"
+    first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")
+    nullable = frozenset({*first, "workflow", "retry"})
+    misplaced: ClassVar[Mapping[str, str]] = {
+        "tasks": "a file with 'map_reduce' has no tasks beside it: its tasks are made of its items"
+    }
+    agents: AgentMembers = key("Agents by name.")
+    map_reduce: MapReduceKeys = key(
+        "In place of tasks: a task for each of many items, and how their outputs are brought together."
+    )
+    tags: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
+    stream: Flag = key("Whether answers stream where neither agent nor task say otherwise.")
+    agent_synthesizer: SynthesizerName = key(
+        "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."
+    )
+    models: Annotated[dict[str, Model], mapping()] = key()
+    inputs: _Inputs = key()
+    listeners: list[ListenerName] = key(
+        "Objects or classes with methods such as `on_task_start`, each as module:attribute."
+    )
+    tool_metrics: MetricsName = key("Counts tool calls for a monitoring system, as module:attribute.")
+    trace_exporter: Annotated[object, object_with("export")] = key(
+        "Takes the trace of each successful run, as module:attribute."
+    )
+    review_handler: ReviewHandlerName = key(
+        "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
+    )
+    dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
+    reflection_store: ReflectionStoreName = key(
+        "Keeps what is learned of tasks, from run to run: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
+    )
+    retry: Retry | None = key()
+
+
+@keys_of(EnsembleDefinition)
+class TeamKeys(MapTeamKeys):
+    """A team."""
+
+    called = "a team"
+    misplaced: ClassVar[Mapping[str, str]] = {}
+    first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "loops", "phases", "graph", "map_reduce")
+    nullable = frozenset({*first, "workflow", "retry"})
+    tasks: TaskMembers = key("What to do, in order; tasks by name.")
+    loops: LoopMembers = key("Tasks that are repeated until a predicate holds or a cap is reached; loops by name.")
+    phases: PhaseMembers = key("In place of tasks and loops: named groups of them, and which comes after which.")
+    graph: GraphKeys = key("In place of all others: a state machine of tasks and loops.")
+    workflow: Annotated[str, one_of(Workflow, "workflow")] | None = key(
+        "`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there; "
+        "`hierarchical`: a manager hands the tasks to the agents."
+    )
+    memory: Memory = key("Memory that all tasks use.")
+    memory_store: StoreName = key(
+        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, "
+        "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
+    )
+    manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
+    delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
+        "Asked in order about each delegation, each as module:attribute: allow, reject or change it."
+    )

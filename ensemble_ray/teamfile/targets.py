@@ -1,0 +1,265 @@
+"""What a target names: a YAML file, or `module:attribute`. Out: an ensemble that knows its origin."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.definition.task import Task
+from ensemble_ray.ensemble import Ensemble, Startable
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.plan.planner import TaskDependencyGraph
+from ensemble_ray.teamfile.document import list_known_names, suggestion
+from ensemble_ray.teamfile.references import (
+    Provenance,
+    definer_of,
+    find_attribute,
+    is_reference,
+    make_importable,
+    module_provenance,
+)
+
+if TYPE_CHECKING:
+    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+    from ensemble_ray.ports import ChatModel
+
+
+#: Everything that can be run.
+Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
+
+_PRODUCT = "ensemble_ray"
+_YAML = {".yaml", ".yml"}
+#: Overrides that mean something here; all others are arguments of the callable that made the team.
+_LOADER_OVERRIDES = {"directory", "llm", "workflow"}
+
+
+def load_ensemble(
+    target: str,
+    *,
+    llm: str | ChatModel | None = None,
+    needs_keys: bool = True,
+    arguments: Mapping[str, str] | None = None,
+) -> Ensemble:
+    """Load the team that a target names; the tree of a map-reduce that is made at construction is one.
+
+    Args:
+        target: As for `load_runnable`.
+        llm: As for `load_runnable`.
+        needs_keys: As for `load_runnable`.
+        arguments: As for `load_runnable`.
+
+    Raises:
+        ValidationError: as `load_runnable`, and for a map-reduce whose tasks are made while it runs.
+    """
+    found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
+    planned = find_planned_form(found)
+    if planned is None:
+        raise ValidationError(
+            f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to fork or to "
+            f"serve. `ensemble-ray run {target}` runs it, also as a job of a cluster"
+        )
+    return planned
+
+
+def find_planned_form(definition: Runnable) -> Ensemble | None:
+    """Return the definition as one with a plan, of the same origin; None where its tasks are made while it runs."""
+    if isinstance(definition, Ensemble):
+        return definition
+    from ensemble_ray.map_reduce import MapReduceEnsemble  # most teams do not need it
+
+    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
+        return definition.to_ensemble().with_source(definition.source)
+    return None
+
+
+def load_runnable(
+    target: str,
+    *,
+    llm: str | ChatModel | None = None,
+    needs_keys: bool = True,
+    arguments: Mapping[str, str] | None = None,
+) -> Runnable:
+    """Load what can be run that a target names.
+
+    Args:
+        target: The path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that
+            makes one. Modules of the current directory are found.
+        llm: A model in place of every model that the team names.
+        needs_keys: False: the team will only be looked at, so keys that a YAML file asks for may be missing.
+        arguments: What a callable is called with; None: nothing.
+
+    Raises:
+        ValidationError: nothing of that name is there, or it is no team; every finding in a YAML file is named with
+            file, line and column.
+    """
+    model = _resolve_model(llm)
+    chosen = {"llm": llm} if isinstance(llm, str) else {}
+    if Path(target).suffix.lower() in _YAML:
+        from ensemble_ray.teamfile.team import load_team_file  # it knows every section of a file, which takes a while
+
+        loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
+        return loaded.with_origin(loaded.origin or target, chosen)
+    if is_reference(target):
+        make_importable(Path.cwd())
+        chosen["directory"] = str(Path.cwd())
+        return _replace_models(_load_from_module(target, arguments or {}), model).with_origin(target, chosen)
+    raise ValidationError(_explain_target(target))
+
+
+def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
+    """Load what a run was recorded with, with what was chosen then in place of what stands there.
+
+    Raises:
+        ValidationError: as `load_runnable`.
+    """
+    chosen = source.overrides
+    if directory := chosen.get("directory"):
+        make_importable(Path(directory))
+    arguments = {name: value for name, value in chosen.items() if name not in _LOADER_OVERRIDES}
+    _check_recorded(source.place, arguments)
+    loaded = load_runnable(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
+    if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
+        loaded = loaded.replace(workflow=workflow)
+    return loaded.with_origin(source.place, chosen)
+
+
+def _resolve_model(llm: str | ChatModel | None) -> ChatModel | None:
+    if llm is None:
+        return None
+    from ensemble_ray.llm.factory import resolve_llm  # only those who ask for another model pay for it
+
+    return resolve_llm(llm)
+
+
+def _explain_target(target: str) -> str:
+    text = f"'{target}' is neither a YAML file (name.yaml) nor module:attribute"
+    module, colon, attribute = target.partition(":")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").replace("/", ".").strip(".")
+        return f"{text}. Did you mean '{dotted}:{attribute or 'team'}'?"
+    if not colon and Path(target).is_file():
+        return f"{text}. A team file's name ends in .yaml"
+    return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
+
+
+def _check_recorded(target: str, arguments: Mapping[str, str]) -> None:
+    """Refuse what a record names as a team where it lies in the interpreter's library: nobody typed that name.
+
+    Raises:
+        ValidationError: it names something else, or arguments for a function that takes none from a record.
+    """
+    if not is_reference(target):
+        return
+    module = target.partition(":")[0]
+    found = module_provenance(module)
+    if found is Provenance.STANDARD:
+        raise ValidationError(f"'{target}' belongs to {found.value}: a record cannot have begun there")
+    if arguments and found is Provenance.INSTALLED and module.partition(".")[0] != _PRODUCT:
+        raise ValidationError(f"'{target}' is of {found.value}, and takes no arguments from a record")
+
+
+def _check_factory(found: object, target: str) -> None:
+    """Refuse to call a function of the interpreter's library, which makes no teams.
+
+    Raises:
+        ValidationError: it is; it was not called.
+    """
+    definer = definer_of(found)
+    if not definer or module_provenance(definer) in {Provenance.STANDARD, None}:
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise ValidationError(
+            f"'{target}' is a {kind} of {definer or 'no known module'}, and neither an Ensemble nor a function that "
+            f"makes one.{_suggest_team(target)}"
+        )
+
+
+def _load_from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
+    found = find_attribute(target)
+    if not isinstance(found, Startable) and callable(found):
+        _check_factory(found, target)
+        found = _call(found, target, arguments)
+    if isinstance(found, Startable):
+        return cast("Runnable", found)
+    raise ValidationError(
+        f"'{target}' is a {type(found).__name__}, and neither an Ensemble nor a function that makes one."
+        f"{_suggest_team(target)}"
+    )
+
+
+def _call(factory: Callable[..., object], target: str, arguments: Mapping[str, str]) -> object:
+    try:
+        needed = [
+            each.name
+            for each in inspect.signature(factory).parameters.values()
+            if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+            if each.name not in arguments
+        ]
+    except (TypeError, ValueError):
+        needed = []
+    if needed:
+        raise ValidationError(f"'{target}' needs arguments: [{', '.join(needed)}]. A factory of a team takes none")
+    if inspect.iscoroutinefunction(factory):
+        raise ValidationError(f"'{target}' is async. A factory of a team is a plain function")
+    try:
+        return factory(**arguments)
+    except ValidationError as error:
+        raise ValidationError(f"{target}(): {error}") from error
+    except Exception as error:
+        raise ValidationError(f"{target}() failed: {type(error).__name__}: {message_of(error)}") from error
+
+
+def _suggest_team(target: str) -> str:
+    """List the teams of a module, after something else in it was named."""
+    module_name, _, attribute = target.partition(":")
+    teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
+    return f"{suggestion(attribute, teams)} {list_known_names(teams)}" if teams else ""
+
+
+def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
+    """Return the team with that model in place of every other; tasks and agents stay the same ones.
+
+    Raises:
+        ValidationError: its factories choose the models.
+    """
+    if model is None:
+        return ensemble
+    if not isinstance(ensemble, Ensemble):
+        raise ValidationError(
+            f"No other model can be chosen for a {type(ensemble).__name__}, since its factories make the agents: "
+            "let them use its llm"
+        )
+    agents: dict[str, Agent] = {}
+
+    def agent_replace_models(agent: Agent) -> Agent:
+        return agents.setdefault(agent.object_id, agent if agent.runner is not None else agent.rewritten(llm=model))
+
+    tasks: dict[str, Task] = {}
+    for task in TaskDependencyGraph(ensemble.all_tasks).in_dependency_order():
+        changes: dict[str, object] = {"context": tuple(tasks.get(each.object_id, each) for each in task.context)}
+        if task.agent is not None:
+            changes["agent"] = agent_replace_models(task.agent)
+        if task.llm is not None:
+            changes["llm"] = model
+        if task.reflection_config is not None and task.reflection_config.model is not None:
+            changes["reflection_config"] = task.reflection_config.replace(model=model)
+        tasks[task.object_id] = task.rewritten(**changes)
+    listed = None if ensemble.agents is None else [agent_replace_models(agent) for agent in ensemble.agents]
+    if len(tasks) < len({task.object_id for task in ensemble.all_tasks}):
+        return ensemble  # the tasks wait for each other in a circle; the run says so
+    # None stays None: the manager has the model of the first agent then, which is the given one.
+    manager = None if ensemble.manager_llm is None else model
+    listed_tasks = [tasks[task.object_id] for task in ensemble.tasks]
+    return ensemble.replace(
+        tasks=listed_tasks,
+        loops=[loop.with_tasks_of(tasks) for loop in ensemble.loops],
+        phases=[phase.with_tasks_of(tasks) for phase in ensemble.phases],
+        graph=None if ensemble.graph is None else ensemble.graph.with_tasks_of(tasks),
+        agents=listed,
+        llm=model,
+        manager_llm=manager,
+    )

@@ -1,0 +1,534 @@
+"""A team file becomes an ensemble.
+
+Order: the text becomes a tree, its sections are validated, names are looked up, objects are made. Each step notes all
+that is wrong with the file before the next one is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import pydantic
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.fields import Identified
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase, PhaseReview
+from ensemble_ray.definition.task import Task
+from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.teamfile.document import (
+    MAX_BYTES,
+    Entries,
+    Items,
+    Loc,
+    Located,
+    Problems,
+    Spot,
+    list_known_names,
+    locate,
+    read_document,
+    suggestion,
+)
+from ensemble_ray.teamfile.section import FileSection, Reading, is_null, report, text_in
+from ensemble_ray.teamfile.sections import MapTeamKeys, TeamKeys
+from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.values.value import Value
+
+if TYPE_CHECKING:
+    from ensemble_ray.items.sources import ItemSource
+    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+    from ensemble_ray.ports import ChatModel
+
+
+_OUTPUT = ".output"
+
+
+@dataclass(slots=True, kw_only=True)
+class TeamEntry:
+    """An agent, a task, a loop, a phase or the graph of the file."""
+
+    kind: Literal["agent", "task", "loop", "phase", "graph"]
+    name: str | None
+    node: Entries
+    path: Loc
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    #: positions of what its context names, and whether the outputs of a loop or phase are meant
+    context: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    #: positions of what it is made of, by key: a body, tasks, loops, a review's task, states
+    parts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    #: positions of the phases before it
+    after: list[int] = field(default_factory=list[int])
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Positions of what has to be made before it."""
+        inside = (position for positions in self.parts.values() for position in positions)
+        return [*(position for position, _ in self.context), *inside, *self.after]
+
+
+class Members:
+    """The members of one file, in the order in which they stand there."""
+
+    def __init__(self, root: Entries, problems: Problems) -> None:
+        self.agents: list[TeamEntry] = []
+        #: tasks and units
+        self.work: list[TeamEntry] = []
+        #: those of the ensemble itself, by key of the file
+        self.top: dict[str, list[int]] = {}
+        self._root = root
+        self._problems = problems
+        self._lines: dict[tuple[str, str], int] = {}
+
+    def collect(self) -> None:
+        """List what the file declares; two of one name are noted."""
+        self.agents = list(self._read("agent", ("agents",)))
+        self.top["tasks"] = self._add_tasks(("tasks",))
+        self.top["loops"] = self._add_loops(("loops",))
+        for member in self._read("phase", ("phases",)):
+            member.parts["tasks"] = self._add_tasks((*member.path, "tasks"))
+            member.parts["loops"] = self._add_loops((*member.path, "loops"))
+            reviewer = self._at((*member.path, "review", "task"))
+            if isinstance(reviewer, Entries):
+                path: Loc = (*member.path, "review", "task")
+                review = TeamEntry(kind="task", name=text_in(reviewer.get("name")), node=reviewer, path=path)
+                if review.name is not None:
+                    self._note_twice("task", review.name, reviewer, path)
+                member.parts["review"] = [self._add(review)]
+            self.top.setdefault("phases", []).append(self._add(member))
+        self._add_graph()
+
+    def add_sides(self, section: str, sides: Sequence[str]) -> None:
+        """List the tasks that stand for the factories of a map-reduce."""
+        for side in sides:
+            node = self._at((section, side))
+            if isinstance(node, Entries):
+                self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
+
+    def look_up(self, refused: set[Loc]) -> None:
+        """Find what members name; unknown names and circles are noted.
+
+        Args:
+            refused: Paths of what is wrong already, and not looked at.
+        """
+        agent_names = [each.name for each in self.agents if each.name]
+        tasks = self._positions("task")
+        outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
+        phases = self._positions("phase")
+        for member in self.work:
+            if any(path[: len(member.path)] == member.path for path in refused):
+                continue
+            named = text_in(member.node.get("agent"))
+            if named is not None and named not in agent_names:
+                self._refuse_name(named, (*member.path, "agent"), "agent", agent_names)
+            for position, name in self._texts(member.node.get("context")):
+                if name in tasks or name in outputs:
+                    member.context.append((tasks[name], False) if name in tasks else (outputs[name], True))
+                else:
+                    self._refuse_name(name, (*member.path, "context", position), "task", [*tasks, *outputs])
+            for position, name in self._texts(member.node.get("after")) if member.kind == "phase" else ():
+                if name in phases:
+                    member.after.append(phases[name])
+                else:
+                    self._refuse_name(name, (*member.path, "after", position), "phase", list(phases))
+        self._check_order()
+
+    def in_order(self) -> Iterator[int]:
+        """Give the positions of tasks and units, each behind what it waits for."""
+        return iter(TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).static_order())
+
+    # Listing.
+
+    def _add(self, member: TeamEntry) -> int:
+        self.work.append(member)
+        return len(self.work) - 1
+
+    def _add_tasks(self, path: Loc) -> list[int]:
+        return [self._add(member) for member in self._read("task", path)]
+
+    def _add_loops(self, path: Loc) -> list[int]:
+        return [self._add_loop(member) for member in self._read("loop", path)]
+
+    def _add_loop(self, member: TeamEntry) -> int:
+        member.parts["body"] = self._add_tasks((*member.path, "body"))
+        return self._add(member)
+
+    def _add_graph(self) -> None:
+        node = self._root.get("graph")
+        if not isinstance(node, Entries):
+            return
+        graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
+        states: list[int] = []
+        for state in self._read("state", ("graph", "states")):
+            if "body" in state.node:
+                state.kind = "loop"
+                states.append(self._add_loop(state))
+            else:
+                states.append(self._add(state))
+        graph.parts["states"] = states
+        self.top["graph"] = [self._add(graph)]
+
+    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
+        """Give the members of a section, by name or as a list."""
+        node = self._at(path)
+        members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
+        for step, member in members:
+            if not isinstance(member, Entries):
+                continue
+            name = step if isinstance(step, str) else text_in(member.get("name"))
+            if name is not None:
+                self._note_twice(kind, name, member, (*path, step))
+            yield TeamEntry(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
+
+    def _note_twice(self, kind: str, name: str, member: Entries, path: Loc) -> None:
+        of = kind if kind != "state" else "loop" if "body" in member else "task"
+        if (of, name) not in self._lines:
+            self._lines[of, name] = member.spot.line
+            return
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+        text = f"two {of}s are named '{name}'; the first is in line {self._lines[of, name]}"
+        self._problems.add(member.spot, where, text)
+
+    def _at(self, path: Loc) -> Located | None:
+        """Return what stands at a place; None: nothing does."""
+        node: Located | None = self._root
+        for step in path:
+            match node, step:
+                case Entries() as entries, str():
+                    node = entries.get(step)
+                case Items() as items, int():
+                    node = items[step]
+                case _:
+                    return None
+        return node
+
+    # Names.
+
+    def _positions(self, kind: str) -> dict[str, int]:
+        return {each.name: position for position, each in enumerate(self.work) if each.kind == kind and each.name}
+
+    def _texts(self, node: Located | None) -> Iterator[tuple[int, str]]:
+        for position, each in enumerate(node if isinstance(node, Items) else () if text_in(node) is None else (node,)):
+            yield position, str(text_in(each))
+
+    def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
+        listed = list_known_names(known) if known else f"The file declares no {what}s by name"
+        place = locate(self._root, path)
+        self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
+
+    def _check_order(self) -> None:
+        """Note it when tasks wait for each other."""
+        try:
+            TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).prepare()
+        except CycleError as error:
+            circle: list[int] = error.args[1][:0:-1]  # each waits for the next, and the last for the first
+            first = circle.index(min(circle))
+            circle = [*circle[first:], *circle[: first + 1]]
+            shown = " -> ".join(self.work[position].name or "?" for position in circle)
+            member = self.work[circle[0]]
+            path = (*member.path, "after" if member.after else "context")
+            spot = locate(self._root, (*path, 0)).value.spot
+            what = "phases" if member.after else "tasks"
+            text = f"the {what} wait for each other in a circle: {shown}"
+            self._problems.add(spot, locate(self._root, path).path, text)
+
+
+V = TypeVar("V", bound=Value)
+S = TypeVar("S", bound=FileSection)
+_MAP_REDUCE = "map_reduce"
+#: Key of an agent that is asked by A2A.
+_REMOTE = "a2a"
+#: Sections of a map-reduce that stand for factories.
+_SIDES = ("map", "reduce", "direct")
+#: Sections that say what a team does; a map-reduce takes the place of all of them.
+_WORK = ("tasks", "loops", "phases", "graph")
+_EXPECTED_OUTPUT = Task.of("any").expected_output
+
+
+def load_team_file(
+    target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
+) -> Ensemble | MapReduceEnsemble | MapEnsemble:
+    """Load the team of a YAML file.
+
+    Args:
+        target: Its path.
+        llm: Takes the place of every model that the file names.
+        needs_keys: False: the team will only be looked at, so keys of models and tools may be missing.
+        items: Takes the place of the items of a map-reduce.
+
+    Raises:
+        ValidationError: there is no such file, or something in it is wrong; everything is named with its place.
+    """
+    path = Path(target).expanduser()
+    text = _read_text(path, target)
+    problems = Problems(target)
+    root = read_document(text, problems)
+    problems.check()
+    if not isinstance(root, Entries):
+        keys = [name for name in TeamKeys.list_keys() if name != _MAP_REDUCE]
+        raise ValidationError(f"{target}:1:1: a team file is a mapping with keys of [{', '.join(keys)}]")
+    reading = Reading(path.resolve().parent, llm=llm, needs_keys=needs_keys, items=items)
+    ensemble = _Team(root, reading, problems).build()
+    problems.check()
+    if ensemble is None:
+        raise ValidationError(f"{target}: cannot be read as a team")
+    return ensemble.with_origin(str(path.resolve()))
+
+
+def _read_text(path: Path, target: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValidationError(f"'{target}' is longer than {MAX_BYTES:,} bytes, and no team file")
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValidationError(f"There is no file '{target}'.{_suggest_file(path)}") from None
+    except IsADirectoryError:
+        raise ValidationError(f"'{target}' is a directory, and not a team file") from None
+    except OSError as error:
+        raise ValidationError(f"Cannot read '{target}': {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValidationError(f"{target}:{line}:1: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _suggest_file(path: Path) -> str:
+    try:
+        known = [each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}]
+    except OSError:
+        return f" There is no directory '{path.parent}' either."
+    close = difflib.get_close_matches(path.name, known, n=1) or known[:1]
+    return f" Did you mean '{path.parent / close[0]}'?" if close else ""
+
+
+class _Team:
+    """One file on its way to an ensemble."""
+
+    def __init__(self, root: Entries, reading: Reading, problems: Problems) -> None:
+        self._root = root
+        self._reading = reading
+        self._problems = problems
+        self._members = Members(root, problems)
+        #: paths of what pydantic refused
+        self._refused: set[Loc] = set()
+
+    def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
+        """Return the ensemble; None: something was noted."""
+        has_items = _MAP_REDUCE in self._root
+        section = self._validate(MapTeamKeys if has_items else TeamKeys)
+        members = self._members
+        if has_items:
+            members.add_sides(_MAP_REDUCE, _SIDES)
+        members.collect()
+        if not has_items and not any(name in self._root for name in _WORK):
+            text = f"a team needs the key 'tasks', or one of [{', '.join((*_WORK[1:], _MAP_REDUCE))}]"
+            self._problems.add(self._root.spot, "", text)
+        self._look_up()
+        if section is None or self._problems:
+            return None
+        values = section.values()
+        if self._reading.llm is not None:
+            values["llm"] = self._reading.llm
+        for member in (*members.agents, *members.work):
+            member.values = _values_at(section, member.path)
+        agents = [self._make_agent(each) for each in members.agents]
+        made = self._make_work(dict(zip((each.name for each in members.agents), agents, strict=True)))
+        if self._problems:
+            return None
+        if has_items:
+            values.pop("agents", None)
+            by_name = {str(each.path[-1]): cast("Task", made[at]) for at, each in enumerate(members.work)}
+            fields = {name: value for name, value in values.pop(_MAP_REDUCE).values().items() if name not in _SIDES}
+            return self._bring_together({**values, **fields}, by_name)
+        work: dict[str, object] = {name: [made[at] for at in members.top.get(name, ())] for name in _WORK[:-1]}
+        graph = next((made[at] for at in members.top.get("graph", ())), None)
+        return self._make(Ensemble, {**values, **work, "graph": graph, "agents": agents or None}, ())
+
+    def _validate(self, kind: type[S]) -> S | None:
+        try:
+            return kind.model_validate(self._root, context=self._reading)
+        except pydantic.ValidationError as error:
+            self._refused = {found["loc"] for found in error.errors(include_url=False, include_input=False)}
+            report(error, self._root, self._problems)
+            return None
+
+    def _bring_together(
+        self, values: dict[str, Any], tasks: Mapping[str, Task]
+    ) -> MapReduceEnsemble | MapEnsemble | None:
+        from ensemble_ray.items.sources import screen_source
+        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+        from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
+
+        kind: type[MapReduceEnsemble | MapEnsemble] = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
+        arguments = {**values, **tasks}
+        inputs = frozenset[str](values.get("inputs", {}))
+        source = values.pop("items", self._reading.items)
+        if source is None:
+            spot = locate(self._root, (_MAP_REDUCE,)).key_spot
+            self._problems.add(spot, _MAP_REDUCE, "the map-reduce needs the key 'items'")
+            return None
+        if kind is MapEnsemble:
+            known = {"map", *(info.alias or name for name, info in kind.model_fields.items())}
+            for name in arguments.keys() - known:
+                place = locate(self._root, (_MAP_REDUCE, name))
+                text = "it is of use only with the section 'reduce', which says how outputs are brought together"
+                self._problems.add(place.key_spot, place.path, text)
+            if self._problems:
+                return None
+        prompt = ItemPrompt(tasks["map"], inputs)
+        values |= {"items": screen_source(source, problem=prompt.problem), "map_task": prompt}
+        if "reduce" in tasks:
+            values["reduce_task"] = GroupPrompt(tasks["reduce"], inputs)
+        if "direct" in tasks:
+            values["direct_task"] = AllItemsPrompt(tasks["direct"], inputs)
+        return self._make(kind, values, (_MAP_REDUCE,), ())
+
+    def _look_up(self) -> None:
+        has_llm = self._reading.llm is not None or _has_value(self._root, "llm")
+        for agent in self._members.agents:
+            has_own = any(_has_value(agent.node, name) for name in ("llm", "runner", _REMOTE))
+            if not has_llm and not self._is_refused(agent) and not has_own:
+                text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
+                place = locate(self._root, agent.path)
+                self._problems.add(place.key_spot, place.path, text)
+        self._members.look_up(self._refused)
+
+    def _is_refused(self, member: TeamEntry) -> bool:
+        return any(path[: len(member.path)] == member.path for path in self._refused)
+
+    # Making.
+
+    def _make_work(self, agents: Mapping[str | None, Agent | None]) -> dict[int, Identified]:
+        """Make tasks and units, each behind what it waits for; return them by their positions."""
+        made: dict[int, Identified] = {}
+        work = self._members.work
+        for position in self._members.in_order():
+            member = work[position]
+            if any(each not in made for each in member.waits_for):
+                continue  # one of those that it waits for was refused
+            done = self._make_member(member, made, agents)
+            if done is not None:
+                made[position] = done
+        return made
+
+    def _make_member(
+        self, member: TeamEntry, made: Mapping[int, Identified], agents: Mapping[str | None, Agent | None]
+    ) -> Identified | None:
+        values: dict[str, object] = {**member.values, "name": member.name}
+        parts = {name: [made[at] for at in positions] for name, positions in member.parts.items()}
+        context = [cast("Loop | Phase", made[at]).output if is_output else made[at] for at, is_output in member.context]
+        match member.kind:
+            case "loop":
+                return self._make(Loop, {**values, **parts, "context": context}, member.path)
+            case "phase":
+                review = values.pop("review", None)
+                if review is not None:
+                    rules = {**cast("FileSection", review).values(), "task": parts.pop("review")[0]}
+                    values["review"] = self._make(PhaseReview, rules, (*member.path, "review"))
+                values["after"] = [made[at] for at in member.after]
+                return self._make(Phase, {**values, **parts}, member.path)
+            case "graph":
+                names = (str(self._members.work[at].path[-1]) for at in member.parts["states"])
+                values["states"] = dict(zip(names, parts["states"], strict=True))
+                return self._make(Graph, values, member.path)
+            case _:
+                if "agent" in values:
+                    values["agent"] = agents[cast("str", values["agent"])]
+                return self._make(
+                    Task, {"expected_output": _EXPECTED_OUTPUT, **values, "context": context}, member.path
+                )
+
+    def _make_agent(self, agent: TeamEntry) -> Agent | None:
+        given = {name: value for name, value in agent.values.items() if name != "name"}
+        values: dict[str, Any] = {"role": agent.name, **given}
+        remote = values.pop(_REMOTE, None)
+        if remote is None:
+            return self._make(Agent, values, agent.path)
+        from ensemble_ray.definition.agent import RemoteAgent  # a team without one does not pay for it
+
+        return self._make(RemoteAgent, {**values, **remote.values()}, (*agent.path, _REMOTE), agent.path)
+
+    def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
+        """Make an object of what stands at these paths; None: the class refused it, which is noted."""
+        try:
+            return kind(**values)
+        except ValidationError as error:
+            place = locate(self._root, paths[0])
+            self._problems.add(*self._place_of(str(error), paths) or (place.key_spot, place.path), str(error))
+            return None
+
+    def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Spot, str] | None:
+        """Find the value that a message of a class is about: it names the field."""
+        for path in paths:
+            node = locate(self._root, path).value
+            for word in re.findall(r"\w+", message):
+                if isinstance(node, Entries) and word in node:
+                    place = locate(self._root, (*path, word))
+                    return place.value.spot, place.path
+        return None
+
+
+def _has_value(node: Entries, name: str) -> bool:
+    """Return whether a key has a value, be it one that was refused."""
+    return name in node and not is_null(node[name])
+
+
+def _values_at(section: FileSection, path: Sequence[str | int]) -> dict[str, Any]:
+    found: Any = section
+    for step in path:
+        found = getattr(found, str(step)) if isinstance(found, FileSection) else found[step]
+    return cast("FileSection", found).values()
+
+
+#: What a team does; of these, tasks and loops may stand side by side.
+_WORK_JSON_SCHEMA = ("tasks", "loops", "phases", "graph", "map_reduce")
+
+
+def team_schema() -> dict[str, JsonValue]:
+    """Return the schema of a team file."""
+    schema = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
+    definitions = schema.pop("$defs")
+    schema = {
+        **schema,
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "ensemble-ray team",
+        "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",
+        "anyOf": [{"required": [name]} for name in _WORK_JSON_SCHEMA],
+        "not": {
+            "anyOf": [
+                {"required": list(pair)} for pair in combinations(_WORK_JSON_SCHEMA, 2) if pair != ("tasks", "loops")
+            ]
+        },
+        "definitions": definitions,
+    }
+    return cast("dict[str, JsonValue]", _convert(schema, is_map=False))
+
+
+def _convert(part: Any, *, is_map: bool) -> Any:
+    """Return a part of the schema as draft 7 has it, without what pydantic makes of names.
+
+    Args:
+        part: Of pydantic's schema.
+        is_map: Whether its keys are names of the user or of ours, and not words of JSON Schema.
+    """
+    if isinstance(part, list):
+        return [_convert(each, is_map=False) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {
+        name: _convert(value, is_map=not is_map and name in {"properties", "definitions", "patternProperties"})
+        for name, value in cast("dict[str, Any]", part).items()
+        if is_map or name != "title" or "$schema" in part
+    }
+    if not is_map and "$ref" in found and len(found) > 1:  # beside a reference, draft 7 reads nothing else
+        found = {"allOf": [{"$ref": found.pop("$ref")}], **found}
+    return found

@@ -1,0 +1,186 @@
+"""Separates a model's reasoning in tags from its answer, for whole texts and for streams. Pure.
+
+Rules: a tag counts at the beginning of a text, or where another one has just closed. A closing tag without an opening one ends
+reasoning, unless the text only mentions it. Reasoning that is not closed lasts to the end. Every step costs linear time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_NAMES = ("think", "thinking", "reasoning", "thought")
+_TAG = re.compile(rf"<(/?)({'|'.join(_NAMES)})>", re.IGNORECASE | re.ASCII)
+_BLANKS = re.compile(r"\s++")
+_TAGS = tuple(f"<{slash}{name}>" for name in _NAMES for slash in ("", "/"))
+_LONGEST_TAG = max(map(len, _TAGS))
+#: Blanks before the first tag of a text; with more of them it is an answer.
+_MOST_BLANKS = 256
+#: Before and behind a tag that is quoted or mentioned inside a sentence.
+_QUOTED_BEFORE, _QUOTED_BEHIND = " \t\"'`([", " \t\"'`)].,;:!?"
+_FENCE = "```"
+
+
+class ReasoningSplitter:
+    """Splits a text that comes in pieces, cut anywhere. It holds back less than a tag, and the blanks before the first one.
+
+    A stream cannot wait for a closing tag that has no opening one: `split_reasoning` sees it in the whole text.
+    """
+
+    def __init__(self) -> None:
+        #: whether a tag was read, which belongs to neither reasoning nor answer
+        self.has_tag = False
+        self._held = ""
+        #: the tag that ends the reasoning; None: the text is outside of reasoning
+        self._closing: str | None = None
+        self._is_answer = False
+
+    def feed(self, piece: str) -> list[tuple[str, bool]]:
+        """Return the parts that are known now, each with whether it is reasoning."""
+        text, self._held = self._held + piece, ""
+        parts: list[tuple[str, bool]] = []
+        position = 0
+        while position < len(text):
+            if self._is_answer:
+                parts.append((text[position:], False))
+                break
+            if self._closing is not None:
+                position = self._read_reasoning(text, position, self._closing, parts)
+                continue
+            blanks = _BLANKS.match(text, position)
+            begun = position if blanks is None else blanks.end()
+            found = _TAG.match(text, begun)
+            is_near = self.has_tag or begun - position <= _MOST_BLANKS
+            position = begun if self.has_tag else position
+            if found is not None and is_near:
+                self.has_tag = True
+                self._closing = None if found[1] else f"</{found[2].lower()}>"
+                position = found.end()
+            elif is_near and _may_begin_tag(text[begun : begun + _LONGEST_TAG]):
+                self._held = text[position:]
+                break
+            else:
+                self._is_answer = True
+        return parts
+
+    def finish(self) -> list[tuple[str, bool]]:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        return [(held, self._closing is not None)] if held else []
+
+    def _read_reasoning(self, text: str, start: int, closing: str, parts: list[tuple[str, bool]]) -> int:
+        """Return the place behind the closing tag; what may be the beginning of that is held back."""
+        found = next((each for each in _TAG.finditer(text, start) if each[0].lower() == closing), None)
+        if found is not None:
+            self._closing = None
+            end, behind = found.span()
+        else:
+            end, behind = text.rfind("<", max(start, len(text) - _LONGEST_TAG)), len(text)
+            if end < 0 or not closing.startswith(text[end:].lower()):
+                end = len(text)
+            self._held = text[end:]
+        if end > start:
+            parts.append((text[start:end], True))
+        return behind
+
+
+def _may_begin_tag(text: str) -> bool:
+    return any(tag.startswith(text.lower()) for tag in _TAGS)
+
+
+def split_reasoning(text: str) -> tuple[str | None, str]:
+    r"""Return a model's reasoning, None where there is none, and its answer.
+
+    Examples:
+        >>> split_reasoning("<think>\nPerhaps 41?\n</think>\n\n42")
+        ('Perhaps 41?', '42')
+        >>> split_reasoning("Write <think> first.")
+        (None, 'Write <think> first.')
+    """
+    if "<" not in text:
+        return None, text
+    splitter = ReasoningSplitter()
+    parts = splitter.feed(text)
+    for held, is_reasoning in splitter.finish():
+        # Reasoning that is not closed is one block with the part before it.
+        before = parts.pop()[0] if is_reasoning and parts and parts[-1][1] else ""
+        parts.append((before + held, is_reasoning))
+    if not splitter.has_tag:
+        found = _TAG.search(text)
+        if found is None or not found[1] or _is_mentioned(text, found):
+            return None, text
+        parts = [(text[: found.start()], True), (text[found.end() :].lstrip(), False)]
+    reasoning = "\n\n".join([part.strip() for part, is_reasoning in parts if is_reasoning and part.strip()])
+    return reasoning or None, "".join([part for part, is_reasoning in parts if not is_reasoning])
+
+
+def _is_mentioned(text: str, tag: re.Match[str]) -> bool:
+    """Return whether a closing tag without an opening one is part of an answer: of code, of JSON, or of a sentence."""
+    start, end = tag.span()
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    before, behind = line[-1:], text[end : end + 1]
+    if before and before in _QUOTED_BEFORE and behind and behind in _QUOTED_BEHIND:
+        return True
+    if text.count(_FENCE, 0, start) % 2 or line.count("`") % 2:
+        return True
+    if text.lstrip()[:1] not in {"{", "[", '"'}:
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+#: Places that are tried in vain before the rest of a text counts as garbage: an error counts the lines before it.
+_MOST_OPENINGS = 1000
+#: How often the length of the text may be read in vain, all places together: an unterminated string is read to the end.
+_MOST_PASSES = 8
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJson:
+    """A JSON value in a text."""
+
+    value: object
+    start: int
+    end: int
+
+
+def find_json(text: str, openings: re.Pattern[str]) -> FoundJson | None:
+    """Return the first of the values that `iter_json` yields; None: there is none."""
+    return next(iter_json(text, openings), None)
+
+
+def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
+    """Yield the JSON values that decode, in the order of the text; what finding more would take too long for is left out.
+
+    A value inside another one, or inside the part of a broken one that decodes, is not yielded by itself.
+
+    Args:
+        text: Any text.
+        openings: Matches where a value may begin; must be linear.
+    """
+    left = _MOST_PASSES * len(text)
+    failed = position = 0
+    while failed < _MOST_OPENINGS and left >= 0 and (opening := openings.search(text, position)) is not None:
+        start = opening.start()
+        failed += 1
+        position = start + 1
+        try:
+            value, end = _decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            # an unterminated string is reported where it begins, and was read to the end of the text
+            left -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+            position = max(position, error.pos)
+        except ValueError:  # a number of more digits than Python converts; where it stands is not said
+            left -= len(text) - start
+        except RecursionError:  # nested beyond reason, and so it is from the next places on
+            return
+        else:
+            failed -= 1
+            position = end
+            yield FoundJson(value, start, end)

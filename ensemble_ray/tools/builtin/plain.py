@@ -1,0 +1,583 @@
+"""Arithmetic for models. Package: built-in tools. In: one expression as text; out: its value as text.
+
+The grammar is the specification's, and so is its parser: nothing is ever handed to `eval` (S-BIT-1). Two stacks stand
+for the recursion of a grammar, so that no input, however nested, can exhaust Python's own stack (S-BIT-7). Arithmetic
+never raises but for the two divisions by zero: an overflow is `Infinity`, an impossible power is `NaN` (S-BIT-6).
+"""
+
+from __future__ import annotations
+
+import calendar
+import json
+import math
+import re
+import zoneinfo
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import cast
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
+
+from ensemble_ray.errors import ExitEarlyError, ValidationError
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.approval import approval_request, ask
+from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, ToolResult
+from ensemble_ray.values.reviews import Edit, ExitEarly, OnTimeoutAction, Review
+from ensemble_ray.values.value import utc_now
+
+_MAX_CHARACTERS = 10_000
+_MAX_DEPTH = 200
+#: a whole result below this prints without a fraction (S-BIT-3)
+_WHOLE_BELOW = 1e15
+
+_NUMBER = re.compile(r"[0-9.]+")
+_WELL_FORMED_NUMBER = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")
+
+
+class CalculatorTool(AbstractAgentTool):
+    """Evaluates an arithmetic expression: `+ - * / % ^`, parentheses, decimals."""
+
+    name = "calculator"
+    effect = "none"
+    description = (
+        "Evaluates an arithmetic expression and returns its value. Operators: + - * / % (remainder) ^ (power), "
+        "parentheses, decimal numbers. Input: the expression alone, for example (2 + 3) * 4 ^ 2"
+    )
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Give the value of the expression, or why there is none."""
+        try:
+            return ToolResult.success(calculate(text))
+        except ValueError as error:
+            return ToolResult.failure(str(error))
+
+
+def calculate(expression: str | None) -> str:
+    """Return the value of an arithmetic expression, as text.
+
+    Raises:
+        ValueError: the expression is blank, not of the grammar, or divides by zero; the text says which (S-BIT-5).
+    """
+    if expression is None or not expression.strip():
+        raise ValueError("Expression must not be blank")
+    if len(expression) > _MAX_CHARACTERS:
+        raise _invalid(f"longer than {_MAX_CHARACTERS} characters")
+    return _text_of(_Evaluation(expression).value())
+
+
+def _invalid(reason: str) -> ValueError:
+    return ValueError(f"Invalid expression: {reason}")
+
+
+def _text_of(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if value.is_integer() and abs(value) < _WHOLE_BELOW:
+        return str(int(value))
+    return repr(value)
+
+
+def _divide(left: float, right: float) -> float:
+    if right == 0:
+        raise ValueError("Division by zero")
+    return left / right
+
+
+def _remainder(left: float, right: float) -> float:
+    """Return the remainder with the sign of the dividend (S-BIT-4)."""
+    if right == 0:
+        raise ValueError("Modulo by zero")
+    return math.nan if math.isinf(left) else math.fmod(left, right)
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return -math.inf if base < 0 and _is_odd(exponent) else math.inf
+    except ValueError:
+        # the only two domain errors: a negative base with a broken exponent, and zero with a negative one
+        if base != 0:
+            return math.nan
+        return math.copysign(math.inf, base) if _is_odd(exponent) else math.inf
+
+
+def _is_odd(value: float) -> bool:
+    return abs(math.fmod(value, 2)) == 1
+
+
+#: sign -> (binding power, value); all but `^` are left-associative
+_BINARY: Mapping[str, tuple[int, Callable[[float, float], float]]] = {
+    "+": (1, lambda left, right: left + right),
+    "-": (1, lambda left, right: left - right),
+    "*": (2, lambda left, right: left * right),
+    "/": (2, _divide),
+    "%": (2, _remainder),
+    "^": (4, _power),
+}
+#: how strongly a sign before an operand binds: over `*`, under `^`, so that -2^2 is -4 (S-BIT-2)
+_PREFIX_POWER = 3
+_OPEN = "("
+_NEGATE = "negate"
+
+
+class _Evaluation:
+    """One pass over an expression: operands and pending operators on two stacks."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._operands: list[float] = []
+        self._pending: list[str] = []
+        self._depth = 0
+
+    def value(self) -> float:
+        """Return the value of the whole text."""
+        while True:
+            self._read_operand()
+            self._close_parentheses()
+            sign = self._peek()
+            if sign == "":
+                break
+            if sign not in _BINARY:
+                raise _invalid(f"unexpected character '{sign}' at position {self._at}")
+            self._at += 1
+            self._push(sign)
+        if self._depth:
+            raise _invalid("missing closing parenthesis")
+        self._reduce(0)
+        return self._operands[0]
+
+    def _peek(self) -> str:
+        """Return the next character that is not white space; empty at the end."""
+        while self._at < len(self._text) and self._text[self._at].isspace():
+            self._at += 1
+        return self._text[self._at : self._at + 1]
+
+    def _read_operand(self) -> None:
+        """Read signs and opening parentheses up to a number."""
+        while True:
+            sign = self._peek()
+            if sign == "":
+                raise _invalid("unexpected end of expression")
+            if number := _NUMBER.match(self._text, self._at):
+                self._at = number.end()
+                self._operands.append(_number_of(number.group()))
+                return
+            if sign == _OPEN:
+                self._depth += 1
+                if self._depth > _MAX_DEPTH:
+                    raise _invalid(f"nested deeper than {_MAX_DEPTH} levels")
+                self._pending.append(_OPEN)
+            elif sign == "-":
+                self._pending.append(_NEGATE)
+            elif sign != "+":
+                raise _invalid(f"unexpected character '{sign}' at position {self._at}")
+            self._at += 1
+
+    def _close_parentheses(self) -> None:
+        while self._peek() == ")" and self._depth:
+            self._at += 1
+            self._depth -= 1
+            self._reduce(0)
+            self._pending.pop()
+
+    def _push(self, sign: str) -> None:
+        power, _ = _BINARY[sign]
+        # `^` waits for the one to its right: 2^3^2 is 2^9
+        self._reduce(power + 1 if sign == "^" else power)
+        self._pending.append(sign)
+
+    def _reduce(self, least_power: int) -> None:
+        """Carry out what is pending down to the open parenthesis and binds at least that strongly."""
+        while self._pending and self._pending[-1] != _OPEN:
+            sign = self._pending[-1]
+            if (_PREFIX_POWER if sign == _NEGATE else _BINARY[sign][0]) < least_power:
+                return
+            self._pending.pop()
+            right = self._operands.pop()
+            if sign == _NEGATE:
+                self._operands.append(-right)
+            else:
+                self._operands.append(_BINARY[sign][1](self._operands.pop(), right))
+
+
+def _number_of(digits: str) -> float:
+    if not _WELL_FORMED_NUMBER.fullmatch(digits):
+        raise _invalid(f"invalid number '{digits}'")
+    return float(digits)
+
+
+_HELP = (
+    "Supported: now | now in <timezone> | today | today in <timezone> | "
+    "convert <datetime> from <timezone> to <timezone> | <date or datetime> +/- <N> <unit>"
+)
+
+# All are linear: a model writes the command, and a search holds every thread of the process until it ends (S-SEC-20).
+_NOW = re.compile(r"(now|today)(?:\s+in\s+(\S+))?", re.IGNORECASE)
+_CONVERT = re.compile(r"convert\s+(\S+)\s+from\s+(\S+)\s+to\s+(\S+)", re.IGNORECASE)
+#: words and the blanks between them take turns, so that blanks can be read in one way only
+_ARITHMETIC = re.compile(r"(\S+(?:\s+\S+)*?)\s+([+-])\s*([0-9]+)\s*([A-Za-z]+)")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_DATETIME = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]+)?)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2})?",
+    re.IGNORECASE,
+)
+#: what tells a datetime from a date (S-BIT-13)
+_HAS_TIME = re.compile(r"[TZ]|[0-9][tz]")
+
+_OUT_OF_RANGE = "the result is out of range (years 1 to 9999)"
+_DAYS = {"day": 1, "week": 7}
+_MONTHS = {"month": 1, "year": 12}
+_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+#: more than any calendar holds; longer numbers are not even converted
+_MAX_DIGITS = 12
+
+
+class DateTimeTool(AbstractAgentTool):
+    """Tells the time, converts between time zones, adds to dates and datetimes.
+
+    Args:
+        clock: Gives the present as an aware datetime; the machine's clock in UTC when None.
+    """
+
+    name = "datetime"
+    effect = "none"
+    description = (
+        "Current date and time, time zone conversion, date arithmetic. Input is one command: "
+        "'now', 'now in Europe/Berlin', 'today', 'today in Asia/Tokyo', "
+        "'convert 2024-03-10T12:00:00 from UTC to America/New_York', '2024-01-31 + 1 month', "
+        "'2024-01-31T10:00:00Z - 90 minutes'"
+    )
+
+    def __init__(self, clock: Callable[[], datetime] | None = None) -> None:
+        if clock is not None and not callable(clock):
+            raise ValidationError(f"DateTimeTool clock must be callable, got: {type(clock).__name__}")
+        self._clock = clock
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Carry out one command."""
+        command = (text or "").strip()
+        if not command:
+            return ToolResult.failure("Command must not be blank")
+        try:
+            return self._answer(command)
+        except OverflowError:
+            return ToolResult.failure(f"Date/time error: {_OUT_OF_RANGE}")
+        except ValueError as error:
+            return ToolResult.failure(str(error))
+
+    def _answer(self, command: str) -> ToolResult:
+        if found := _NOW.fullmatch(command):
+            return ToolResult.success(self._present(found[1].lower(), found[2] or "UTC"))
+        if found := _CONVERT.fullmatch(command):
+            return ToolResult.success(_convert(found[1], found[2], found[3]))
+        if found := _ARITHMETIC.fullmatch(command):
+            value, sign, number, unit = found.groups()
+            if len(number) > _MAX_DIGITS:
+                return ToolResult.failure(f"Date/time error: {_OUT_OF_RANGE}")
+            amount = int(number) if sign == "+" else -int(number)
+            shift = _shift_datetime if _HAS_TIME.search(value) else _shift_date
+            return ToolResult.success(shift(value, amount, unit))
+        return ToolResult.failure(f"Unrecognized command. {_HELP}")
+
+    def _present(self, what: str, zone: str) -> str:
+        now = utc_now() if self._clock is None else self._clock()
+        aware = now if now.tzinfo is not None else now.replace(tzinfo=UTC)
+        local = aware.astimezone(_zone(zone))
+        zone = "UTC" if zone.upper() == "UTC" else zone
+        return local.date().isoformat() if what == "today" else f"{_wall_time(local)} {zone}"
+
+
+def _wall_time(moment: datetime) -> str:
+    """Date and time as a clock on that wall shows them."""
+    return moment.replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+def _zone(name: str) -> tzinfo:
+    """Return the zone of that name; `UTC` needs no zone database."""
+    if name.upper() in {"UTC", "Z"}:
+        return UTC
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        # a name with `..` or of a directory of the database is as unknown as a misspelt one
+        raise ValueError(f"Unknown timezone: '{name}'") from None
+
+
+def _convert(value: str, source: str, target: str) -> str:
+    found = _DATETIME.fullmatch(value)
+    if found is None or (found[7] or "Z").upper() != "Z":
+        raise _bad_datetime(value)
+    local = _datetime_of(found, value).replace(tzinfo=_zone(source))
+    return f"{_wall_time(local.astimezone(_zone(target)))} {target}"
+
+
+def _shift_date(value: str, amount: int, unit: str) -> str:
+    found = _DATE.fullmatch(value)
+    if found is None:
+        raise _bad_date(value)
+    try:
+        start = date(int(found[1]), int(found[2]), int(found[3]))
+    except ValueError:
+        raise _bad_date(value) from None
+    kind = _singular(unit)
+    if kind in _MONTHS:
+        return _plus_months(start, amount * _MONTHS[kind]).isoformat()
+    if kind in _DAYS:
+        return (start + timedelta(days=amount * _DAYS[kind])).isoformat()
+    raise ValueError(f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years")
+
+
+def _shift_datetime(value: str, amount: int, unit: str) -> str:
+    found = _DATETIME.fullmatch(value)
+    if found is None:
+        raise _bad_datetime(value)
+    start = _datetime_of(found, value) - _offset_of(found[7], value)
+    kind = _singular(unit)
+    if kind in _MONTHS:
+        end = datetime.combine(_plus_months(start.date(), amount * _MONTHS[kind]), start.time())
+    elif kind in _DAYS:
+        end = start + timedelta(days=amount * _DAYS[kind])
+    elif kind in _UNIT_SECONDS:
+        end = start + timedelta(seconds=amount * _UNIT_SECONDS[kind])
+    else:
+        raise ValueError(f"Unsupported datetime unit: '{unit}'")
+    return f"{_wall_time(end)}Z"
+
+
+def _singular(unit: str) -> str:
+    return unit.lower().removesuffix("s")
+
+
+def _plus_months(start: date, months: int) -> date:
+    """Return the same day that many months on, or the last day of that month where it has none (S-BIT-12)."""
+    year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
+    if not date.min.year <= year <= date.max.year:
+        raise OverflowError
+    last = calendar.monthrange(year, month + 1)[1]
+    return start.replace(year=year, month=month + 1, day=min(start.day, last))
+
+
+def _datetime_of(found: re.Match[str], value: str) -> datetime:
+    """Return the local time of a match, without its offset; fractions of a second are dropped."""
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    try:
+        return datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the zone is the caller's to apply
+    except ValueError:
+        raise _bad_datetime(value) from None
+
+
+def _offset_of(text: str | None, value: str) -> timedelta:
+    """Return the offset east of UTC that a value ends with; none means UTC (S-BIT-13)."""
+    if text is None or text.upper() == "Z":
+        return timedelta(0)
+    hours, minutes = int(text[1:3]), int(text[-2:])
+    if hours > 23 or minutes > 59:  # noqa: PLR2004  the clock's own limits
+        raise _bad_datetime(value)
+    size = timedelta(hours=hours, minutes=minutes)
+    return -size if text[0] == "-" else size
+
+
+def _bad_date(value: str) -> ValueError:
+    return ValueError(f"Invalid date format: '{value}'. Expected yyyy-MM-dd")
+
+
+def _bad_datetime(value: str) -> ValueError:
+    return ValueError(f"Invalid datetime format: '{value}'. Expected yyyy-MM-ddTHH:mm:ss[Z]")
+
+
+#: one step of a path: a key, or an index in brackets
+_STEP = re.compile(r"([^.\[\]]+)|\[(-?[0-9]{1,18})\]")
+
+
+class JsonParserInput(BaseModel):
+    """Where to look, and in what."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    json_path: str = Field(description="Path to the value, for example user.name, items[0].title or [1].x")
+    #: pydantic keeps `json` for itself, hence the alias (S-BIT-54)
+    text: str = Field(alias="json", description="The JSON text to read from")
+
+
+class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
+    """Extracts a value from JSON by a path of dots and brackets.
+
+    Given one plain string, as by a pipeline or a handler, it takes the path from the first line and the JSON from the
+    rest.
+    """
+
+    input_type = JsonParserInput
+
+    name = "json_parser"
+    effect = "none"
+    description = (
+        "Extracts one value from a JSON text. The path names keys separated by dots and array positions in "
+        "brackets, counted from 0: user.name, items[0].title, [1].x"
+    )
+
+    def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Take named arguments as JSON, or the two-line form."""
+        text = text or ""
+        if _is_named(text):
+            return super().do_execute(text)
+        path, _, document = text.partition("\n")
+        return extract(path, document)
+
+    def execute_typed(self, arguments: JsonParserInput, /) -> ToolResult:
+        """Give the value at the path."""
+        return extract(arguments.json_path, arguments.text)
+
+
+def _is_named(text: str) -> bool:
+    """Whether it is named arguments. No path begins with a brace, but a path may be missing and its line be empty."""
+    if not text.lstrip().startswith("{"):
+        return False
+    if text.partition("\n")[0].strip():
+        return True
+    try:
+        arguments: object = from_json(text)
+    except (ValueError, TypeError):  # the latter: half of a surrogate pair
+        return False
+    return isinstance(arguments, dict) and "json_path" in arguments
+
+
+class _NotFoundError(ValueError):
+    """The path leads nowhere; the text says where it ends."""
+
+
+def extract(path: str, text: str) -> ToolResult:
+    """Return the value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
+    if not path.strip():
+        return ToolResult.failure("Path expression must not be blank")
+    if not text.strip():
+        return ToolResult.failure("JSON content must not be blank")
+    try:
+        document: object = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return ToolResult.success(_render(_walk(document, path.strip())))
+    except _NotFoundError as error:
+        return ToolResult.failure(str(error))
+    except RecursionError:
+        return ToolResult.failure("Invalid JSON: nested too deeply")
+    except ValueError as error:
+        return ToolResult.failure(f"Invalid JSON: {error}")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"number {digits} is out of range")
+    return value
+
+
+def _walk(document: object, path: str) -> object:
+    value = document
+    for step in _steps(path):
+        if isinstance(step, int):
+            value = _item(value, step, path)
+        elif not isinstance(value, dict):
+            raise _NotFoundError(f"Path not found: '{path}'")
+        else:
+            members = cast("dict[str, object]", value)
+            if step not in members:
+                raise _NotFoundError(f"Path not found: '{step}'")
+            value = members[step]
+    return value
+
+
+def _item(value: object, index: int, path: str) -> object:
+    if not isinstance(value, list):
+        raise _NotFoundError(f"Path not found: '{path}'")
+    items = cast("list[object]", value)
+    if not 0 <= index < len(items):
+        raise _NotFoundError(
+            f"Array index out of bounds: index {index} is out of bounds for array of size {len(items)}"
+        )
+    return items[index]
+
+
+def _steps(path: str) -> list[str | int]:
+    """Keys and indexes in order: `m[0].x` is `m`, 0, `x`."""
+    steps: list[str | int] = []
+    at = 0
+    while at < len(path):
+        # a dot stands between a step and a key, nowhere else
+        if steps and path[at] == ".":
+            at += 1
+            found = _STEP.match(path, at)
+            expected = found is not None and found[1] is not None
+        else:
+            found = _STEP.match(path, at)
+            expected = found is not None and (found[1] is None or not steps)
+        if found is None or not expected:
+            raise _NotFoundError(f"Path not found: '{path}'")
+        steps.append(found[1] if found[1] is not None else int(found[2]))
+        at = found.end()
+    return steps
+
+
+def _render(value: object) -> str:
+    """Strings bare, everything else as compact JSON; half a surrogate pair, which no file takes, becomes U+FFFD."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return whole_text(text)
+
+
+_log = bounded_logger(__name__)
+_NOBODY = "No reviewer is available. Please proceed with your best judgment."
+
+
+class HumanInputTool(AbstractAgentTool):
+    """Asks the run's review handler; the answer of a person is recorded, and a resumed run does not ask again.
+
+    Args:
+        timeout: How long an answer may take, a `timedelta` or seconds; 0: as long as it takes.
+        on_timeout: What follows when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
+
+    Raises:
+        ValidationError: the timeout is negative, or the action is none.
+    """
+
+    name = "human_input"
+    description = (
+        "Asks a person a question and gives the answer. Use it when you need a decision, an opinion or a fact that only "
+        "a person has. The input is the question."
+    )
+    timeout = None  # the time is a person's
+    effect = "idempotent"  # an answer that was recorded is not asked for again
+
+    def __init__(
+        self,
+        timeout: timedelta | float = Review.DEFAULT_TIMEOUT,
+        on_timeout: OnTimeoutAction | str = OnTimeoutAction.CONTINUE,
+    ) -> None:
+        actions = [each.value for each in OnTimeoutAction]
+        if on_timeout not in actions:
+            raise ValidationError(f"HumanInputTool on_timeout must be one of {actions}, got: {on_timeout!r}")
+        self._review = Review(timeout=timeout, on_timeout=on_timeout)
+
+    async def do_execute(self, text: str, /) -> ToolResult:
+        """Ask."""
+        handler = self.context.review_handler
+        if handler is None:
+            _log.warning("Tool '%s' has nobody to ask: the run has no review_handler", self.name)
+            return ToolResult.success(_NOBODY)
+        request = approval_request(
+            text, timeout=self._review.timeout, on_timeout=self._review.on_timeout, ends_run=True
+        )
+        match await ask(handler, request):
+            case Edit(revised_output=answer):
+                return ToolResult.success(answer)
+            case ExitEarly(timed_out=timed_out):
+                raise ExitEarlyError("The run was ended by the person who was asked", timed_out)
+            case _:
+                return ToolResult.success("Understood. Please continue.")

@@ -1,0 +1,455 @@
+"""Fetches a page and gives its words. Package: built-in tools. In: a URL; out: the text of the page's body.
+
+Fetching is guarded (`tools/web/net.py`): only http and https, no private addresses unless allowed, all limits counted while
+the page is read. Bytes become text in a thread, and HTML is parsed in a process that is killed with its call
+(`web/page_reader.py`): a page that is made to be slow costs a bounded time and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Protocol, cast, runtime_checkable
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel, Field, SecretStr
+from pydantic_core import from_json
+
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, ValidationError, message_of
+from ensemble_ray.process.forks import call_user, threads
+from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
+from ensemble_ray.tools.approval import approve, preview
+from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, ToolResult
+from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange, fetch
+from ensemble_ray.tools.web.page_reader import PageError, read_page
+
+_MAX_BYTES = 5_242_880
+_TIMEOUT_S = 15.0
+_HEADERS = {
+    "User-Agent": "ensemble-ray-web-scraper/1.0",
+    "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.5",
+}
+_META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?\s*([\w.:-]{1,64})", re.IGNORECASE)
+#: a page names its charset in its first bytes or not at all
+_META_WITHIN_BYTES = 1024
+
+
+class WebScrapeInput(BaseModel):
+    """Which page to fetch."""
+
+    url: str = Field(description="Address of the page, beginning with http:// or https://")
+
+
+class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
+    """Fetches a web page and returns its text without markup, navigation, header and footer.
+
+    Args:
+        max_content_length: Longer text is cut, and says so.
+        fetcher: `fetcher(url) -> html`, sync or async, in place of the guarded fetcher.
+        allow_private_hosts: Let the guarded fetcher reach loopback, private, link-local and metadata addresses.
+
+    Raises:
+        ValueError: `max_content_length` is not positive.
+        ToolConfigurationError: the extra `web` is not installed.
+    """
+
+    name = "web_scrape"
+    effect = "none"
+    description = "Fetches a web page and returns its readable text, without markup and navigation."
+    input_type = WebScrapeInput
+
+    def __init__(
+        self,
+        max_content_length: int = 5000,
+        fetcher: Callable[[str], str | Awaitable[str]] | None = None,
+        *,
+        allow_private_hosts: bool = False,
+    ) -> None:
+        if max_content_length <= 0:
+            raise ValueError(f"max_content_length must be > 0, got: {max_content_length}")
+        if fetcher is not None and not callable(fetcher):
+            raise ValidationError(f"WebScraperTool fetcher must be callable, got: {type(fetcher).__name__}")
+        if importlib.util.find_spec("selectolax") is None:
+            raise ToolConfigurationError(
+                "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"
+            )
+        self._max_content_length = max_content_length
+        self._fetcher = fetcher
+        self._allow_private_hosts = allow_private_hosts
+
+    async def execute_typed(self, arguments: WebScrapeInput, /) -> ToolResult:
+        """Fetch the page and give its text."""
+        url = arguments.url.strip()
+        if not url:
+            return ToolResult.failure("URL must not be blank")
+        try:
+            html = await self._fetch(url) if self._fetcher is None else await call_user(self._fetcher, url)
+        except (ExitEarlyError, IllegalStateError):
+            raise
+        except Exception as error:  # noqa: BLE001  a custom fetcher may raise anything
+            return ToolResult.failure(f"Failed to fetch URL: {message_of(error)}")
+        if not isinstance(html, str | bytes):
+            return ToolResult.failure(f"Failed to fetch URL: the fetcher gave no text but: {type(html).__name__}")
+        try:
+            text = await read_page(html, most_characters=self._max_content_length + 1)
+        except PageError as error:
+            return ToolResult.failure(f"Failed to read page: {error}")
+        return ToolResult.success(self._cut(text))
+
+    async def _fetch(self, url: str) -> str:
+        answer = await fetch(
+            url,
+            headers=_HEADERS,
+            max_bytes=_MAX_BYTES,
+            timeout_s=_TIMEOUT_S,
+            allow_private_hosts=self._allow_private_hosts,
+        )
+        if not answer.is_success:
+            raise RequestFailedError(f"HTTP {answer.status} from {url}")
+        declared = _META_CHARSET.search(answer.body[:_META_WITHIN_BYTES])
+        charset = declared[1].decode("ascii", "replace") if declared else "utf-8"
+        return await threads.run(answer.text, default_encoding=charset)
+
+    def _cut(self, text: str) -> str:
+        limit = self._max_content_length
+        return text if len(text) <= limit else f"{text[:limit]} [truncated at {limit} chars]"
+
+
+_MAX_RESULTS = 5
+
+#: Of a service's answer, which has five hits; to read JSON holds every other thread, so it must not be long.
+_MAX_BYTES_WEB_SEARCH = 1_048_576
+_USER_AGENT = "ensemble-ray-web-search/1.0"
+_NOTHING_FOUND = "No results found."
+
+
+@runtime_checkable
+class WebSearchProvider(Protocol):
+    """Something that searches; a plain callable from query to text does as well."""
+
+    def search(self, query: str) -> str | Awaitable[str]:
+        """Return what was found, as text for a model; may be `async`."""
+        ...
+
+
+class WebSearchInput(BaseModel):
+    """What to search for."""
+
+    query: str = Field(description="What to search for, in a few words")
+
+
+class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
+    """Searches the web through a provider of the user's choice.
+
+    Args:
+        provider: An object with `search(query) -> str`, or a callable of that shape; sync or async.
+
+    Raises:
+        ValueError: there is no provider.
+    """
+
+    name = "web_search"
+    effect = "none"
+    description = "Searches the web and returns the best hits with title, address and extract."
+    input_type = WebSearchInput
+
+    def __init__(self, provider: WebSearchProvider | Callable[[str], str | Awaitable[str]] | None = None) -> None:
+        if provider is None:
+            raise ValueError("provider must not be None")
+        if not isinstance(provider, WebSearchProvider) and not callable(provider):
+            raise ValueError(f"provider must have search(query) or be callable, got: {type(provider).__name__}")  # noqa: TRY004  the specification's class for bad arguments
+        self._provider = provider
+
+    @classmethod
+    def of_tavily(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
+        """Search with Tavily.
+
+        Raises:
+            ValueError: there is no key.
+        """
+        return cls(TavilySearch(api_key))
+
+    @classmethod
+    def of_serp_api(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
+        """Search Google through SerpAPI.
+
+        Raises:
+            ValueError: there is no key.
+        """
+        return cls(SerpApiSearch(api_key))
+
+    async def execute_typed(self, arguments: WebSearchInput, /) -> ToolResult:
+        """Give what was found."""
+        query = arguments.query.strip()
+        if not query:
+            return ToolResult.failure("Search query must not be blank")
+        provider = self._provider
+        search = provider.search if isinstance(provider, WebSearchProvider) else provider
+        try:
+            return ToolResult.success(await call_user(search, query))
+        except (ExitEarlyError, IllegalStateError):
+            raise
+        except Exception as error:  # noqa: BLE001  a provider may raise anything
+            return ToolResult.failure(f"Search failed: {message_of(error)}")
+
+
+class _KeyedSearch(ABC):
+    """What the providers with a key have in common: the key, one exchange, and nothing that leaves with the key."""
+
+    provider_name = ""
+
+    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str) -> None:
+        plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        if plain is None or not plain.strip():
+            raise ValueError("api_key must not be blank")
+        self._key = SecretStr(plain.strip())
+        self._endpoint = endpoint
+
+    async def search(self, query: str) -> str:
+        """Ask the service and lay out its hits (S-BIT-33).
+
+        Raises:
+            RequestFailedError: the service did not answer, or not as agreed.
+        """
+        try:
+            found = await threads.run(self._read, await self._ask(query))
+        except RequestFailedError as error:
+            raise RequestFailedError(self._without_key(str(error))) from None
+        return self._without_key(found)
+
+    @abstractmethod
+    async def _ask(self, query: str) -> WebAnswer:
+        """Put the query to the service."""
+
+    @abstractmethod
+    def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
+        """Title, address and extract of each hit."""
+
+    def _read(self, answer: WebAnswer) -> str:
+        if answer.status != 200:  # noqa: PLR2004  the one status the service promises
+            raise RequestFailedError(f"{self.provider_name} answered with HTTP status {answer.status}")
+        try:
+            document: object = json.loads(answer.text())
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise RequestFailedError(f"{self.provider_name} answered with something that is no JSON object")
+        return _layout(self._hits(cast("dict[str, object]", document))[:_MAX_RESULTS])
+
+    def _without_key(self, text: str) -> str:
+        key = self._key.get_secret_value()
+        for form in {key, quote(key, safe=""), json.dumps(key)[1:-1]}:
+            text = text.replace(form, "***")
+        return text
+
+
+class TavilySearch(_KeyedSearch):
+    """The Tavily search service."""
+
+    provider_name = "Tavily"
+
+    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://api.tavily.com/search") -> None:
+        super().__init__(api_key, endpoint=endpoint)
+
+    async def _ask(self, query: str) -> WebAnswer:
+        wish = {
+            "api_key": self._key.get_secret_value(),
+            "query": query,
+            "search_depth": "basic",
+            "max_results": _MAX_RESULTS,
+        }
+        return await exchange(
+            "POST",
+            self._endpoint,
+            headers={"Content-Type": "application/json", "User-Agent": _USER_AGENT},
+            body=json.dumps(wish).encode(),
+            max_bytes=_MAX_BYTES_WEB_SEARCH,
+            timeout_s=_TIMEOUT_S,
+        )
+
+    def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
+        return [(hit.get("title"), hit.get("url"), hit.get("content")) for hit in _objects(document.get("results"))]
+
+
+class SerpApiSearch(_KeyedSearch):
+    """Google's results through SerpAPI."""
+
+    provider_name = "SerpAPI"
+
+    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://serpapi.com/search.json") -> None:
+        super().__init__(api_key, endpoint=endpoint)
+
+    async def _ask(self, query: str) -> WebAnswer:
+        wish = {"engine": "google", "q": query, "api_key": self._key.get_secret_value(), "num": _MAX_RESULTS}
+        return await exchange(
+            "GET",
+            f"{self._endpoint}?{urlencode(wish)}",
+            headers={"User-Agent": _USER_AGENT},
+            max_bytes=_MAX_BYTES_WEB_SEARCH,
+            timeout_s=_TIMEOUT_S,
+        )
+
+    def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
+        hits = _objects(document.get("organic_results"))
+        return [(hit.get("title"), hit.get("link"), hit.get("snippet")) for hit in hits]
+
+
+def _objects(value: object) -> list[Mapping[str, object]]:
+    """Return the objects of a list; a service that sends something else has found nothing."""
+    if not isinstance(value, list):
+        return []
+    return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
+
+
+def _layout(hits: Sequence[tuple[object, object, object]]) -> str:
+    blocks: list[str] = []
+    for title, url, extract in hits:
+        lines = [
+            line.format(part.strip())
+            for line, part in ((f"{len(blocks) + 1}. {{}}", title), ("   URL: {}", url), ("   {}", extract))
+            if isinstance(part, str) and part.strip()
+        ]
+        if lines:
+            blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) or _NOTHING_FOUND
+
+
+_DEFAULT_MAX_BYTES = 1_048_576
+_ERROR_BODY_CHARACTERS = 200
+#: the guard around every tool comes after the tool's own limit, whose text says more
+_GRACE_S = 10.0
+#: methods that change nothing at the server
+_READING = frozenset({"GET", "HEAD"})
+
+
+class HttpAgentTool(AbstractAgentTool):
+    """Sends its input to one HTTP endpoint and returns the body of the answer.
+
+    With GET the input is the query parameter `input`, with any other method it is the body.
+
+    Args:
+        name: What the model calls it.
+        description: Tells the model when to use it and what to send.
+        url: The endpoint.
+        method: HTTP method.
+        headers: Sent with every request; values do not show anywhere.
+        timeout: For one exchange, in seconds or as a `timedelta`.
+        max_response_bytes: A longer body is cut, and says so.
+        require_approval: Whether the run's review handler is asked before anything is sent.
+
+    Raises:
+        ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        url: str | None = None,
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str | SecretStr] | None = None,
+        timeout: float | timedelta = 30.0,
+        max_response_bytes: int = _DEFAULT_MAX_BYTES,
+        require_approval: bool = False,
+    ) -> None:
+        self.name = _require("name", name)
+        if description is None:
+            raise ValueError("HttpAgentTool description must not be None")
+        self.description = description
+        self._url = _require("url", url)
+        self._method = _require("method", method).upper()
+        self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
+        self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        if not self._limit_s > 0:
+            raise ValueError(f"HttpAgentTool timeout must be > 0, got: {timeout}")
+        if max_response_bytes <= 0:
+            raise ValueError(f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}")
+        self._max_bytes = max_response_bytes
+        self.require_approval = require_approval
+        self.timeout = self._limit_s + _GRACE_S
+        self.effect = "none" if self._method in _READING else "once"
+
+    @classmethod
+    def get(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
+        """Build a tool that asks with GET."""
+        return cls(name, description, url, method="GET")
+
+    @classmethod
+    def post(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
+        """Build a tool that sends with POST."""
+        return cls(name, description, url, method="POST")
+
+    async def do_execute(self, text: str, /) -> ToolResult:
+        """Send the input and give the answer."""
+        if self.require_approval:
+            described = f"HTTP {self._method} {self._url}"
+            shown = f"{described}\nBody: {preview(text or '')}"
+            approved = await approve(self.context.review_handler, self.name, shown, text or "")
+            if approved is None:
+                return ToolResult.failure(f"HTTP request rejected by reviewer: {self._method} {self._url}")
+            text = approved
+        # both may be long, and neither is read on the event loop
+        url, headers, body = await threads.run(self._request, text or "")
+        try:
+            answer = await exchange(
+                self._method, url, headers=headers, body=body, max_bytes=self._max_bytes, timeout_s=self._limit_s
+            )
+        except RequestFailedError as error:
+            return ToolResult.failure(f"HTTP request failed: {error}")
+        return await threads.run(self._read, answer)
+
+    def _request(self, text: str) -> tuple[str, dict[str, str], bytes]:
+        headers = {name: value.get_secret_value() for name, value in self._headers.items()}
+        if self._method == "GET":
+            return _with_input(self._url, text), headers, b""
+        headers.setdefault("content-type", "application/json" if _is_json(text) else "text/plain; charset=UTF-8")
+        # half a surrogate pair, as a model may write it, has no UTF-8
+        return self._url, headers, text.encode("utf-8", "replace")
+
+    def _read(self, answer: WebAnswer) -> ToolResult:
+        body = answer.text()
+        if answer.status >= 400:  # noqa: PLR2004  where HTTP's errors begin
+            reason = f": {body[:_ERROR_BODY_CHARACTERS]}" if body.strip() else ""
+            return ToolResult.failure(f"HTTP {answer.status}{reason}")
+        if answer.is_truncated:
+            body += f"\n[response truncated at {self._max_bytes} bytes]"
+        return ToolResult.success(body)
+
+
+def _require(what: str, value: str | None) -> str:
+    if value is None or not value.strip():
+        raise ValueError(f"HttpAgentTool {what} must not be blank")
+    return value
+
+
+def _header_name(name: str) -> str:
+    if header_name_flaw(name):
+        raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
+    return name.lower()
+
+
+def _header_value(name: str, value: str | SecretStr) -> SecretStr:
+    plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
+    if flaw := header_flaw(plain):
+        raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
+    return SecretStr(plain)
+
+
+def _with_input(url: str, text: str) -> str:
+    """Return the URL with the query parameter `input`, before the fragment if it has one."""
+    base, mark, fragment = url.partition("#")
+    joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
+    return f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text, allow_inf_nan=False)
+    except (ValueError, TypeError):  # the latter: half of a surrogate pair
+        return False
+    return True
