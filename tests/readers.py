@@ -16,7 +16,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from ensemble_ray.cli.view.followed import FollowedEvents
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.forks import run_blocking
@@ -145,10 +145,10 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
 
 def _progress(facts: Sequence[Fact]) -> Iterator[Said]:
     """Say what the command line shows of a run of another process."""
-    projection, followed, progress = EventProjection(facts[0].run), FollowedEvents(), TaskProgress()
+    projection, progress = EventProjection(facts[0].run), TaskProgress()
     for fact in facts:
         for message in projection.apply(fact):
-            event = followed.event_of(message)
+            event = event_of(message)
             if event is not None:
                 progress.receive(event, fact.at)
         yield {
@@ -170,11 +170,12 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         tasks = {name: each for name, each in steps.items() if each.kind != "delegation"}
         # An item of several tasks is a step, too.
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}
-        tasks = {name: each for name, each in tasks.items() if name not in inner or each.model_calls}
-        tokens = [each.total_tokens for each in steps.values()]
-        costs = [each.cost for each in steps.values() if each.cost is not None]
+        shown = {name: view.steps.show(each) for name, each in steps.items()}
+        tasks = {name: each for name, each in tasks.items() if name not in inner or shown[name].model_calls}
+        tokens = [each.total_tokens for each in shown.values()]
+        costs = [each.cost[0] for each in shown.values() if each.cost is not None]
         total = None if None in tokens else sum(each or 0 for each in tokens)
-        calls = sum(each.model_calls for each in steps.values())
+        calls = sum(each.model_calls for each in shown.values())
         assert row.tokens == (total if calls else None)
         assert view.totals.cost == (sum(costs) if costs else None)
         yield {

@@ -24,8 +24,8 @@ from ensemble_ray.record.resume.directives import read_switches
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
-from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.recovery.unknown_outcomes import check_outcomes
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
@@ -187,10 +187,10 @@ async def begin_again(
 
 async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
-    tally = SpentTally(definition.cost_configuration)
+    tally = UsageTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        await read_pages(store, run_id, kinds_of(*PAID), tally.apply)
-    return tally.total
+        await read_pages(store, run_id, kinds_of(*PAID), tally.apply_all)
+    return tally.spent
 
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:

@@ -26,11 +26,10 @@ from ensemble_ray.record.history import changes
 from ensemble_ray.record.history.executions import ExecutionTree
 from ensemble_ray.record.identity.map_reduce import map_key
 from ensemble_ray.record.source import ReplayedSource
-from ensemble_ray.record.totals import ExecutionTotals
+from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
 from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
-from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
@@ -62,15 +61,11 @@ class RunHistory:
         """
         self.started_at: float | None = None
         self.end: Fact[RunEnded] | None = None
-        self.totals = ExecutionTotals()
+        self.totals = UsageTally()
         self._tree = ExecutionTree(limit)
         self._source: ReplayedSource | None = None
         self._roles: Mapping[str, str] = {}
         self._delegations: dict[str, changes.Delegation] = {}
-        #: names of the calls that began, by execution that is not completed
-        self._intended: dict[str, set[str]] = {}
-        #: rounds of units that were announced
-        self._rounds: set[tuple[str, int]] = set()
         #: executions that a spent budget stopped; they go on when the run is resumed
         self._exhausted: list[RecordedExecution] = []
         self._found: list[Change] = []
@@ -216,9 +211,8 @@ class RunHistory:
                     self._drop(instance, "skipped", fact, at, reason)
                 case Announce(what=what):
                     ended = self._tree.end_round(what, at)
-                    number = ended.number or 0
-                    if (what.unit, number) not in self._rounds:
-                        self._rounds.add((what.unit, number))
+                    if not ended.is_announced:  # a resumed source announces its rounds again
+                        ended.is_announced = True
                         self._found.append(changes.RoundEnded(ended, fact, what))
                 case End() if each.state is not RunState.WAITING:
                     self._tree.end_units(each, at)
@@ -226,8 +220,8 @@ class RunHistory:
                     pass
 
     def _start(self, execution: RecordedExecution, fact: Fact) -> None:
-        if not execution.is_begun:
-            execution.is_begun = True
+        if not execution.is_announced:
+            execution.is_announced = True
             self._found.append(changes.ExecutionStarted(execution, fact))
 
     def _drop(self, instance: str, status: ExecutionStatus, fact: Fact, at: float, reason: str | None = None) -> None:
@@ -246,7 +240,7 @@ class RunHistory:
             return
         execution = self._tree.get(instance)
         task = execution.task if execution.kind == "delegation" else execution
-        if not task.is_begun and rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
+        if not task.is_announced and rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
             self._start(task, fact)
         if fact.epoch != execution.epoch:
             execution.dispatch(fact.epoch)
@@ -256,17 +250,16 @@ class RunHistory:
     def _apply_answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> None:
         answer = fact.data
         execution.begin(answer.started_at)
-        execution.count(int(answer.input_tokens), int(answer.output_tokens))
         execution.requested = answer.tool_calls
         self._found.append(changes.ModelReplied(execution, fact))
 
     def _apply_sampling(self, execution: RecordedExecution, fact: Fact[SamplingAnswered]) -> None:
-        execution.count(int(fact.data.input_tokens), int(fact.data.output_tokens))
-        self._found.append(changes.WorkRecorded(execution, fact))
+        sent, received = int(fact.data.input_tokens), int(fact.data.output_tokens)
+        self._found.append(changes.WorkRecorded(execution, fact, sent, received, model_calls=1))
 
     def _apply_memory(self, execution: RecordedExecution, fact: Fact[MemoryRecalled | MemoryStored]) -> None:
-        execution.input_tokens = add_tokens((execution.input_tokens, fact.data.embedding_tokens))
-        self._apply_other(execution, fact)
+        execution.begin(fact.at)
+        self._found.append(changes.WorkRecorded(execution, fact, fact.data.embedding_tokens))
 
     def _apply_other(self, execution: RecordedExecution, fact: Fact) -> None:
         execution.begin(fact.at)
@@ -274,9 +267,6 @@ class RunHistory:
 
     def _apply_intent(self, execution: RecordedExecution, fact: Fact[ToolIntended]) -> None:
         execution.begin(fact.at)
-        begun = self._intended.setdefault(execution.id, set())
-        execution.is_repeated = execution.is_repeated or fact.name in begun
-        begun.add(fact.name)
         execution.open_call(fact.name, fact.data)
         self._found.append(changes.CallStarted(execution, fact))
 
@@ -287,8 +277,6 @@ class RunHistory:
             number = fact.name.rpartition("/call-")[2]
             if number.isdecimal() and int(number) < len(execution.requested):
                 requested = execution.requested[int(number)]
-        if fact.data.is_unknown and not fact.name.endswith("/handler"):
-            execution.has_unknown = True
         delegation = self._delegations.pop(fact.name, None)
         self._found.append(changes.CallEnded(execution, fact, intent, requested, delegation))
 
@@ -318,8 +306,6 @@ class RunHistory:
         execution.agent = execution.agent or output.agent_role
         if execution.started_at is None:
             execution.begin(output.completed_at or 0.0)
-        execution.charge(output.metrics)
-        self._intended.pop(execution.id, None)
         execution.end("completed", output.completed_at or execution.started_at or 0.0)
         self._found.append(changes.ExecutionEnded(execution, "completed", fact, output=output))
 
@@ -331,10 +317,10 @@ class RunHistory:
         failure = fact.data
         trace = as_mapping(failure.trace)
         execution.agent = execution.agent or as_text(trace.get("agent_role"))
-        execution.charge(as_mapping(trace.get("metrics")))
         error = f"{failure.error_type}: {failure.message}" if failure.message else failure.error_type
         execution.end("failed", fact.at, error)
-        self._found.append(changes.ExecutionEnded(execution, "failed", fact, failure.message or failure.error_type))
+        reason, metrics = failure.message or failure.error_type, as_mapping(trace.get("metrics"))
+        self._found.append(changes.ExecutionEnded(execution, "failed", fact, reason, failed_metrics=metrics))
 
     def _apply_exit(self, execution: RecordedExecution, fact: Fact[ExitRecorded]) -> None:
         if execution.status != "completed":  # the gate behind a completed task may end the run

@@ -72,7 +72,9 @@ def detail_of(
         tool_calls=_calls(facts),
         output=None if output is None else output.raw,
         structured_output=None if output is None else cast("JsonValue", output.parsed_output),
-        guardrails=guardrail_checks(facts, header, row.node, _links(failure)),
+        guardrails=guardrail_checks(
+            header, row.node, _links(failure), has_answer=bool(answers), has_output=output is not None
+        ),
         constraints=_constraints(facts),
         context_cuts=[] if trace is None else _cuts(trace.metadata),
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],

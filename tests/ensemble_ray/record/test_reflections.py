@@ -9,10 +9,10 @@ from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.resume.fork import ForkPlan, copied_facts
-from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.view.reflections import reflection_rows
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
+from tests.ensemble_ray.record.facts_of_runs import spent_of
 
 LEARNED = TaskReflection(refined_description="a", refined_expected_output="b", observations=["c"], run_count=3)
 
