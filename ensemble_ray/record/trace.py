@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ConstraintViolationError, IllegalStateError, RecordError
+from ensemble_ray.errors import ConstraintViolationError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LONGEST_MESSAGE, RecordedError
 from ensemble_ray.plan.plan import MANAGER_ROLE
-from ensemble_ray.record.failures import failures_seen
+from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.head import RunHead, name_in
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.result import (
@@ -29,6 +29,7 @@ from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.units import EndedUnits, ended_units
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.hierarchy import violations_of
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType, TaskOutput
@@ -102,6 +103,37 @@ def output_of(
 def outputs_of(history: RunHistory, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
     """Return the outputs of the plan's tasks by instance, in order of completion; see `fold_output`."""
     return _outputs(works_of(history), output_types)
+
+
+def raised_by(history: RunHistory) -> BaseException | None:
+    """Return what the failed run raised; None: the record does not say.
+
+    What is no error of this package is a stand-in with its class name and text.
+
+    Raises:
+        RecordError: The facts are damaged.
+    """
+    works = works_of(history)
+    last = {fact.instance: position for position, fact in enumerate(history.ends)}
+    completed = {fact.instance: last[fact.instance] for fact in history.ends if fact.data.is_completion}.values()
+    tasks = [
+        FailureSeen(
+            at=failed.at,
+            error=error_from(failed.data.error_data),
+            completed_before=sum(each < last.get(work.instance, len(history.ends)) for each in completed),
+            node=history.nodes[work.key],
+        )
+        for work in works
+        if (failed := work.failure) is not None and work.has_failed and work.key in history.nodes
+    ]
+    ended = _ended(history, _outputs(works, {}))
+    failures = failures_seen(ended, tasks)
+    if not failures and not _violations(history, works):
+        return None
+    error = failure_of(ended, failures, [output for work in works for _, output in work.workers_that_gave()])
+    if isinstance(error, EnsembleError):
+        error.trace = trace_of(history)
+    return error
 
 
 def works_of(history: RunHistory) -> list[RecordedWork]:

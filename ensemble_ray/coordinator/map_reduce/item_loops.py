@@ -51,7 +51,7 @@ from ensemble_ray.schedule.stimuli import (
 )
 from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.error_data import error_data
-from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
 
@@ -91,6 +91,7 @@ class LoopEnd:
         """Return how the item failed."""
         order = self.failed
         return MapReduceFailure(
+            key=key_of(self.prepared.instance),
             level=0,
             at=self.at,
             task_description=f"Loop '{self.prepared.ready.unit.name}'" if order is None else order.task.description,

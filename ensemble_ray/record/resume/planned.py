@@ -16,12 +16,12 @@ from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, Ta
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
-from ensemble_ray.record.source import RecordedStimuli, is_undone
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, is_undone
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
@@ -30,6 +30,7 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
 
@@ -427,3 +428,19 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
+
+
+async def read_wanted(store: RunStore, run_id: str, plan: Plan) -> frozenset[str]:
+    """Return the tasks that the run would do when it is resumed.
+
+    Raises:
+        RecordError: The record is damaged.
+    """
+    stimuli = RecordedStimuli()
+    async for page in store.read(run_id, kinds=kinds_of(StimulusRecorded, RunResumed)):
+        stimuli.take(page)
+    stimuli.undo()
+    source = FoldedSource(plan)
+    for group in stimuli.groups:
+        source.handle(group)
+    return frozenset(source.source.running)
