@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.runs.launching import Resumption
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
 
@@ -281,8 +281,10 @@ def _begin_over_items(
     has_event_readers: bool,
     resumption: Resumption | None,
 ) -> MapReduceRun:
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher  # needed only for these runs
+    from ensemble_ray.runs.map_reduce.launcher import (
+        MapReduceLauncher,  # needed only for these runs
+        MapReduceRun,
+    )
 
     return MapReduceRun(
         MapReduceLauncher(definition, inputs, keeps_items=is_watched),
