@@ -1,9 +1,4 @@
-"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows.
-
-In: a call to make. Out: its answer, or the error of the last attempt. Each attempt asks its endpoint's breaker and limit
-first, and takes a permit of its rate limit by itself; waiting holds neither. Must never happen: a second attempt after
-a refusal, after an error of user code, or of a stream that has begun (S-DUR-61).
-"""
+"""Attempts at one answer of a model: retries after provider failures, and repeats of incomplete answers."""
 
 from __future__ import annotations
 
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.values.messages import ChatResponse
 
-
 _log = bounded_logger(__name__)
 
 
@@ -39,35 +33,34 @@ class Attempts:
         self._scope = scope
         self._model = model
         self._policy = scope.context.retry if may_repeat else None
-        #: of the newest answer: why each attempt before it failed
+        #: reasons of the failed attempts at the newest answer
         self.failed: list[str] = []
 
     async def answer(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
-        """Ask until there is an answer, or no further attempt is allowed.
+        """Send until there is an answer, or the policy allows no further attempt.
+
+        There is no retry after a refusal, an error of user code, or a part of the answer (S-DUR-61).
 
         Args:
-            send: Makes one attempt.
-            has_begun: Whether a part of the answer has been passed on already.
+            send: Makes one attempt; it acquires a permit of the model's rate limit for each.
+            has_begun: Whether a part of the answer was passed on.
 
         Raises:
-            CircuitOpenError: the endpoint fails for everybody, and the policy's patience is used up.
+            CircuitOpenError: the endpoint's circuit breaker stays open longer than the policy waits.
         """
         self.failed = []
         self._scope.effects.attempts = 0
         if self._policy is None:
             self._scope.effects.attempts = 1
             return await send()
-        visit = self._visit()
+        # A model without an endpoint id shares no breaker with others.
+        endpoint: object = getattr(self._model, "endpoint_id", "")
+        visit = self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
         try:
             return await self._repeat(self._policy, visit, send, has_begun)
         finally:
             if visit is not None:
                 visit.end()
-
-    def _visit(self) -> Visit | None:
-        """None for a model that does not say which endpoint it asks: there is nothing to know of others' failures."""
-        endpoint: object = getattr(self._model, "endpoint_id", "")
-        return self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
 
     async def _repeat(
         self,
@@ -80,18 +73,23 @@ class Attempts:
         last: BaseException | None = None
         try:
             while True:
+                # The endpoint's breaker and limit come first. A waiting attempt holds no permit.
                 if visit is not None and not visit.try_go():
-                    left_s -= await _wait(visit, left_s, last)
+                    try:
+                        left_s -= await visit.wait(left_s)
+                    except CircuitOpenError as is_open:
+                        raise is_open from last
                 self._scope.effects.attempts += 1
                 try:
                     response = await send()
                 except BaseException as error:
                     fault = fault_of(error)
-                    _notify(visit, error, fault)
+                    if visit is not None:
+                        _report(visit, error, fault)
                     delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
                     if fault is None or delay_s is None:
                         raise
-                    self._note(policy, fault, delay_s)
+                    self._note_retry(policy, fault, delay_s)
                     last = error
                 else:
                     if visit is not None:
@@ -100,10 +98,10 @@ class Attempts:
                 await self._scope.ports.clock.sleep(delay_s)
                 left_s -= delay_s
         finally:
-            del last  # its traceback holds this frame
+            del last  # break the cycle: its traceback refers to this frame
 
     def _delay(self, policy: RetryPolicy, fault: ProviderFault, left_s: float) -> float | None:
-        """How long to wait before the next attempt; None: there is none (S-DUR-62)."""
+        """Return the time to wait before the next attempt; None: there is none (S-DUR-62)."""
         attempt = len(self.failed) + 1
         if attempt >= policy.max_attempts:
             return None
@@ -113,120 +111,102 @@ class Attempts:
                 attempt,
                 first_s=policy.first_delay.total_seconds(),
                 longest_s=policy.max_delay.total_seconds(),
-                jitter=random.random(),  # noqa: S311  spreads load, keeps no secret
+                jitter=random.random(),  # noqa: S311  spreads load
             )
         return delay_s if delay_s <= left_s else None
 
-    def _note(self, policy: RetryPolicy, fault: ProviderFault, delay_s: float) -> None:
-        """Count a retry, and say so (S-DUR-66)."""
-        self.failed.append(_brief(fault))
+    def _note_retry(self, policy: RetryPolicy, fault: ProviderFault, delay_s: float) -> None:
+        """Count and log a retry (S-DUR-66)."""
+        self.failed.append(_describe(fault))
         self._scope.effects.retry_count += 1
-        order = self._scope.order
         _log.warning(
             "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
-            order.key,
+            self._scope.order.key,
             len(self.failed),
             policy.max_attempts,
             getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
             delay_s,
-            _brief(fault),
+            _describe(fault),
         )
 
 
-async def _wait(visit: Visit, patience_s: float, last: BaseException | None) -> float:
-    try:
-        return await visit.wait(patience_s)
-    except CircuitOpenError as is_open:
-        raise is_open from last
-
-
-def _notify(visit: Visit | None, error: BaseException, fault: ProviderFault | None) -> None:
-    """Let the endpoint's breaker and limit know what came of an attempt."""
-    if visit is None:
-        return
+def _report(visit: Visit, error: BaseException, fault: ProviderFault | None) -> None:
+    """Report a failed attempt to the endpoint's breaker and limit."""
     if fault is None or fault.is_bad_generation:
-        # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
+        # A refusal is an answer of the endpoint; a cancelled call, or an error of a model's code, says nothing about it.
         report = visit.leave if status_of(error) is None else visit.record_answer
         report()
     elif fault.is_refusal_for_now:
         visit.record_refusal()
     else:
-        visit.record_failure(_brief(fault), ago_s=fault.ago_s)
+        visit.record_failure(_describe(fault), ago_s=fault.ago_s)
 
 
-def _brief(fault: ProviderFault) -> str:
+def _describe(fault: ProviderFault) -> str:
     return f"{fault.what}: {brief(fault.text)}"
 
 
-#: Further requests for an answer that is not accepted.
+# Incomplete answers.
+
+#: Most repeats of a request whose answer is incomplete.
 MOST_REPEATS = 2
-#: How providers name their content filters.
+#: Words in providers' reasons for their content filters.
 _FILTERS = ("filter", "safety", "sensitive", "refus", "guardrail", "block", "prohibit", "recitation", "spii")
 _CUT_OFF_ADVICE = "Raise max_tokens of its model, or ask for a shorter answer."
 _FILTER_ADVICE = "Reword the task, or ask another model."
-#: Words in the reasons of the providers, each with what it means and what to do; the first that is found counts.
+#: (word in a provider's reason, problem, advice); the first word that occurs counts
 _CAUSES = (
     ("length", "the model's answer was cut off", _CUT_OFF_ADVICE),
     ("token", "the model's answer was cut off", _CUT_OFF_ADVICE),
     ("context", "the model's answer was cut off: its context is full", "Ask for less at once, or set context_budget."),
     *((word, "the model's answer was cut off by the provider's content filter", _FILTER_ADVICE) for word in _FILTERS),
 )
-_EMPTY_ADVICE = "Reword the task, raise max_tokens of its model, or ask another model."
-_STREAM_ADVICE = (
-    "The endpoint or a proxy on the way ended it early. Set on_incomplete='retry' to ask again, or stream=False."
-)
-_OTHER_ADVICE = "The provider's documentation explains the reason. Set on_incomplete='retry' to ask again."
 
 
 def incomplete_text(role: str, reason: str) -> str:
-    """Return what is wrong with an answer and what to do about it."""
-    what, advice = _explain(reason)
-    return f"Agent '{brief(role)}': {what}. {advice}"
+    """Return the problem of an incomplete answer, with advice."""
+    problem, advice = _explain(reason)
+    return f"Agent '{brief(role)}': {problem}. {advice}"
 
 
-def asked_again(role: str, reason: str, repeat: int) -> str:
-    """Return the log line of a further request."""
+def repeat_text(role: str, reason: str, repeat: int) -> str:
+    """Return the log line of a repeated request."""
     return f"Agent '{brief(role)}': {_explain(reason)[0]}; asked again ({repeat} of {MOST_REPEATS})"
 
 
 def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
-    """Return the later of two answers to one request, with what both of them took."""
+    """Return the later of two answers to one request, with the tokens and failed attempts of both."""
     usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
-    spent = TokenUsage(
+    total = TokenUsage(
         add_tokens(each.input_tokens for each in usage),
         add_tokens(each.output_tokens for each in usage),
         add_tokens(each.reasoning_tokens for each in usage),
     )
-    failed = (*before.attempts_failed, _explain(reason)[0], *after.attempts_failed)
+    estimated = None
+    if before.estimated is not None or after.estimated is not None:
+        counts = [
+            effect.estimated or (count.input_tokens, count.output_tokens)
+            for effect, count in zip((before, after), usage, strict=True)
+        ]
+        estimated = (counts[0][0] + counts[1][0], counts[0][1] + counts[1][1])
     return replace(
         after,
-        response=replace(after.response, usage=spent),
-        attempts_failed=failed,
-        estimated=_add_estimates(before, after),
+        response=replace(after.response, usage=total),
+        attempts_failed=(*before.attempts_failed, _explain(reason)[0], *after.attempts_failed),
+        estimated=estimated,
     )
 
 
 def _explain(reason: str) -> tuple[str, str]:
-    """Return what is wrong with an answer, and what to do about it."""
+    """Return the problem of an incomplete answer, and advice."""
     if reason == "empty":
-        return "the model's answer is empty", _EMPTY_ADVICE
+        advice = "Reword the task, raise max_tokens of its model, or ask another model."
+        return "the model's answer is empty", advice
     if reason == STREAM_CUT:
-        return f"the stream of the model's answer ended before the answer did ('{STREAM_CUT}')", _STREAM_ADVICE
-    other = "the model stopped for an unknown reason", _OTHER_ADVICE
-    what, advice = next(((what, advice) for word, what, advice in _CAUSES if word in reason), other)
-    return f"{what} (finish_reason '{reason}')", advice
-
-
-def _add_estimates(before: ModelEffect, after: ModelEffect) -> tuple[int, int] | None:
-    """Return what a budget counted for both; None where the provider counted all of it."""
-    if before.estimated is None and after.estimated is None:
-        return None
-    first, second = (_count_tokens(effect) for effect in (before, after))
-    return first[0] + second[0], first[1] + second[1]
-
-
-def _count_tokens(effect: ModelEffect) -> tuple[int, int]:
-    if effect.estimated is not None:
-        return effect.estimated
-    usage = effect.response.usage or TokenUsage()
-    return usage.input_tokens, usage.output_tokens
+        advice = "The endpoint or a proxy on the way ended it early. Set on_incomplete='retry' to ask again, or stream=False."
+        return f"the stream of the model's answer ended before the answer did ('{STREAM_CUT}')", advice
+    for word, problem, advice in _CAUSES:
+        if word in reason:
+            return f"{problem} (finish_reason '{reason}')", advice
+    advice = "The provider's documentation explains the reason. Set on_incomplete='retry' to ask again."
+    return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice

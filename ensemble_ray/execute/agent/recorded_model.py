@@ -1,4 +1,4 @@
-"""Answers of models as facts and back, and a model that keeps its answers so."""
+"""Conversion of model answers to facts and back, and a model that records its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
-    """Return an answer, and what it took to get it, as it is recorded."""
+    """Return the fact of an answer."""
     response = effect.response
     usage = response.usage or TokenUsage()
     return ModelAnswered(
@@ -49,7 +49,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
 
 
 def effect_of(answer: ModelAnswered) -> ModelEffect:
-    """Return the answer that was recorded."""
+    """Return the answer of a fact."""
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
@@ -69,7 +69,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
 
 
 class RecordedModel:
-    """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
+    """A model whose calls outside of tasks are recorded, such as those of an LLM-based synthesizer (S-SET-46)."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class RecordedModel:
         recorded: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
-        """Make one.
+        """Wrap a model.
 
         Args:
-            model: Whom it asks.
-            run_id: The run's id.
-            name: The name of its facts.
-            keep: Takes them.
-            recorded: The answers that the record has of a run that goes on, in the order of the calls.
-            spending: What may be spent for others; None: as much as it likes.
+            model: The model to call.
+            run_id: Id of the run.
+            name: Name of the facts.
+            keep: Stores a fact.
+            recorded: Recorded answers of a resumed run, in call order; they replace the first calls.
+            spending: Budget of the run; None: no limit.
         """
         self._model = model
         self._run_id = run_id
@@ -99,13 +99,12 @@ class RecordedModel:
         self._spending = spending
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Ask the model and note its answer; one that is recorded is given instead."""
-        fact = next(self._recorded, None)
-        if fact is not None:
+        """Return the next recorded answer, or call the model and record its answer."""
+        if (fact := next(self._recorded, None)) is not None:
             return effect_of(require_usable(fact).data).response
         started_at, wait = 0.0, PermitWait(time.time)
 
-        async def ask() -> ChatResponse:
+        async def attempt() -> ChatResponse:
             nonlocal started_at
             started_at = time.time()
             offered = (tools,) if tools else ()
@@ -114,15 +113,14 @@ class RecordedModel:
 
         estimated: tuple[int, int] | None = None
         if self._spending is None:
-            response = await ask()
+            response = await attempt()
         else:
             request = self._spending.request("synthesis", self._model, messages, tools)
-            response = await request.send(ask)
+            response = await request.send(attempt)
             estimated = request.estimated
-        latency_s = time.time() - started_at
         effect = ModelEffect(
             started_at=started_at,
-            latency_s=latency_s,
+            latency_s=time.time() - started_at,
             response=response,
             is_final=True,
             waited_s=wait.waited_s,
