@@ -1,6 +1,6 @@
 """Call the user's callables of a run: guardrails, handlers, delegation policies.
 
-Each run has one copy of each callable (S-SET-31): in this process if it runs inline, in its `CallableHost` on Ray.
+A run has one copy of each callable (S-SET-31): in this process if it runs inline, in its `CallableHost` on Ray.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def check_guardrails(
         stage: The guardrails to call.
         text: The answer, for output guardrails.
         parsed: The parsed answer.
-        may_ask_again: Whether the model can be asked for another answer.
+        may_ask_again: Whether the model may answer again.
 
     Returns:
         Message for the model if a guardrail raised `TryAgain`; None: all guardrails passed.

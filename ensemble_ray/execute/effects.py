@@ -303,7 +303,7 @@ class TaskEffects:
     instance: str = ""
     #: the record contains work of the task
     is_recorded: bool = False
-    #: for each request with new cuts: what the context budget cut (S-MEM-136)
+    #: cuts of the context budget, for each request with new ones (S-MEM-136)
     context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an embedding endpoint read for the task's memory (S-MEM-128)
     embedding_tokens: int = 0
@@ -320,7 +320,7 @@ class TaskEffects:
 
     @property
     def call_ids(self) -> tuple[tuple[str, ...], ...]:
-        """Ids that the model gave to its tool calls, for each model call."""
+        """The model's own ids of its tool calls, for each model call."""
         return tuple([tuple([tool.call.id for tool in model.tools]) for model in self.models])
 
     @property

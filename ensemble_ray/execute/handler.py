@@ -1,4 +1,4 @@
-"""Run a task whose work is done by the user's handler, a function of a `TaskHandlerContext` or an `AgentTool`."""
+"""Run a task with the user's handler: a function of a `TaskHandlerContext`, or an `AgentTool`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LocalExecutor:
         Args:
             runner: Runs the tasks; if it has no peers, all agents of the run are here, and the executor becomes its peers.
             agents: The agents by key.
-            deliver: Receives results, those of one turn of the event loop together.
+            deliver: Receives results; all results of one turn of the event loop arrive together.
             grace_s: Time for a cancelled task to stop.
         """
         self._runner = runner
@@ -210,7 +210,7 @@ class RefCountedCache(Generic[Value]):
 
         Args:
             most: Most unused values.
-            on_drop: Called with each evicted entry.
+            on_drop: Called with every evicted entry.
         """
         self._most = most
         self._on_drop = on_drop
@@ -263,7 +263,7 @@ class AgentTemplates:
 
     def __init__(self, most: int = MOST_TEMPLATES) -> None:
         self._most = most
-        #: common features -> name; the template keeps the objects alive whose ids are features
+        #: common features -> name; features are ids of objects that the template keeps alive
         self._names: OrderedDict[tuple[object, ...], str] = OrderedDict()
         self._templates: dict[str, Agent] = {}
         self._numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Values that go to an executor and come back: the context of a run, the order of a task, its result.
+"""Input and output of an executor: the context of a run, the order of a task, its result.
 
 The values are generic in how they contain the user's objects: as objects in processes that use them, as bytes in
 processes that only pass them on.
@@ -82,7 +82,7 @@ class TaskFailure:
 
     @property
     def cause(self) -> BaseException:
-        """The error, or a stand-in if there is none."""
+        """The error, or a substitute if there is none."""
         return self.error or RuntimeError("task failed without an error")
 
     @property
@@ -266,7 +266,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     agent_role: str
     #: agent of a dynamic task; `agent_key` is then the key of its template (S-MR-142)
     agent: Agent_co | None = None
-    #: number of tasks of its level or loop body; 0: not yet known; None: that of the run
+    #: number of tasks of its level or loop body; 0: unknown; None: the run's number
     total_tasks: int | None = None
     #: outputs of the context tasks in the order of the task's context
     context: Sequence[Output_co] = ()
@@ -479,7 +479,7 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: by instance: tasks with a recorded output or failure, whether or not the source received it. Results are built on
     #: access. One has no output if the run's outputs can look up the recorded one.
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
-    #: by instance: tasks without a recorded end, such as those that a join stopped; filled if some must not run again
+    #: by instance: tasks without a recorded end, for instance stopped by a join; filled if some must not run again
     stopped: Mapping[str, TaskResult[Output_co, Failure_co]] = field(
         default_factory=dict[str, "TaskResult[Output_co, Failure_co]"]
     )

@@ -195,7 +195,7 @@ async def _learn(
 async def _ask_model(
     scope: TaskScope, model: ChatModel, output: TaskOutput, prior: TaskReflection | None
 ) -> ReflectionRecorded:
-    """Call a model once. Parts that its answer lacks come from the task (S-REFL-12, S-REFL-13)."""
+    """Call a model once, and fill the gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
     tokens = (0, 0)

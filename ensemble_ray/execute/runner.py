@@ -351,7 +351,7 @@ def cut(text: str, length: int) -> str:
 
 
 def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
-    """Return the fields of each log line of a task."""
+    """Return the fields of a task's log lines."""
     fields = {**context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
     if order.depth:  # S-DEL-60
         fields["delegation.id"] = order.delegation_id
@@ -364,7 +364,7 @@ def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
 
 
 def _total(context: RunContext, order: TaskOrder) -> int:
-    """Return the number of tasks of the run or level; 0: not yet known."""
+    """Return the number of tasks of the run or level; 0: unknown."""
     return context.total_tasks if order.total_tasks is None else order.total_tasks
 
 
@@ -374,7 +374,7 @@ def _title(scope: TaskScope) -> str:
     if order.depth:
         return f"Delegated task of '{order.caller_role}'"
     total = _total(scope.context, order)
-    # Tasks without a name, and those of dynamic runs, have generated keys.
+    # Tasks without a name, and all tasks of dynamic runs, have generated keys.
     is_named = scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
     name = f" '{order.key}'" if is_named else ""
     return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
@@ -467,5 +467,5 @@ def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, erro
 
 
 def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
-    if not scope.order.depth:  # delegated tasks have events of their own
+    if not scope.order.depth:  # a delegated task has delegation events
         scope.emit(event_type, build)

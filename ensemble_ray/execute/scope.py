@@ -191,7 +191,7 @@ class TaskScope:
 
     @property
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
-        """Traces of a manager's failed workers, whose tokens count too (S-TRC-43)."""
+        """Traces of a manager's failed workers; their tokens count, too (S-TRC-43)."""
         if not self.is_manager:
             return ()
         attempts = self.effects.delegations
@@ -274,7 +274,7 @@ class Spending:
         """Estimate a request.
 
         Args:
-            template: Kind of agent. Earlier answers of the kind give the expected length of this one.
+            template: Kind of agent. Earlier answers of the kind determine the estimate.
             model: The model to call; its limit of output tokens comes first.
             messages: The conversation.
             tools: The offered tools.
@@ -348,7 +348,7 @@ class Request:
 
 
 def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:
-    """Return the spending of a run whose requests all come from this process; None without a budget."""
+    """Return the spending of a run in one process; None without a budget."""
     return None if budget is None else Spending(LocalAccount(budget), costs)
 
 

@@ -73,7 +73,7 @@ def _root(generated: Node) -> dict[str, Any]:
 def _form(node: Node) -> dict[str, Any]:
     """Return a schema reduced to keywords that all endpoints know."""
     if "$ref" in node:
-        return {"$ref": node["$ref"]}  # no other keyword may stand beside it
+        return {"$ref": node["$ref"]}  # the only keyword
     form: dict[str, Any] = {name: node[name] for name in _PLAIN if name in node}
     if node.get("format") in _FORMATS:
         form["format"] = node["format"]

@@ -133,7 +133,7 @@ class Attempts:
 def _report(visit: Visit, error: BaseException, fault: ProviderFault | None) -> None:
     """Report a failed attempt to the endpoint's breaker and limit."""
     if fault is None or fault.is_bad_generation:
-        # A refusal is an answer of the endpoint; a cancelled call, or an error of a model's code, says nothing about it.
+        # A refusal is an answer of the endpoint; a cancelled call, or an error of a model's code, does not show its state.
         report = visit.leave if status_of(error) is None else visit.record_answer
         report()
     elif fault.is_refusal_for_now:
@@ -148,7 +148,7 @@ def _describe(fault: ProviderFault) -> str:
 
 # Incomplete answers.
 
-#: Most repeats of a request whose answer is incomplete.
+#: Most repeats of a request after incomplete answers.
 MOST_REPEATS = 2
 #: Words in providers' reasons for their content filters.
 _FILTERS = ("filter", "safety", "sensitive", "refus", "guardrail", "block", "prohibit", "recitation", "spii")

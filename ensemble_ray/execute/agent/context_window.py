@@ -87,7 +87,7 @@ class ContextWindow:
             budget_tokens: Most tokens of a request.
             parts: Parts of the user prompt.
             history: Messages before the user prompt.
-            tools: Tools of each request.
+            tools: Offered tools.
         """
         self.budget_tokens = budget_tokens
         self._name = name

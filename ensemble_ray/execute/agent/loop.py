@@ -203,7 +203,7 @@ class AgentLoop:
             model.tools.append(effect)
             texts.append(text)
         if step.allowed:
-            self._tools.turn_ended()  # may raise; the trace contains the calls by now
+            self._tools.turn_ended()  # may raise, so the trace must contain the calls before
         limit = self._agent.max_iterations
         if step.stopped:
             _log.warning(

@@ -243,7 +243,7 @@ class ModelCalls:
         *,
         span: str | None = None,
     ) -> ModelEffect:
-        """Call the model, with retries if its provider fails; the latency is that of the successful attempt."""
+        """Call the model, with retries if its provider fails; the latency is the successful attempt's."""
         clock = self._scope.ports.clock
         key = uuid_of(f"{self._order.run_id}/{name}")
         started_at, wait = 0.0, PermitWait(clock.now)

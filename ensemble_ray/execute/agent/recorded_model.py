@@ -69,7 +69,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
 
 
 class RecordedModel:
-    """A model whose calls outside of tasks are recorded, such as those of an LLM-based synthesizer (S-SET-46)."""
+    """Records the model calls outside of tasks, such as calls of an LLM-based synthesizer (S-SET-46)."""
 
     def __init__(
         self,

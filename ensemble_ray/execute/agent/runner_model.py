@@ -45,7 +45,7 @@ class RunnerModel:
         self._effect: Effect = effect_of_runner(runner, agent.runner_effect)
         self._turn = 0
         self._is_called = False
-        #: the work was done but its answer is lost; a text replaces it (S-DUR-25)
+        #: the runner worked, but its answer is lost, and a text replaces it (S-DUR-25)
         self.is_lost = False
 
     @property
@@ -74,7 +74,7 @@ class RunnerModel:
             self.is_lost = scope.effects.is_outcome_unknown = True
 
     async def settle(self, turn: int) -> ModelEffect | None:
-        """Return the answer that replaces the one of a call before a crash; None: call the runner.
+        """Resolve a call before a crash: return an answer in its place, or None to call the runner.
 
         Raises:
             AgentExecutionError: the earlier call failed.

@@ -270,7 +270,7 @@ def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[st
 
     Args:
         text: The answer, stripped.
-        output_type: A type whose JSON may be no object.
+        output_type: A type that is not always a JSON object.
         found: JSON values in the answer; the value may be the only member of an object.
     """
     adapter, form = adapter_of(cast("Hashable", output_type)), _form_of(cast("Hashable", output_type))
@@ -349,9 +349,9 @@ def _alternatives(node: typing.Any, definitions: Mapping[str, typing.Any]) -> It
 
 
 def _use_backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    """Replace `typing.TypedDict`s in a type by those of typing_extensions; `within` are the enclosing ones."""
+    """Replace each `typing.TypedDict` in a type by a `TypedDict` of typing_extensions; `within` are the enclosing ones."""
     if typing.is_typeddict(annotation):
-        # Pydantic supports backported ones, and decides about those that contain themselves.
+        # Pydantic supports a backported one, and decides about one that contains itself.
         is_old = type(annotation).__module__ == "typing" and annotation not in within
         return _backport(annotation, within) if is_old else annotation
     arguments = typing.get_args(annotation)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _log = bounded_logger(__name__)
 
-#: Expected output of each delegated task (S-HIER-23, S-DEL-3).
+#: Expected output of every delegated task (S-HIER-23, S-DEL-3).
 EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
 
 

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 _log = bounded_logger(__name__)
 #: Time for a stopped worker to report its trace, s.
 _STOP_GRACE_S = 5.0
-#: Result of a delegation whose delegating task was stopped.
-_STOPPED = "Stopped before the worker was done"
-#: Result of a delegation whose worker is suspended.
+#: Result if the delegating task is stopped.
+_STOPPED = "Stopped before the worker completed"
+#: Result while the worker is suspended.
 _AT_GATE = "Waits for a review"
 
 
@@ -76,7 +76,7 @@ class Delegations:
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
-        #: by name of the call: attempts without a result, and those of them whose worker was started
+        #: by name of the call: attempts without a result, and started workers
         self._open: dict[str, tuple[DelegationDecision, Peer]] = {}
         self._started: set[str] = set()
         #: error of a worker that ends the delegating task, too
@@ -271,7 +271,7 @@ class Delegations:
     def _conclude(
         self, name: str, decision: DelegationDecision, worker: Peer, result: TaskResult, *, took_s: float | None = None
     ) -> DelegationEffect:
-        output, error = result.output, result.error or RuntimeError("the worker gave no result")
+        output, error = result.output, result.error or RuntimeError("the worker returned no result")
         reason = message_of(error)
         if output is None:
             effect = self._add_effect(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)

@@ -1,6 +1,6 @@
 """Ask a person at a terminal (S-REV-44 to S-REV-48).
 
-All questions of this process share the terminal and are asked one after the other. A question that timed out or was
+All questions of this process share the terminal, one after the other. A question that timed out or was
 cancelled does not consume the answer to the next one.
 """
 
@@ -41,7 +41,7 @@ _MOST_OUTPUT = 500
 #: Interval at which a reader checks for a cancelled question, s.
 _TICK_S = 0.2
 _CHOICES = "[c] Continue  [e] Edit  [x] Exit early"
-#: Words of each choice (S-REV-46). Other words decide nothing.
+#: Words of the choices (S-REV-46). Other words have no effect.
 _CONTINUE = frozenset({"c", "y", "yes", "continue", "approve"})
 _EDIT = frozenset({"e", "edit"})
 _EXIT = frozenset({"x", "n", "no", "q", "exit"})

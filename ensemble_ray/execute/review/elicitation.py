@@ -24,14 +24,14 @@ GATE_FORM: Mapping[str, object] = {
         "decision": {
             "type": "string",
             "title": "Decision",
-            "description": "approve goes on, edit goes on with your text, exit ends the run",
+            "description": "approve continues, edit continues with your text, exit ends the run",
             "enum": ["approve", "edit", "exit"],
             "default": "approve",
         },
         "text": {
             "type": "string",
             "title": "Text",
-            "description": "What takes the place of what is shown; with the decision edit alone",
+            "description": "Replacement of the shown text; only with the decision edit",
         },
     },
     "required": ["decision"],
@@ -95,7 +95,7 @@ def gate_message(gate: ShownGate) -> str:
 def read_client_answer(answer: InputResponse | None) -> ReviewDecision | None:
     """Return the user's decision; None: the gate stays open.
 
-    Declining the form ends the run. Closing it, or leaving it incomplete, decides nothing.
+    Declining the form ends the run. Closing it, or leaving it incomplete, has no effect.
     """
     if not isinstance(answer, ElicitResult):
         return None

@@ -1,4 +1,4 @@
-"""Review gates before and after a task: when they ask, what is recorded, and what follows from the decision."""
+"""Review gates before and after a task: their questions, facts, and decisions."""
 
 from __future__ import annotations
 
@@ -298,13 +298,13 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
             raise ReviewOpenError([question.open_since(run_id, asked_at)])
         else:
             if asked is None:
-                # Commits the task's work so far: a reviewer must not see what a resumed run would not have.
+                # Commits the task's work so far: a reviewer must not see work that a resumed run would lack.
                 await scope.note(name, question, until=Persistence.COMMITTED)
             elif limit_s is not None:
                 request = request.replace(timeout=timedelta(seconds=asked_at + limit_s - clock.now()))
             answer = await _ask(scope, request)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
-        # On disk, so that a person is asked only once.
+        # On disk: no person decides twice.
         await scope.note(name, decision, until=Persistence.SYNCED)
     scope.effects.reviews.append(review_entry(question, asked_at, decision, decided_at))
     return decision.answer.decision

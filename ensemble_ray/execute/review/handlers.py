@@ -63,8 +63,8 @@ class ReviewHandler(ABC):
         """Return a handler that asks a person at a terminal.
 
         Args:
-            input: Stream of the answers; None: `sys.stdin` at the time of each question.
-            output: Stream of the questions; None: `sys.stdout` at the time of each question.
+            input: Stream of the answers; None: the current `sys.stdin` of every question.
+            output: Stream of the questions; None: the current `sys.stdout` of every question.
         """
         from ensemble_ray.execute.review.console import ConsoleReviewHandler  # only for terminals
 
@@ -95,7 +95,7 @@ class NotifyingHandler:
     def __init__(self, handler: object, notifiers: tuple[object, ...]) -> None:
         self._handler = handler
         self._notifiers = notifiers
-        #: those of the handler (S-WEB-58, S-WEB-51)
+        #: copied from the handler (S-WEB-58, S-WEB-51)
         self.is_concurrent = bool(getattr(handler, "is_concurrent", False))
         self.default_review: Review | None = getattr(handler, "default_review", None)
 
@@ -123,7 +123,7 @@ class LocalReviewer:
         self._ending = asyncio.Event()
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Call the handler for one request after the other, or for several at once if it is concurrent.
+        """Call the handler for one request after the other, or for several together if it is concurrent.
 
         Raises:
             ValidationError: the handler returned no decision.

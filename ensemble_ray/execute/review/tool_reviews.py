@@ -42,12 +42,12 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
 
 
 def can_repeat_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
-    """Whether a started call stopped at a gate and did nothing after it, so that it is repeated (S-REV-89, S-REV-117).
+    """Whether a started call stopped at a gate without later effects, so that it is repeated (S-REV-89, S-REV-117).
 
     Args:
         scope: The task.
         call: Name of the call's effect.
-        asks_first: Whether the tool does nothing before its first gate.
+        asks_first: Whether the tool has no effect before its first gate.
     """
     if not scope.recorded_facts:
         return False

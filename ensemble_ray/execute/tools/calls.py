@@ -68,7 +68,7 @@ class ToolCalls:
         self._metrics = GuardedToolMetrics(scope.ports.tool_metrics)
         #: calls of the turn that have not returned
         self._open = 0
-        #: (tool, arguments) of calls that may be in a lost part of the record; the model knows that by now
+        #: (tool, arguments) of calls that may be in a lost part of the record; the model was warned
         self._warned: set[tuple[str, str]] = set()
         #: how often each tool has asked the model to try again
         self._tries: Counter[str] = Counter()
@@ -130,7 +130,7 @@ class ToolCalls:
                 ],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
-                # Workers and persons have limits of their own: the ensemble's and the gate's. They may take hours.
+                # Workers and persons may take hours; the ensemble and the gate have limits for them.
                 limit_s=None if any(map(self._may_take_long, calls)) else BATCH_LIMIT_S,
             )
         except IllegalStateError as error:
@@ -158,7 +158,7 @@ class ToolCalls:
     async def _resolve_recorded(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
         """Return the calls to skip, by index: those with recorded results (S-DUR-22), unknown tools, unknown outcomes.
 
-        They are resolved one after the other, before any call: a person may be asked, and the task may fail.
+        They are resolved one after the other, before any call: a person may have to decide, and the task may fail.
         """
         resolved: dict[int, ToolEffect] = {}
         warned: set[tuple[str, str]] = set()

@@ -61,7 +61,7 @@ def lost_intent(
         effect: Declared effect of the tool.
 
     Returns:
-        None: nothing is lost, or the call may be made twice.
+        None: the record is complete, or the call may be made twice.
     """
     loss = scope.loss
     if loss is None or effect != "once":
@@ -100,7 +100,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         policy = scope.context.on_unknown
         if policy != "ask":
             if policy == "fail" or _is_whole_task(unknown):  # without a model to inform
-                raise _failure(unknown, "Nobody knows whether it was done")
+                raise _failure(unknown, "Its outcome is unknown")
             return _describe(unknown)
         answer = await _ask(scope, unknown)
         await scope.note(intent.name, OutcomeDecided(answer=answer), until=Persistence.SYNCED)
@@ -110,7 +110,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         case "done":
             return _describe_confirmed(unknown)
         case "fail":
-            raise _failure(unknown, "It was decided that the task fails")
+            raise _failure(unknown, "The decision was to fail the task")
 
 
 async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], object] | None = None) -> Answer:
@@ -139,7 +139,7 @@ async def _ask(scope: TaskScope, unknown: UnknownEffect) -> Answer:
     try:
         return _check(await driver.ask(_SERVICE, unknown.to_dict()), unknown)
     except IllegalStateError as error:
-        raise _failure(unknown, f"The process that would be asked cannot be: {message_of(error)}") from error
+        raise _failure(unknown, f"The process that started the run cannot answer: {message_of(error)}") from error
 
 
 def _check(answer: object, unknown: UnknownEffect) -> Answer:
@@ -152,12 +152,12 @@ def _check(answer: object, unknown: UnknownEffect) -> Answer:
 def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
     """Ask at the terminal, in a daemon thread: an open question does not delay the process's exit."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        raise _failure(unknown, "There is no terminal to ask at whether it was done")
+        raise _failure(unknown, "There is no terminal to ask about its outcome")
     question = (
         f"\n{_describe_begun(unknown)}.\n"
         f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
         f"Idempotency key: {unknown.idempotency_key}\n"
-        "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "
+        "Its outcome is unknown. Was it [d]one, [r]epeat it, or [f]ail the task? "
     )
     with terminal_lock:
         while True:
@@ -165,7 +165,7 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
             sys.stderr.flush()
             line = sys.stdin.readline()
             if not line:
-                raise _failure(unknown, "Nobody answered whether it was done")
+                raise _failure(unknown, "The terminal returned no answer about its outcome")
             word = line.strip().lower()
             for answer in get_args(Answer):
                 if word and str(answer).startswith(word):

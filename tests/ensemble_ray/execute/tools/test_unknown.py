@@ -348,7 +348,7 @@ async def test_terminal_is_not_steered_by_what_a_model_wrote(monkeypatch: pytest
         (io.StringIO("d\n"), Terminal(), "no terminal"),
         (Terminal("d\n"), io.StringIO(), "no terminal"),
         (None, Terminal(), "no terminal"),
-        (Terminal(""), Terminal(), "Nobody answered"),
+        (Terminal(""), Terminal(), "The terminal returned no answer"),
     ],
 )
 async def test_task_fails_when_nobody_is_at_the_terminal(
