@@ -63,11 +63,7 @@ class TaskRunner:
     """Runs tasks of one run in this process, several at the same time."""
 
     def __init__(
-        self,
-        context: RunContext,
-        ports: RunnerPorts,
-        agents: Mapping[str, Agent],
-        peers: Peers | None = None,
+        self, context: RunContext, ports: RunnerPorts, agents: Mapping[str, Agent], peers: Peers | None = None
     ) -> None:
         self.context = context
         self.ports = ports

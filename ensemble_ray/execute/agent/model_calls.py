@@ -211,11 +211,7 @@ class ModelCalls:
         self._is_queued = False
 
     async def _call_until_complete(
-        self,
-        name: str,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec],
-        stream: StreamingChatModel | None,
+        self, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], stream: StreamingChatModel | None
     ) -> ModelEffect:
         """Call the model, and again while its answer is incomplete and the policy is `retry` (S-ENG-38)."""
         effect = await self._send(name, messages, tools, stream)
@@ -303,11 +299,7 @@ class ModelCalls:
         return whole_response(response, keep_reasoning=self._keeps_reasoning)
 
     async def _read_stream(
-        self,
-        model: StreamingChatModel,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec],
-        sent: list[str],
+        self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], sent: list[str]
     ) -> ChatResponse:
         """Return the answer of a stream. Each piece is sent to listeners, and added to `sent`, when it arrives."""
         closing: ChatResponse | None = None

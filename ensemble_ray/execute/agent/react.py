@@ -133,10 +133,7 @@ class ReactMachine:
         calls = tuple(response.tool_calls) if self._has_tools else ()
         self.messages.append(
             ChatMessage(
-                role="assistant",
-                content=response.text,
-                tool_calls=calls,
-                provider_fields=response.provider_fields,
+                role="assistant", content=response.text, tool_calls=calls, provider_fields=response.provider_fields
             )
         )
         if not calls:
