@@ -89,20 +89,8 @@ async def check_guardrails(
 ) -> str | None:
     """Call a task's guardrails in order, up to the first that objects.
 
-    Args:
-        order: The task.
-        callables: Calls them.
-        stage: The guardrails to call.
-        text: The answer, for output guardrails.
-        parsed: The parsed answer.
-        may_ask_again: Whether the model may answer again.
-
-    Returns:
-        Message for the model if a guardrail raised `TryAgain`; None: all guardrails passed.
-
-    Raises:
-        GuardrailViolationError: a guardrail refused (S-GRD-7).
-        AgentExecutionError: a guardrail raised, or returned no verdict (S-GRD-11).
+    If a guardrail raised `TryAgain` and the model may answer again, return its message for the model; else None. A refusal
+    raises `GuardrailViolationError` (S-GRD-7), a failed guardrail `AgentExecutionError` (S-GRD-11).
     """
     count = order.input_guardrails if stage == "input" else order.output_guardrails
     if not count:
@@ -161,11 +149,7 @@ class LocalCallables:
         self._policies = policies
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call an async callable on the loop and a sync one in a thread (S-CONV-16).
-
-        Raises:
-            AgentExecutionError: a guardrail raised or returned no verdict. Only this process knows its name (S-GRD-11).
-        """
+        """Call an async callable on the loop and a sync one in a thread (S-CONV-16)."""
         key, category, position = path.rsplit("/", 2)
         if category == "policy":
             return await _call_policy(self._policies[int(position)], argument)

@@ -470,33 +470,22 @@ async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], 
 def recorded_output(
     recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: OutputType | None = None
 ) -> TaskOutput | None:
-    """Return the recorded output of an instance, or None; see `typed_output`.
-
-    Raises:
-        RecordError: the recorded data are no output.
-    """
+    """Return the recorded output of an instance, or None; see `typed_output`."""
     fact = find_fact(recorded, instance, OutputRecorded)
     return None if fact is None else typed_output(fact.data.output_data(), output_type)
 
 
 def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> TaskTrace | None:
-    """Return the recorded trace of a failed instance, or None.
-
-    Raises:
-        RecordError: the recorded data are no trace.
-    """
+    """Return the recorded trace of a failed instance, or None."""
     fact = find_fact(recorded, instance, FailureRecorded)
     return None if fact is None else read_trace(fact)
 
 
 def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
-    """Build an output from recorded data, its parsed output as the given type; None: as JSON data.
+    """Build an output from recorded data, or raise `RecordError`. Its parsed output has the given type; None: it is JSON data.
 
     If the type has changed and the parsed output does not fit it, the raw text is parsed again. If that fails, the
     parsed output stays JSON data, with a warning (S-DUR-36).
-
-    Raises:
-        RecordError: the recorded data are no output.
     """
     values: dict[str, Any] = {**data, "output_type": output_type}
     if output_type is not None and values.get("parsed_output") is not None:

@@ -85,11 +85,7 @@ class GuardrailResult:
 
 
 def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
-    """Return a guardrail's return value if it is a verdict; guardrails fail closed (S-GRD-11).
-
-    Raises:
-        TypeError: the value is no `GuardrailResult`; the message names the guardrail.
-    """
+    """Return a guardrail's verdict, or raise `TypeError` with its name for any other value (S-GRD-11)."""
     if isinstance(returned, GuardrailResult):
         return returned
     msg = (

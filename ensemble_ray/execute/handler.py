@@ -46,11 +46,8 @@ _LONGEST = 280
 async def run_handler(scope: TaskScope) -> tuple[str, object]:
     """Call the handler, unless its result is recorded (S-DUR-25). Return the text and the structured output.
 
-    Raises:
-        AgentExecutionError: the handler raised, or returned None, a failure, or a value of another type (S-DET-5, S-DET-6).
-        ExitEarlyError: the handler ended the run (S-DET-10).
-        ReviewOpenError: the handler waits at an open gate (S-REV-115).
-        UnknownOutcomeError: the handler was called before a crash, and its outcome is unknown (S-DUR-25).
+    A handler that raises, or returns None, a failure or a value of another type, fails the task with
+    `AgentExecutionError` (S-DET-5, S-DET-6). It may end the run (S-DET-10), or wait at a gate (S-REV-115).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
     if (recorded := scope.find_recorded(name, ToolReturned)) is not None:

@@ -37,13 +37,9 @@ class LocalExecutor:
         *,
         grace_s: float,
     ) -> None:
-        """Create an executor.
+        """Create an executor. If the runner has no peers, all agents of the run are here, and this becomes its peers.
 
-        Args:
-            runner: Runs the tasks; if it has no peers, all agents of the run are here, and the executor becomes its peers.
-            agents: The agents by key.
-            deliver: Receives results; all results of one turn of the event loop arrive together.
-            grace_s: Time for a cancelled task to stop.
+        `deliver` receives results; all results of one turn of the event loop arrive together.
         """
         self._runner = runner
         if runner.peers is None:
@@ -206,12 +202,7 @@ class RefCountedCache(Generic[Value]):
     """Cache of all values in use, and of the unused values that were used last."""
 
     def __init__(self, most: int = MOST_TEMPLATES, on_drop: Callable[[str, Value], None] | None = None) -> None:
-        """Create an empty cache.
-
-        Args:
-            most: Most unused values.
-            on_drop: Called with every evicted entry.
-        """
+        """Create an empty cache for `most` unused values; `on_drop` is called with every evicted entry."""
         self._most = most
         self._on_drop = on_drop
         self._values: dict[str, Value] = {}
@@ -282,19 +273,11 @@ class AgentTemplates:
         return name
 
     def template(self, name: str) -> Agent:
-        """Return a template.
-
-        Raises:
-            KeyError: the template was evicted.
-        """
+        """Return a template; one that was evicted raises `KeyError`."""
         return self._templates[name]
 
     def overrides(self, agent: Agent, name: str) -> dict[str, object]:
-        """Return the data in which an agent differs from a template.
-
-        Raises:
-            KeyError: the template was evicted.
-        """
+        """Return the data in which an agent differs from a template; one that was evicted raises `KeyError`."""
         return overrides_of(agent, self._templates[name])
 
 

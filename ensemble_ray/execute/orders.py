@@ -361,11 +361,7 @@ class RunModels:
         return self._bodies
 
     def get(self, name: str) -> ChatModel:
-        """Return the model of that name.
-
-        Raises:
-            ValidationError: the name is unknown, or this process cannot load the model.
-        """
+        """Return a model, or raise `ValidationError` if its name is unknown or this process cannot load it."""
         if name not in self._loaded:
             if name not in self._bodies:
                 raise ValidationError(f"The run has no model '{name}'. Known: [{', '.join(self.names)}]")
@@ -379,14 +375,7 @@ class RunModels:
         return self._loaded[name]
 
     def pack(self, dump: Callable[[object, str], bytes]) -> RunModels:
-        """Return the models as bytes.
-
-        Args:
-            dump: Serializes a model; its second argument is the model's name for error messages.
-
-        Raises:
-            ValidationError: a model cannot be serialized.
-        """
+        """Return the models as bytes. `dump` serializes a model; its second argument is a name for error messages."""
         fresh = {
             name: dump(model, f"Model '{name}'") for name, model in self._loaded.items() if name not in self._bodies
         }

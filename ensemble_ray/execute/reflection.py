@@ -69,11 +69,7 @@ class LocalRunReflections:
         await call_user(cast("Callable[..., object]", self._store.store), key, reflection)
 
     async def ask_strategy(self, asked: ReflectionInput) -> TaskReflection:
-        """Call the task's strategy; see `RunReflections`.
-
-        Raises:
-            IllegalStateError: the strategy is in another process, which submitted the run.
-        """
+        """Call the task's strategy. It is in another process if that one submitted the run."""
         config = asked.task.reflection_config
         if config is None or config.strategy is None or not config.is_strategy_here:
             raise IllegalStateError("the strategy is not in this process")
@@ -114,13 +110,8 @@ async def recall_notes(scope: TaskScope) -> TaskReflection | None:
 async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, is_stopped: Callable[[], bool]) -> None:
     """Reflect on an accepted output and store the result, before other tasks use the output (S-REFL-3).
 
-    Errors of the reflection are logged; they do not fail the task.
-
-    Args:
-        scope: The task.
-        output: Its output, with the edits of reviewers.
-        agent: The agent of the task; None: a handler.
-        is_stopped: Whether the run cancelled the task. Else a `CancelledError` is an error of user code.
+    Errors of the reflection are logged; they do not fail the task. Without `is_stopped`, a `CancelledError` is an error of
+    user code.
     """
     if scope.order.task.reflection_config is None or scope.ports.compare is not None:  # a replay has no effects
         return

@@ -73,10 +73,7 @@ class TaskRunner:
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
         """Run one task to its end. Errors of the task become results.
 
-        Args:
-            order: The task.
-            is_stopped: Whether the run cancelled the task. Else a `CancelledError` is an error of user code.
-            slot: Concurrency slot of the task's agent; None: there is no limit.
+        `is_stopped` is whether the run cancelled the task. Else a `CancelledError` is an error of user code.
         """
         result = await self._run(apply_changes(order), slot or Slot(), is_stopped)
         return replace(result, incomplete_answers=count_incomplete(result))

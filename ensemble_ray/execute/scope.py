@@ -204,11 +204,7 @@ class TaskScope:
         return found if found is not None and found.data.has_effect else None
 
     def find_recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
-        """Return the recorded fact of an effect, which must not be performed again; None: perform it.
-
-        Raises:
-            RecordError: a part of the fact is missing.
-        """
+        """Return the recorded fact of an effect, which must not be performed again; None: perform it."""
         # Each step calls this, and there are seldom any recorded facts.
         found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None
         return None if found is None else require_usable(found)
@@ -216,17 +212,9 @@ class TaskScope:
     async def note(
         self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
     ) -> None:
-        """Append facts to the journal, and wait until they are as safe as the next step needs.
+        """Append facts to the journal, and wait until they are as safe as `until`. `at` is Unix time, s; None: now.
 
-        Args:
-            name: Name of the facts.
-            data: Their data.
-            until: How safe they must be on return.
-            at: Time of the facts, Unix time, s; None: now.
-
-        Raises:
-            StaleEpochError: another process runs this task now; this one must not continue.
-            RecordError: the store refused the facts.
+        If another process runs this task now, `StaleEpochError` is raised, and this process must not continue.
         """
         order = self.order
         self.effects.is_recorded = self.effects.is_recorded or any(map(is_work, data))
@@ -271,14 +259,7 @@ class Spending:
     def request(
         self, template: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> Request:
-        """Estimate a request.
-
-        Args:
-            template: Kind of agent. Earlier answers of the kind determine the estimate.
-            model: The model to call; its limit of output tokens comes first.
-            messages: The conversation.
-            tools: The offered tools.
-        """
+        """Estimate a request. Without a limit of the model, earlier answers of the `template`, a kind of agent, determine its output."""
         output = output_limit(model)
         if output is None:
             count, total = self._answers.get(template, (0, 0))
@@ -286,11 +267,7 @@ class Spending:
         return Request(self, template, estimated_input(messages, tools), output)
 
     async def reserve(self, input_tokens: int, output_tokens: int) -> str:
-        """Reserve the price of these tokens, and return the id of the claim.
-
-        Raises:
-            BudgetExhaustedError: the budget will never suffice.
-        """
+        """Reserve the price of these tokens, and return the claim's id; a budget that never suffices raises `BudgetExhaustedError`."""
         return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
 
     def release_claim(self, claim: str) -> None:
@@ -324,11 +301,7 @@ class Request:
         self.estimated: tuple[int, int] | None = None
 
     async def send(self, attempt: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
-        """Reserve the estimate, make one attempt, and charge the real tokens.
-
-        Raises:
-            BudgetExhaustedError: the budget will never suffice.
-        """
+        """Reserve the estimate, make one attempt, and charge the real tokens."""
         claim = await self._spending.reserve(self._input_tokens, self._output_tokens)
         try:
             response = await attempt()

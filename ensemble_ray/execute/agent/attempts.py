@@ -37,16 +37,10 @@ class Attempts:
         self.failed: list[str] = []
 
     async def answer(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
-        """Send until there is an answer, or the policy allows no further attempt.
+        """Send until there is an answer, or the policy allows no further attempt; then raise the last error.
 
-        There is no retry after a refusal, an error of user code, or a part of the answer (S-DUR-61).
-
-        Args:
-            send: Makes one attempt; it acquires a permit of the model's rate limit for each.
-            has_begun: Whether a part of the answer was passed on.
-
-        Raises:
-            CircuitOpenError: the endpoint's circuit breaker stays open longer than the policy waits.
+        There is no retry after a refusal, an error of user code, or a part of the answer: `has_begun` is whether a part was
+        passed on (S-DUR-61). An open circuit breaker raises `CircuitOpenError` if it is open longer than the policy waits.
         """
         self.failed = []
         self._scope.effects.attempts = 0

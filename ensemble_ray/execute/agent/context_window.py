@@ -44,11 +44,7 @@ def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) 
 
 
 def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
-    """Check that the budget of the task `name` holds the characters that are never cut (S-MEM-137).
-
-    Raises:
-        ValidationError: the budget is too small; the message has the least budget.
-    """
+    """Raise `ValidationError` if the budget of the task `name` does not hold the characters that are never cut (S-MEM-137)."""
     if characters > budget_tokens * CHARACTERS_PER_TOKEN:
         needed = -(-characters // CHARACTERS_PER_TOKEN)
         raise ValidationError(
@@ -80,15 +76,7 @@ class ContextWindow:
         history: Sequence[ChatMessage] = (),
         tools: Sequence[ToolSpec] = (),
     ) -> None:
-        """Create a window.
-
-        Args:
-            name: Name of the task, for errors.
-            budget_tokens: Most tokens of a request.
-            parts: Parts of the user prompt.
-            history: Messages before the user prompt.
-            tools: Offered tools.
-        """
+        """Create a window for requests with these parts of the user prompt, a history before it, and tools."""
         self.budget_tokens = budget_tokens
         self._name = name
         self._parts = parts
@@ -97,14 +85,7 @@ class ContextWindow:
         self._first_answer = _SYSTEM + len(history) + 1
 
     def fit(self, messages: Sequence[ChatMessage]) -> FittedRequest:
-        """Cut a conversation to the budget; if it fits, the result has the same `messages` object.
-
-        Args:
-            messages: System prompt, history, user prompt, and the later messages.
-
-        Raises:
-            ValidationError: the parts that are never cut do not fit.
-        """
+        """Cut a conversation to the budget; if it fits, the result has the same `messages` object."""
         characters = request_characters(messages, ()) + self._tool_characters
         room = self.budget_tokens * CHARACTERS_PER_TOKEN - characters
         if room >= 0:
@@ -173,14 +154,7 @@ def _results_section(messages: Sequence[ChatMessage]) -> Section:
 def context_data(
     cuts: Sequence[SectionCut], *, turn: int, budget_tokens: int, needed_tokens: int
 ) -> Mapping[str, object]:
-    """Return the trace's data of a request that was cut (S-MEM-136).
-
-    Args:
-        cuts: All sections in the order of the request; complete ones only count.
-        turn: Number of the model call.
-        budget_tokens: Most tokens of the request.
-        needed_tokens: Tokens of the complete request.
-    """
+    """Return the trace's data of a request that was cut (S-MEM-136); complete sections only count."""
     return {
         "turn": turn,
         "budget_tokens": budget_tokens,

@@ -86,11 +86,7 @@ class ModelCalls:
         return self._runner is not None and self._runner.is_lost
 
     async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
-        """Call the model with the conversation.
-
-        Raises:
-            AgentExecutionError: the model failed or returned no answer (S-ENG-50, S-ENG-57).
-        """
+        """Call the model with the conversation. A failed call raises `AgentExecutionError` (S-ENG-50, S-ENG-57)."""
         self._turn = turn
         self._announce_start(messages)
         return await self._call(messages, tools, stream=self._stream)
@@ -138,11 +134,7 @@ class ModelCalls:
         )
 
     def accept(self) -> None:
-        """Warn about an incomplete last answer, or refuse it (S-ENG-37).
-
-        Raises:
-            AgentExecutionError: the answer is refused.
-        """
+        """Warn about an incomplete last answer, or refuse it with `AgentExecutionError` (S-ENG-37)."""
         reason = incomplete_reason(self._effects.models[-1].response)
         if reason is None:
             return

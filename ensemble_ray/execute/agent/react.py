@@ -109,10 +109,7 @@ class ReactMachine:
     def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
         """Refuse the answer with the text of a guardrail, and call the model again (S-GRD-17). Counters continue.
 
-        Args:
-            text: Text of the guardrail.
-            answer: The answer after corrections; it replaces the last answer of the conversation.
-            turn: Number of the next model call; corrections had numbers too.
+        `answer` is the answer after corrections, which have had numbers, too; `turn` is the number of the next model call.
         """
         self.messages[-1] = ChatMessage(role="assistant", content=answer)
         self._turn = turn - 1

@@ -81,16 +81,7 @@ class RecordedModel:
         recorded: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
-        """Wrap a model.
-
-        Args:
-            model: The model to call.
-            run_id: Id of the run.
-            name: Name of the facts.
-            keep: Stores a fact.
-            recorded: Recorded answers of a resumed run, in call order; they replace the first calls.
-            spending: Budget of the run; None: no limit.
-        """
+        """Wrap a model. `keep` stores its facts; the `recorded` answers of a resumed run replace its first calls."""
         self._model = model
         self._run_id = run_id
         self._name = name

@@ -76,9 +76,7 @@ class RunnerModel:
     async def settle(self, turn: int) -> ModelEffect | None:
         """Resolve a call before a crash: return an answer in its place, or None to call the runner.
 
-        Raises:
-            AgentExecutionError: the earlier call failed.
-            UnknownOutcomeError: the outcome is unknown, and that fails the task.
+        A recorded failure is raised again, and an unknown outcome may raise `UnknownOutcomeError`.
         """
         scope, name = self._scope, self._name(turn)
         returned = scope.find_recorded(name, ToolReturned)
@@ -126,11 +124,7 @@ class RunnerModel:
     # The model.
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the whole answer; a runner has its own tools.
-
-        Raises:
-            TypeError: the runner returned no answer.
-        """
+        """Return the whole answer; a runner has its own tools."""
         del tools
         answers = [each async for each in self._call(messages, is_streaming=False) if isinstance(each, ChatResponse)]
         return answers[-1]
@@ -138,11 +132,7 @@ class RunnerModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the pieces of the answer, then the whole answer.
-
-        Raises:
-            TypeError: the runner returned no answer.
-        """
+        """Yield the pieces of the answer, then the whole answer."""
         del tools
         async with aclosing(self._call(messages, is_streaming=True)) as pieces:
             async for piece in pieces:
@@ -195,11 +185,7 @@ class RunnerModel:
 
 
 async def _pieces(returned: object) -> AsyncGenerator[str | TaskAnswer]:
-    """Yield a runner's return value piece by piece.
-
-    Raises:
-        TypeError: a piece is no answer.
-    """
+    """Yield a runner's return value piece by piece."""
     if not isinstance(returned, AsyncIterable):
         yield _check(returned)
         return

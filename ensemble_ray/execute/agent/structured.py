@@ -150,16 +150,7 @@ class StructuredTask(Protocol):
 
 
 class StructuredMachine:
-    """Decides whether an answer is accepted, is to be corrected, or was the last one.
-
-    Args:
-        task: Its description, output type and retries.
-        agent_role: Role of the agent.
-        first_response: The agent's own answer.
-
-    Raises:
-        IllegalStateError: the task has no output type.
-    """
+    """Decides whether an answer is accepted, is to be corrected, or was the last one."""
 
     def __init__(self, task: StructuredTask, *, agent_role: str, first_response: str | None) -> None:
         if task.output_type is None:
@@ -182,25 +173,16 @@ class StructuredMachine:
         return correction_prompt(self._output_type, problem=self._errors[-1], response=self._response)
 
     def accept(self, response: str | None) -> None:
-        """Parse the answer to the last prompt.
-
-        Raises:
-            IllegalStateError: there is no prompt without an answer.
-        """
+        """Parse the answer to the last prompt."""
         if self.next_prompt() is None:
             msg = f"Task '{self._description[:80]}': an answer came after the last attempt"
             raise IllegalStateError(msg)
         self._parse(response)
 
     def result(self, incomplete: str = "") -> object:
-        """Return the parsed object.
+        """Return the parsed object, or raise `OutputParsingError` (S-OUT-33).
 
-        Args:
-            incomplete: Problem of a last answer that was cut off, for the error; "": it was complete.
-
-        Raises:
-            OutputParsingError: no attempt succeeded (S-OUT-33).
-            IllegalStateError: an attempt is open.
+        `incomplete` is the problem of a last answer that was cut off, for the error.
         """
         if self._parsed.is_success:
             return self._parsed.value
@@ -268,10 +250,7 @@ def _find_values(text: str) -> list[str]:
 def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
     """Parse an answer without a fitting object (S-LLM-50 to S-LLM-53): a text, number, or choice.
 
-    Args:
-        text: The answer, stripped.
-        output_type: A type that is not always a JSON object.
-        found: JSON values in the answer; the value may be the only member of an object.
+    `found` are the JSON values of the answer; the value may be the only member of an object.
     """
     adapter, form = adapter_of(cast("Hashable", output_type)), _form_of(cast("Hashable", output_type))
     fenced = _FENCED.fullmatch(text)
@@ -298,11 +277,7 @@ def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[st
 
 @functools.lru_cache(maxsize=256)
 def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
-    """Return the adapter of a type. They are cached, since building one takes as long as a hundred parses.
-
-    Raises:
-        PydanticUserError, PydanticUndefinedAnnotation: pydantic does not support the type.
-    """
+    """Return the adapter of a type, or raise one of `UNKNOWN_TYPE`. Building one takes as long as a hundred parses."""
     adapter = pydantic.TypeAdapter(
         typing.cast("type[object]", _use_backport(annotation, ()) if _NEEDS_BACKPORT else annotation)
     )

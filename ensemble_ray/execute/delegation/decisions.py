@@ -311,11 +311,7 @@ class Decisions:
         return self._malformed[name] if name in self._malformed else self._decisions[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
-        """Decide these calls of a turn, by index, and commit the decisions. A recorded decision is not made again.
-
-        Raises:
-            IllegalStateError: a policy returned no verdict (S-DEL-43).
-        """
+        """Decide these calls of a turn, by index, and commit the decisions. A recorded decision is not made again."""
         is_new = False
         for index in sorted(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")

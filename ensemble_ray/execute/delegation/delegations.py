@@ -106,11 +106,7 @@ class Delegations:
         return self._gate.reminder()
 
     def turn_ended(self) -> None:
-        """Count a finished turn.
-
-        Raises:
-            ManagerStalledError: there has been no progress for too many turns.
-        """
+        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
         if self._gate.turn_ended():
             rules = self._scope.context.hierarchy or HierarchyRules()
             texts = [each.text for each in self._scope.effects.delegations]
@@ -120,13 +116,7 @@ class Delegations:
         """Carry out the decision about a call. Return its effect, and how safe the effect's fact must be.
 
         The record of the worker's output, or of a refusal, already determines the effect. Only a failure of the worker
-        must be committed here.
-
-        Raises:
-            ExitEarlyError: the worker ended the run (S-DEL-5).
-            ReviewOpenError: the worker waits at an open gate (S-REV-115).
-            IllegalStateError: the worker is configured wrongly (S-DEL-5).
-            StaleEpochError, RecordError: another process owns the record, or it cannot be written.
+        must be committed here. Errors that end the delegating task, too, are raised (S-DEL-5).
         """
         decision = self._decisions.of(name)
         if isinstance(decision, str):

@@ -63,14 +63,7 @@ class ConsoleReviewHandler:
         lines: Callable[[TextIO], LineSource] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a handler.
-
-        Args:
-            input: Returns the stream of the answers; called for each request.
-            output: Returns the stream of the questions; called for each request.
-            lines: Returns the reader of a stream; None: one that all handlers of the process share.
-            now: Monotonic time, s.
-        """
+        """Create a handler. The streams of answers and questions are called for each request; `now` is monotonic time, s."""
         self._input = input
         self._output = output
         self._lines = lines or _line_source
@@ -200,8 +193,7 @@ def _cut(text: str, length: int) -> str:
 def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
     """Return the decision without an answer, which never lets the run continue (S-REV-46).
 
-    Raises:
-        ReviewTimeoutError: the gate fails its task, or a tool asked; the tool's model receives the error.
+    `ReviewTimeoutError` fails the task; if a tool asked, its model receives the error.
     """
     is_question = request.timing is ReviewTiming.DURING_EXECUTION and request.ends_run
     if request.on_timeout is OnTimeoutAction.FAIL or (is_question and request.on_timeout is OnTimeoutAction.CONTINUE):

@@ -96,11 +96,7 @@ class ReviewedOutput:
 
 
 async def review_before_task(scope: TaskScope) -> None:
-    """Ask whether a task may start. A task with a recorded end is not asked about.
-
-    Raises:
-        ExitEarlyError: the decision ends the run (S-REV-30).
-    """
+    """Ask whether a task may start, unless its end is recorded; the decision may end the run (S-REV-30)."""
     review = review_before(scope.order, scope.context)
     if review is None and not scope.recorded_facts:
         return
@@ -221,14 +217,7 @@ def recorded_exit(facts: Mapping[tuple[str, str], Fact], instance: str) -> ExitR
 def review_entry(
     asked: ReviewRequested, asked_at: float, decided: ReviewDecided | None, decided_at: float
 ) -> Mapping[str, object]:
-    """Return the trace entry of a gate.
-
-    Args:
-        asked: The question.
-        asked_at: Its time, Unix time, s.
-        decided: The decision; None: the gate is open.
-        decided_at: Time of the decision.
-    """
+    """Return the trace entry of a gate, with times in Unix time, s; without a decision, the gate is open."""
     entry: dict[str, object] = {"review_id": asked.review_id, "timing": asked.timing.value}
     if asked.prompt is not None:
         entry["prompt"] = asked.prompt
@@ -256,17 +245,9 @@ def review_id_of(run_id: str, name: str) -> str:
 
 
 async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) -> ReviewDecision:
-    """Return the decision at a gate.
+    """Return the decision at a gate with that name; the ids of the request are filled in here.
 
-    Args:
-        scope: The task.
-        name: Name of the gate's facts.
-        request: The question; its ids are filled in here.
-
-    Raises:
-        ReviewTimeoutError: there was no answer in time, and that fails the task.
-        ReviewOpenError: there is no decision yet, and the run is detached (S-REV-115).
-        BaseException: an error of the handler.
+    A timeout may raise `ReviewTimeoutError`. In a detached run, an open gate raises `ReviewOpenError` (S-REV-115).
     """
     clock, run_id = scope.ports.clock, scope.order.run_id
     request = request.replace(review_id=review_id_of(run_id, name), run_id=run_id)

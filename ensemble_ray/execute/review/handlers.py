@@ -123,12 +123,7 @@ class LocalReviewer:
         self._ending = asyncio.Event()
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Call the handler for one request after the other, or for several together if it is concurrent.
-
-        Raises:
-            ValidationError: the handler returned no decision.
-            BaseException: an error of the handler.
-        """
+        """Call the handler for one request after the other, or for several together if it is concurrent."""
         if not request.ends_run:
             return await self._answer(request)
         if getattr(self._handler, "is_concurrent", False):

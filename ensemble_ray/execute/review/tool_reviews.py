@@ -27,12 +27,9 @@ def _gate_name(call: str, number: int) -> str:
 
 
 def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> ToolReviews | None:
-    """Return the handler for a call, or None if no reviewer exists and no recorded question was decided.
+    """Return the handler for a call, by its effect's name; None: there is no reviewer, and no recorded decision.
 
-    Args:
-        scope: The task.
-        call: Name of the call's effect.
-        limits: Time limits of the call; they are paused while a question is open (S-REV-88).
+    The call's time limits are paused while a question is open (S-REV-88).
     """
     if scope.context.review_policy is None:
         was_asked = scope.recorded_facts and scope.find_recorded(_gate_name(call, 0), ReviewDecided) is not None
@@ -44,10 +41,7 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
 def can_repeat_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
     """Whether a started call stopped at a gate without later effects, so that it is repeated (S-REV-89, S-REV-117).
 
-    Args:
-        scope: The task.
-        call: Name of the call's effect.
-        asks_first: Whether the tool has no effect before its first gate.
+    `asks_first` is whether the tool has no effect before its first gate.
     """
     if not scope.recorded_facts:
         return False
@@ -108,11 +102,7 @@ class ToolReviews:
         return decision
 
     def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
-        """Ask from a thread, and block it until the decision.
-
-        Raises:
-            CancelledError: the call has ended.
-        """
+        """Ask from a thread, and block it until the decision; the end of the call raises `CancelledError`."""
         with self._lock:
             if self._open is None:
                 raise CancelledError
@@ -133,10 +123,6 @@ class ToolReviews:
             asking.cancel()
 
     def check_decided(self) -> None:
-        """Discard the result of a call that was suspended, even if the tool caught the error.
-
-        Raises:
-            ReviewOpenError: the call waits at an open gate.
-        """
+        """Raise `ReviewOpenError` again if the call was suspended, even if the tool caught the error."""
         if self._open_gates:
             raise ReviewOpenError(self._open_gates)

@@ -77,11 +77,7 @@ class ToolCalls:
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
-        """Return the tools of an agent; dynamic providers are expanded once, now (S-TOOL-32).
-
-        Raises:
-            ValidationError: an entry is no tool, or two tools have one name (S-ENG-60, S-TOOL-34).
-        """
+        """Return the tools of an agent; dynamic providers are expanded once, now (S-TOOL-32)."""
         delegations = Delegations.of(scope, agent)
         reserved = () if delegations is None else (delegations.spec.name,)
         tools = _NO_TOOLS
@@ -99,22 +95,14 @@ class ToolCalls:
         return None if self._delegations is None else self._delegations.reminder()
 
     def turn_ended(self) -> None:
-        """Count a finished turn.
-
-        Raises:
-            ManagerStalledError: there has been no progress for too many turns.
-        """
+        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
         if self._delegations is not None:
             self._delegations.turn_ended()
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
         """Run the calls of one turn in parallel. Return (effect, text for the model) in request order.
 
-        Raises:
-            AgentExecutionError: the turn exceeded its time limit (S-TOOL-83), or a tool is configured wrongly (S-ENG-58).
-            ExitEarlyError: a tool ended the run (S-TOOL-85).
-            ReviewOpenError: calls wait at open gates; the others have returned (S-REV-115).
-            UnknownOutcomeError: a call was started before a crash, and its unknown outcome fails the task (S-DUR-24).
+        A tool may end the run (S-TOOL-85). If calls wait at open gates, the others return before `ReviewOpenError` (S-REV-115).
         """
         if not calls:
             return []

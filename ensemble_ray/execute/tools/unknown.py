@@ -51,18 +51,7 @@ def is_unrepeatable(intent: ToolIntended, declared: Effect) -> bool:
 def lost_intent(
     scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect
 ) -> Fact[ToolIntended] | None:
-    """Return an intent for a call without one, if a lost part of the record may have contained it.
-
-    Args:
-        scope: The task.
-        name: Name of the call's effect; it has no facts.
-        tool_name: Tool to be called.
-        arguments: Arguments of the call.
-        effect: Declared effect of the tool.
-
-    Returns:
-        None: the record is complete, or the call may be made twice.
-    """
+    """Return an intent for a call without facts, if a lost part of the record may have contained it; else None."""
     loss = scope.loss
     if loss is None or effect != "once":
         return None
@@ -73,11 +62,7 @@ def lost_intent(
 async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
     """Decide about a started call that must not be made twice and has no result.
 
-    Returns:
-        Text in place of the lost result; None: repeat the call.
-
-    Raises:
-        UnknownOutcomeError: the task fails.
+    Return a text in place of the lost result, or None to repeat the call; `UnknownOutcomeError` fails the task.
     """
     unknown = UnknownEffect(
         run_id=scope.order.run_id,
@@ -114,12 +99,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
 
 
 async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], object] | None = None) -> Answer:
-    """Call the user's callable, sync or async, about an unknown outcome; None: ask at this process's terminal.
-
-    Raises:
-        UnknownOutcomeError: there is no terminal, or the callable failed or returned no answer.
-        ExitEarlyError: the callable ended the run.
-    """
+    """Call the user's callable, sync or async, about an unknown outcome; None: ask at this process's terminal."""
     if ask is None:
         return await threads.run(_ask_at_terminal, effect)
     try:
