@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
+from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -26,6 +27,7 @@ from ensemble_ray.execute.guardrails import (
     GuardrailType,
     check_verdict,
 )
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.execute.scope import Callables
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, call_user
@@ -33,13 +35,7 @@ from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.waiting import call_to_end
 from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
 #: Reasons not to ask the model for another answer.

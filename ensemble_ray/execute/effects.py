@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
@@ -17,9 +17,10 @@ from ensemble_ray.execute.agent.structured import parse_output, restore_output
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_output, read_trace
-from ensemble_ray.facts.fact import Fact, find_fact
+from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.ports import MemoryOperationListener
+from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.ports import Journal, MemoryOperationListener
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
@@ -42,11 +43,6 @@ from ensemble_ray.values.trace import (
     ToolCallTrace,
 )
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import FactData
-    from ensemble_ray.facts.sampling import SamplingAnswered
-    from ensemble_ray.ports import Journal
 
 _log = bounded_logger(__name__)
 

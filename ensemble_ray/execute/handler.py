@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pydantic
 
@@ -20,7 +20,10 @@ from ensemble_ray.execute.agent.structured import (
     restore_output,
 )
 from ensemble_ray.execute.callables import TaskHandlerContext, callable_path
+from ensemble_ray.execute.effects import CallOutcome
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.execute.review.tool_reviews import can_repeat_at_gate, tool_reviews
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.unknown import HANDLER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
@@ -32,11 +35,6 @@ from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.waiting import ResultError, name_value, render_value
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.task_output import OutputType, Shown, type_name
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.effects import CallOutcome
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.scope import TaskScope
 
 _log = bounded_logger(__name__)
 #: Characters of a failure's message.

@@ -10,18 +10,15 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.execute.orders import TaskFailure, TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Slot
 from ensemble_ray.plan.placement import ResourceRequirements
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.runner import TaskRunner
 
 _log = bounded_logger(__name__)
 

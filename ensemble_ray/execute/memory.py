@@ -6,25 +6,19 @@ Both are effects: recorded ones are not performed again (S-MEM-111, S-MEM-112). 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.effects import MemoryUse
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import Persistence, RunMemory
 from ensemble_ray.values.ids import effect_name
-from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, RecalledMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.ports import RunMemory
-    from ensemble_ray.values.memory import MemoryScope
-    from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, MemoryScope, RecalledMemory
+from ensemble_ray.values.task_output import TaskOutput
 
 #: Last parts of effect names: reading or writing memory, and writing an edited output.
 _MEMORY, _EDIT = "memory", "memory-edit"

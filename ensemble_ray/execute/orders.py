@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from typing_extensions import TypeVar
 
@@ -18,23 +18,20 @@ from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, ValidationError, message_of
 from ensemble_ray.errors.travel import is_out_of_credit
+from ensemble_ray.facts.directives import DirectiveFact
 from ensemble_ray.facts.runs import NO_REASON, RecordedError
 from ensemble_ray.plan.plan import HierarchyRules
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
+from ensemble_ray.schedule.stimuli import Stimulus
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration, RunBudget
-from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.reviews import ModelSwitch, OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, RunTracing, TaskTrace
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.directives import DirectiveFact
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
-    from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.outputs import RunState
 
 # Results of tasks.
 

@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import describe
@@ -16,22 +17,17 @@ from ensemble_ray.events import TaskReflectedEvent
 from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects
-from ensemble_ray.execute.scope import answer_tokens
+from ensemble_ray.execute.scope import RunReflections, TaskScope, answer_tokens
 from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.prompts.task import build_reflection_request, parse_reflection
 from ensemble_ray.values.ids import effect_name, reflected_instance, uuid_of
 from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, whole_response
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import RunReflections, TaskScope
-    from ensemble_ray.ports import ChatModel, ReflectionStore
-    from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
 #: Last part of the effect names, and kind of agent of the requests.

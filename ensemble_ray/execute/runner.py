@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.validation import with_model, with_task_model
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -29,7 +29,15 @@ from ensemble_ray.execute.callables import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects, is_work, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus, count_incomplete
+from ensemble_ray.execute.orders import (
+    Peers,
+    RunContext,
+    TaskFailure,
+    TaskOrder,
+    TaskResult,
+    TaskStatus,
+    count_incomplete,
+)
 from ensemble_ray.execute.reflection import reflect
 from ensemble_ray.execute.review.gates import (
     ReviewedOutput,
@@ -50,11 +58,7 @@ from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import model_for
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.orders import Peers
-    from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.trace import TaskTrace
 
 _log = bounded_logger(__name__)
 

@@ -7,44 +7,39 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
+from typing import Protocol, Self, TypeVar, cast
 
+from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
 from ensemble_ray.events import Event
 from ensemble_ray.events.telemetry.active import effect_span
 from ensemble_ray.execute.agent.context_window import estimated_input
-from ensemble_ray.execute.effects import is_work
+from ensemble_ray.execute.effects import TaskEffects, UnknownEffect, is_work
+from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.llm.limits.accounts import LocalAccount
 from ensemble_ray.llm.limits.endpoints import EndpointService, process_endpoints
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import (
+    Clock,
+    EventSink,
+    Journal,
+    Persistence,
+    Reviewer,
+    RunMemory,
+    Services,
+    SpendingAccount,
+    ToolMetrics,
+)
 from ensemble_ray.text.foreign_text import estimate_tokens
 from ensemble_ray.values.ids import RUN
-from ensemble_ray.values.messages import ChatMessage, TokenUsage
-from ensemble_ray.values.metrics import price
+from ensemble_ray.values.memory import TaskReflection
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.metrics import CostConfiguration, RunBudget, price
 from ensemble_ray.values.outputs import ExitReason
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.task import ReflectionInput
-    from ensemble_ray.execute.effects import TaskEffects, UnknownEffect
-    from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.ports import (
-        Clock,
-        EventSink,
-        Journal,
-        Reviewer,
-        RunMemory,
-        Services,
-        SpendingAccount,
-        ToolMetrics,
-    )
-    from ensemble_ray.values.memory import TaskReflection
-    from ensemble_ray.values.messages import ChatResponse, ToolCall, ToolSpec
-    from ensemble_ray.values.metrics import CostConfiguration, RunBudget
-    from ensemble_ray.values.task_output import TaskOutput
-    from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.trace import TaskTrace
 
 D = TypeVar("D", bound=FactData)
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
 from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
+from ensemble_ray.llm.limits.endpoints import Visit
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.messages import STREAM_CUT, TokenUsage
+from ensemble_ray.values.messages import STREAM_CUT, ChatResponse, TokenUsage
 from ensemble_ray.values.metrics import add_tokens
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.run_options import RetryPolicy
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.llm.limits.endpoints import Visit
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.values.messages import ChatResponse
 
 _log = bounded_logger(__name__)
 

@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
-from ensemble_ray.prompts.packing import fixed_size, pack_sections
-from ensemble_ray.prompts.task import SEPARATOR, Piece, Section, SectionKind, render_parts
+from ensemble_ray.prompts.packing import PackedSection, SectionCut, fixed_size, pack_sections
+from ensemble_ray.prompts.task import SEPARATOR, Piece, PromptPart, Section, SectionKind, render_parts
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
-from ensemble_ray.values.messages import ChatMessage
-
-if TYPE_CHECKING:
-    from ensemble_ray.prompts.packing import PackedSection, SectionCut
-    from ensemble_ray.prompts.task import PromptPart
-    from ensemble_ray.values.messages import ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 #: Messages of the system prompt, and of a turn of the history: a question and its answer.
 _SYSTEM, _TURN = 1, 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.errors import MaxIterationsExceededError
 from ensemble_ray.errors.texts import LONGEST, brief
 from ensemble_ray.events import TaskInputEvent
@@ -25,8 +26,10 @@ from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, capture_messages
 from ensemble_ray.execute.memory import recall, recall_directives
 from ensemble_ray.execute.reflection import recall_notes
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.prompts.packing import SectionCut
 from ensemble_ray.prompts.task import (
     build_system_prompt,
     build_user_prompt,
@@ -34,16 +37,9 @@ from ensemble_ray.prompts.task import (
     render_parts,
     user_prompt_parts,
 )
+from ensemble_ray.values.memory import RecalledMemory, TaskReflection
+from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.trace import TaskPrompts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.prompts.packing import SectionCut
-    from ensemble_ray.values.memory import RecalledMemory, TaskReflection
-    from ensemble_ray.values.messages import ChatMessage
 
 _log = bounded_logger(__name__)
 #: Log level of the models' full responses, below DEBUG (S-ENG-30).

@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
@@ -19,6 +20,7 @@ from ensemble_ray.execute.agent.attempts import MOST_REPEATS, Attempts, incomple
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
@@ -38,10 +40,6 @@ from ensemble_ray.values.messages import (
     whole_response,
 )
 from ensemble_ray.values.trace import CaptureMode
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
 
 _log = bounded_logger(__name__)
 #: Outcomes of tool calls that may have no facts: calls of unknown tools, and calls over the limit.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, require_usable
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import PermitWait, use_permit_wait
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.messages import (
@@ -19,10 +20,6 @@ from ensemble_ray.values.messages import (
     unusual_finish_reason,
     whole_response,
 )
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import Spending
-    from ensemble_ray.ports import ChatModel
 
 
 def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:

@@ -9,28 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from ensemble_ray.definition.agent import effect_of_runner
+from ensemble_ray.definition.agent import Agent, effect_of_runner
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.structured import adapter_of
-from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.execute.effects import CallOutcome, ModelEffect
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.unknown import RUNNER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import Persistence, RunsTask
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.ids import effect_name
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, TokenUsage, ToolSpec
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.effects import CallOutcome
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.ports import RunsTask
-    from ensemble_ray.values.messages import Effect
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Effect, Reasoning, TokenUsage, ToolSpec
 
 #: Characters of a failure's message.
 _LONGEST = 280

@@ -10,12 +10,15 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.execute.callables import callable_path
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
@@ -30,13 +33,7 @@ from ensemble_ray.values.delegation import (
     spoken_role,
 )
 from ensemble_ray.values.ids import effect_name, uuid_of
-from ensemble_ray.values.messages import ToolSpec
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.plan.plan import HierarchyRules
-    from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.values.messages import ToolCall, ToolSpec
 
 _log = bounded_logger(__name__)
 

@@ -10,8 +10,8 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -38,21 +38,17 @@ from ensemble_ray.execute.delegation.decisions import (
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect, recorded_output, recorded_trace
 from ensemble_ray.execute.orders import Peers, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.review.gates import ReviewOpenError
-from ensemble_ray.execute.scope import exit_of
+from ensemble_ray.execute.scope import TaskScope, exit_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, Peer
 from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.values.messages import ToolCall, ToolSpec
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.values.messages import ToolCall, ToolSpec
 
 _log = bounded_logger(__name__)
 #: Time for a stopped worker to report its trace, s.

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, OutputParsingError
 from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.memory import remember_edit
+from ensemble_ray.execute.orders import RunContext, TaskOrder
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import find_fact
+from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import Persistence, Reviewer
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import (
     Edit,
     ExitEarly,
+    OpenReview,
     Review,
     ReviewAnswer,
     ReviewDecision,
@@ -28,18 +31,8 @@ from ensemble_ray.values.reviews import (
     ReviewTiming,
     decision_at_timeout,
 )
-from ensemble_ray.values.task_output import type_name
+from ensemble_ray.values.task_output import TaskOutput, type_name
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ensemble_ray.execute.orders import RunContext, TaskOrder
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.ports import Reviewer
-    from ensemble_ray.values.reviews import OpenReview
-    from ensemble_ray.values.task_output import TaskOutput
 
 #: Service of the driver that asks.
 REVIEW_SERVICE = "review"

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.review.gates import ReviewOpenError, decide_at_gate
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.tools.waiting import TimeLimit
 from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.tools.waiting import TimeLimit
 
 
 def _gate_name(call: str, number: int) -> str:

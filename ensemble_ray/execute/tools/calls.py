@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
@@ -26,27 +27,28 @@ from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, can_repeat_at_gate, tool_reviews
-from ensemble_ray.execute.scope import describe_exit
+from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
-from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, expand_providers, resolve_tools
+from ensemble_ray.tools.cpu import ToolOutcome
+from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.waiting import GuardedToolMetrics, TimeLimit
 from ensemble_ray.values.ids import effect_name, uuid_of
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, unusual_finish_reason, whole_response
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.tools.cpu import ToolOutcome
-    from ensemble_ray.tools.registry import BoundTool
-    from ensemble_ray.values.messages import ToolCall, ToolSpec
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    unusual_finish_reason,
+    whole_response,
+)
 
 _log = bounded_logger(__name__)
 #: How often one tool may ask the model of one task to try again (S-TOOL-54).

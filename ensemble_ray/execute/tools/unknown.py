@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.execute.effects import UnknownEffect
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
@@ -22,9 +23,6 @@ from ensemble_ray.tools.tool import strongest_effect
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import TaskScope
 
 _log = bounded_logger(__name__)
 
