@@ -7,7 +7,7 @@ Both are effects: recorded ones are not performed again (S-MEM-111, S-MEM-112). 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.effects import MemoryUse
@@ -24,17 +24,13 @@ from ensemble_ray.values.task_output import TaskOutput
 _MEMORY, _EDIT = "memory", "memory-edit"
 #: Kinds of memory that can accept a note.
 _SHORT_TERM, _LONG_TERM = "short_term", "long_term"
-_UNCOUNTED = nullcontext()
-
-
-def memory_counted(scope: TaskScope) -> AbstractContextManager[None]:
-    """Count the memory operations inside the block, in every capture mode (S-MEM-100)."""
-    return _UNCOUNTED if _rules(scope) is None else _count(scope)
 
 
 @contextmanager
-def _count(scope: TaskScope) -> Generator[None]:
-    scope.effects.memory_listener = scope.effects.memory = MemoryUse()
+def memory_counted(scope: TaskScope) -> Generator[None]:
+    """Count the memory operations inside the block, in every capture mode (S-MEM-100)."""
+    if _rules(scope) is not None:
+        scope.effects.memory_listener = scope.effects.memory = MemoryUse()
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from typing_extensions import TypeVar
@@ -383,14 +384,10 @@ class RunModels:
 
     __hash__ = None  # type: ignore[assignment]  # `get` changes it
 
-    def __reduce__(self) -> tuple[Callable[[Mapping[str, bytes]], RunModels], tuple[Mapping[str, bytes]]]:
+    def __reduce__(self) -> tuple[Callable[[], RunModels], tuple[()]]:
         if unpacked := self._loaded.keys() - self._bodies.keys():
             raise TypeError(f"models must be packed before they are pickled; not packed: {sorted(unpacked)}")
-        return _models_of_bodies, (self._bodies,)
-
-
-def _models_of_bodies(bodies: Mapping[str, bytes]) -> RunModels:
-    return RunModels(bodies=bodies)
+        return partial(RunModels, bodies=self._bodies), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 from ensemble_ray.definition.agent import Agent
@@ -14,7 +13,7 @@ from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events import TaskReflectedEvent
-from ensemble_ray.execute.agent.attempts import Attempts
+from ensemble_ray.execute.agent.attempts import Attempts, chat
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.scope import RunReflections, TaskScope, answer_tokens
@@ -25,7 +24,7 @@ from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.prompts.task import build_reflection_request, parse_reflection
 from ensemble_ray.values.ids import effect_name, reflected_instance, uuid_of
 from ensemble_ray.values.memory import TaskReflection
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, whole_response
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
@@ -230,20 +229,15 @@ async def _call_model(
 
     async def attempt() -> ChatResponse:
         with use_effect_key(key):
-            response: object = await call_user(model.chat, list(messages))
-        if not isinstance(response, ChatResponse):
-            raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
-        return whole_response(response)
+            return await chat(model, messages)
 
-    spending, request, send = scope.ports.spending, None, attempt
-    if spending is not None:
-        request = spending.request(_REFLECTION, model, messages)
-        send = partial(request.send, attempt)
-    response = await Attempts(replace(scope, effects=separate_effects), model).answer(send, lambda: False)
+    attempts = Attempts(replace(scope, effects=separate_effects), model, template=_REFLECTION)
+    response = await attempts.answer(attempt, messages)
     usage = response.usage or TokenUsage()
-    estimated = (estimated_input(messages, ()), answer_tokens(response.text, response.tool_calls, response.reasoning))
-    if request is not None and request.estimated is not None:
-        estimated = request.estimated
+    estimated = attempts.estimated or (
+        estimated_input(messages, ()),
+        answer_tokens(response.text, response.tool_calls, response.reasoning),
+    )
     return response, (
         usage.input_tokens if usage.input_tokens >= 0 else estimated[0],
         usage.output_tokens if usage.output_tokens >= 0 else estimated[1],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.errors import CircuitOpenError
@@ -16,7 +17,8 @@ from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patien
 from ensemble_ray.llm.limits.endpoints import Visit
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.messages import STREAM_CUT, ChatResponse, TokenUsage
+from ensemble_ray.process.forks import call_user
+from ensemble_ray.values.messages import STREAM_CUT, ChatMessage, ChatResponse, TokenUsage, ToolSpec, whole_response
 from ensemble_ray.values.metrics import add_tokens
 
 _log = bounded_logger(__name__)
@@ -25,20 +27,42 @@ _log = bounded_logger(__name__)
 class Attempts:
     """Makes the attempts of one task's model calls, one answer after the other."""
 
-    def __init__(self, scope: TaskScope, model: ChatModel, *, may_repeat: bool = True) -> None:
+    def __init__(
+        self, scope: TaskScope, model: ChatModel, *, template: str | None = None, may_repeat: bool = True
+    ) -> None:
         self._scope = scope
         self._model = model
+        #: kind of agent, for the run's budget
+        self._template = template or scope.order.agent_key or scope.order.agent_role
         self._policy = scope.context.retry if may_repeat else None
         #: reasons of the failed attempts at the newest answer
         self.failed: list[str] = []
+        #: (input, output) tokens of the newest answer that the budget counted, if the provider did not
+        self.estimated: tuple[int, int] | None = None
 
-    async def answer(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
-        """Send until there is an answer, or the policy allows no further attempt; then raise the last error.
+    async def answer(
+        self,
+        attempt: Callable[[], Awaitable[ChatResponse]],
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        has_begun: Callable[[], bool] = lambda: False,
+    ) -> ChatResponse:
+        """Make attempts until there is an answer, or the policy allows no more of them; then raise the last error.
 
         There is no retry after a refusal, an error of user code, or a part of the answer: `has_begun` is whether a part was
         passed on (S-DUR-61). An open circuit breaker raises `CircuitOpenError` if it is open longer than the policy waits.
         """
         self.failed = []
+        spending, request, send = self._scope.ports.spending, None, attempt
+        if spending is not None:
+            request = spending.request(self._template, self._model, messages, tools)
+            send = partial(request.send, attempt)
+        response = await self._send(send, has_begun)
+        self.estimated = None if request is None else request.estimated
+        return response
+
+    async def _send(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
         self._scope.effects.attempts = 0
         if self._policy is None:
             self._scope.effects.attempts = 1
@@ -118,6 +142,21 @@ class Attempts:
             delay_s,
             _describe(fault),
         )
+
+
+async def chat(
+    model: ChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = (), *, keep_reasoning: bool = False
+) -> ChatResponse:
+    """Call a model once, and check its answer."""
+    offered = (tuple(tools),) if tools else ()
+    response: object = await call_user(model.chat, list(messages), *offered)  # the model may keep the list
+    return checked_response(response, keep_reasoning=keep_reasoning)
+
+
+def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatResponse:
+    if not isinstance(response, ChatResponse):
+        raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
+    return whole_response(response, keep_reasoning=keep_reasoning)
 
 
 def _report(visit: Visit, error: BaseException, fault: ProviderFault | None) -> None:

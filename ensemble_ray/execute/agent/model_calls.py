@@ -16,7 +16,15 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
-from ensemble_ray.execute.agent.attempts import MOST_REPEATS, Attempts, incomplete_text, join_answers, repeat_text
+from ensemble_ray.execute.agent.attempts import (
+    MOST_REPEATS,
+    Attempts,
+    chat,
+    checked_response,
+    incomplete_text,
+    join_answers,
+    repeat_text,
+)
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
@@ -242,16 +250,16 @@ class ModelCalls:
             started_at, wait = clock.now(), PermitWait(clock.now)
             # All attempts are one effect and have one key (S-DUR-27).
             with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(span or name):
-                if stream is None:
-                    return await self._chat(messages, tools)
-                return await self._read_stream(stream, messages, tools, pieces)
+                if stream is not None:
+                    return await self._read_stream(stream, messages, tools, pieces)
+                if tools or self._structured is None:
+                    return await chat(self._model, messages, tools, keep_reasoning=self._keeps_reasoning)
+                model, schema = self._structured
+                answer: object = await call_user(model.chat_structured, list(messages), schema)
+                return checked_response(answer, keep_reasoning=self._keeps_reasoning)
 
-        spending, request, send = self._scope.ports.spending, None, attempt
-        if spending is not None:
-            request = spending.request(self._order.agent_key or self._order.agent_role, self._model, messages, tools)
-            send = partial(request.send, attempt)
         try:
-            response = await self._attempts.answer(send, lambda: bool(pieces))
+            response = await self._attempts.answer(attempt, messages, tools, has_begun=lambda: bool(pieces))
         except (asyncio.CancelledError, ExitEarlyError) as stopped:
             if self._runner is not None:
                 self._runner.note_stop(stopped)
@@ -272,21 +280,8 @@ class ModelCalls:
             is_final=True,
             attempts_failed=tuple(self._attempts.failed),
             waited_s=wait.waited_s,
-            estimated=None if request is None else request.estimated,
+            estimated=self._attempts.estimated,
         )
-
-    async def _chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> ChatResponse:
-        # A new list for each call: the model may keep it.
-        if tools:
-            response: object = await call_user(self._model.chat, list(messages), tuple(tools))
-        elif self._structured is not None:
-            model, schema = self._structured
-            response = await call_user(model.chat_structured, list(messages), schema)
-        else:
-            response = await call_user(self._model.chat, list(messages))
-        if not isinstance(response, ChatResponse):
-            raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
-        return whole_response(response, keep_reasoning=self._keeps_reasoning)
 
     async def _read_stream(
         self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], sent: list[str]

@@ -21,8 +21,8 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
-from ensemble_ray.events import Event, ToolCallEvent
-from ensemble_ray.execute.agent.attempts import Attempts
+from ensemble_ray.events import ToolCallEvent
+from ensemble_ray.execute.agent.attempts import Attempts, chat
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError
@@ -33,7 +33,6 @@ from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
 from ensemble_ray.tools.cpu import ToolOutcome
 from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
@@ -47,7 +46,6 @@ from ensemble_ray.values.messages import (
     ToolCall,
     ToolSpec,
     unusual_finish_reason,
-    whole_response,
 )
 
 _log = bounded_logger(__name__)
@@ -312,16 +310,13 @@ class ToolCalls:
             agent_role=order.agent_role,
             metrics=self._metrics,
             idempotency_key=key_of(self._scope, effect),
-            emit=self._emit,
+            emit=lambda event: self._scope.emit(type(event), lambda: event),
             run_id=order.run_id,
             instance=order.instance,
             task_index=order.index,
             log_truncate_length=self._scope.context.tool_log_truncate_length,
         )
         return context, reviews
-
-    def _emit(self, event: Event) -> None:
-        self._scope.emit(type(event), lambda: event)
 
     def _announce(self, effect: ToolEffect) -> None:
         if self._tools.get(effect.call.name) is None and not self._is_delegation(effect.call):  # S-SET-25
@@ -412,13 +407,10 @@ class ToolSampling:
             nonlocal started_at
             started_at = scope.ports.clock.now()
             with use_effect_key(uuid_of(f"{order.run_id}/{name}")):
-                return whole_response(await call_user(self._model.chat, list(messages)))
+                return await chat(self._model, messages)
 
-        spending, request, send = scope.ports.spending, None, attempt
-        if spending is not None:
-            request = spending.request(order.agent_key or order.agent_role, self._model, messages)
-            send = partial(request.send, attempt)
-        response = await Attempts(scope, self._model).answer(send, lambda: False)
+        attempts = Attempts(scope, self._model)
+        response = await attempts.answer(attempt, messages)
         usage = response.usage or TokenUsage()
         return SamplingAnswered(
             request_digest=digest,
@@ -428,5 +420,5 @@ class ToolSampling:
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             finish_reason=unusual_finish_reason(response),
-            estimated_tokens=(request.estimated if request is not None else None) or (),
+            estimated_tokens=attempts.estimated or (),
         )
