@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
@@ -56,57 +57,44 @@ class DelegationRefusal:
         return f"{self.reason}\n{self.hint}" if self.hint else self.reason
 
 
-class DelegationGate(Protocol):
+class DelegationGate(ABC):
     """Rules of one delegating task."""
 
-    @property
-    def depth(self) -> int:
-        """Depth of the delegating task; 0 for a task of the plan (S-DEL-11)."""
-        ...
+    #: depth of the delegating task; 0 for a task of the plan (S-DEL-11)
+    depth: int = 0
+    #: roles of possible workers, for policies (S-DEL-44)
+    roles: tuple[str, ...]
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles of possible workers, for policies (S-DEL-44)."""
-        ...
-
+    @abstractmethod
     def find(self, role: str) -> Peer | DelegationRefusal:
         """Return the worker of that role, if the guards allow it (S-DEL-73 to S-DEL-75, S-HIER-21)."""
-        ...
 
-    def approve(self, worker: Peer) -> DelegationRefusal | None:
-        """Check the constraints before the policies; an approved attempt counts from now on (S-HIER-41)."""
-        ...
-
+    @abstractmethod
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
         """Return the worker after the policies, which may have changed the role (S-DEL-77, S-DEL-78, S-HIER-46)."""
-        ...
 
-    def reapply_recorded(self, charged: str) -> None:
+    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002
+        """Check the constraints before the policies; an approved attempt counts from now on (S-HIER-41)."""
+        return None
+
+    def reapply_recorded(self, charged: str) -> None:  # noqa: B027
         """Count a recorded attempt for the role that it was charged to."""
-        ...
 
-    def record_success(self, role: str, description: str) -> str:
+    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002
         """Count a result of a worker. Return a notice for the model, or ""."""
-        ...
+        return ""
 
     def turn_ended(self) -> bool:
         """Count a finished turn. Return whether there has been no progress for too many turns."""
-        ...
+        return False
 
     def reminder(self) -> str | None:
         """Return a reminder for a model that finishes too early, or None."""
-        ...
+        return None
 
 
-def _unknown_after_change(role: str, context: DelegationContext) -> DelegationRefusal:
-    roles = ", ".join(context.roles)
-    return DelegationRefusal(
-        f"A policy modified agent_role to '{role}' but no agent found with that role. Available roles: [{roles}]"
-    )
-
-
-class PeerGate:
-    """Rules of an agent with `allow_delegation`. There are no constraints; its limit of tool calls ends the task."""
+class PeerGate(DelegationGate):
+    """Rules of an agent with `allow_delegation`: no constraints, and only its limit of tool calls ends the task."""
 
     def __init__(self, context: DelegationContext, *, role: str, depth: int) -> None:
         self._context = context
@@ -123,12 +111,8 @@ class PeerGate:
             )
         if self._is_self(role):
             return DelegationRefusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
-        roles = ", ".join(self._context.roles)
-        unknown = DelegationRefusal(f"Agent not found with role '{role.strip()}'. Available roles: [{roles}]")
-        return self._context.find(role) or unknown
-
-    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002
-        return None
+        unknown = f"Agent not found with role '{role.strip()}'. {_available(self._context)}"
+        return self._context.find(role) or DelegationRefusal(unknown)
 
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:  # noqa: ARG002
         found = self._context.find(role)
@@ -140,25 +124,12 @@ class PeerGate:
             )
         return found
 
-    def reapply_recorded(self, charged: str) -> None: ...
-
-    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002
-        return ""
-
-    def turn_ended(self) -> bool:
-        return False
-
-    def reminder(self) -> str | None:
-        return None
-
     def _is_self(self, role: str) -> bool:
         return spoken_role(role) == spoken_role(self._role)
 
 
-class ManagerGate:
+class ManagerGate(DelegationGate):
     """Rules of a manager with its constraints."""
-
-    depth = 0
 
     def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
         self._context = context
@@ -166,13 +137,8 @@ class ManagerGate:
         self.roles = context.roles
 
     def find(self, role: str) -> Peer | DelegationRefusal:
-        roles = ", ".join(self._context.roles)
-        unknown = DelegationRefusal(f"No agent found with role '{role.strip()}'. Available roles: [{roles}]")
-        return self._context.find(role) or unknown
-
-    def approve(self, worker: Peer) -> DelegationRefusal | None:
-        reason = self._enforcer.approve(worker.role)  # in the worker's own spelling (S-HIER-45)
-        return None if reason is None else self._reject(reason)
+        unknown = f"No agent found with role '{role.strip()}'. {_available(self._context)}"
+        return self._context.find(role) or DelegationRefusal(unknown)
 
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
         found = self._context.find(role)
@@ -182,6 +148,10 @@ class ManagerGate:
         if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
             return self._reject(reason)
         return found
+
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
+        reason = self._enforcer.approve(worker.role)  # in the worker's own spelling (S-HIER-45)
+        return None if reason is None else self._reject(reason)
 
     def reapply_recorded(self, charged: str) -> None:
         self._enforcer.reapply_recorded(charged)
@@ -199,6 +169,16 @@ class ManagerGate:
 
     def _reject(self, reason: str) -> DelegationRefusal:
         return DelegationRefusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())
+
+
+def _unknown_after_change(role: str, context: DelegationContext) -> DelegationRefusal:
+    return DelegationRefusal(
+        f"A policy modified agent_role to '{role}' but no agent found with that role. {_available(context)}"
+    )
+
+
+def _available(context: DelegationContext) -> str:
+    return f"Available roles: [{', '.join(context.roles)}]"
 
 
 # The tool.

@@ -222,42 +222,30 @@ class LineSource(Protocol):
 
 
 class _Lines:
-    """Lines that were put back."""
+    """Lines of a stream. A terminal is read when it has a line; another stream is read by a thread on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_select: bool) -> None:
+        self._can_select = can_select
+        #: lines that were put back
         self._kept: list[str] = []
+        self._read_lines: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self._is_reading = False
 
     def put_back(self, line: str) -> None:
         self._kept.append(line)
 
-
-class _TerminalLines(_Lines):
-    """Lines of a terminal, read only when there is one, so that no thread blocks in it."""
-
     def read(self, stream: TextIO, timeout_s: float) -> str | None:
         if self._kept:
             return self._kept.pop(0)
-        ready, _, _ = select.select([stream], [], [], timeout_s)
-        return stream.readline() if ready else None
-
-
-class _ThreadedLines(_Lines):
-    """Lines of other streams, each read by a thread on request. A line after the timeout is the next one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-        self._is_reading = False
-
-    def read(self, stream: TextIO, timeout_s: float) -> str | None:
-        if self._kept:
-            return self._kept.pop(0)
+        if self._can_select:
+            ready, _, _ = select.select([stream], [], [], timeout_s)
+            return stream.readline() if ready else None
         if not self._is_reading:
             self._is_reading = True
             threading.Thread(target=self._read_one, args=(stream,), name="ensemble-ray-console", daemon=True).start()
         try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
+            line = self._read_lines.get(timeout=timeout_s)
+        except queue.Empty:  # the thread keeps reading, for the next question
             return None
         self._is_reading = False
         if isinstance(line, BaseException):
@@ -266,9 +254,9 @@ class _ThreadedLines(_Lines):
 
     def _read_one(self, stream: TextIO) -> None:
         try:
-            self._lines.put(stream.readline())
+            self._read_lines.put(stream.readline())
         except (OSError, ValueError) as error:
-            self._lines.put(error)
+            self._read_lines.put(error)
 
 
 _sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
@@ -279,6 +267,5 @@ def _line_source(stream: TextIO) -> LineSource:
     """Return the reader of a stream in this process."""
     source = _sources.get(stream)
     if source is None:
-        can_select = os.name != "nt" and is_terminal(stream)
-        source = _sources[stream] = _TerminalLines() if can_select else _ThreadedLines()
+        source = _sources[stream] = _Lines(can_select=os.name != "nt" and is_terminal(stream))
     return source
