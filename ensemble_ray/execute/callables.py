@@ -85,8 +85,8 @@ async def check_guardrails(
 ) -> str | None:
     """Call a task's guardrails in order, up to the first that objects.
 
-    If a guardrail raised `TryAgain` and the model may answer again, return its message for the model; else None. A refusal
-    raises `GuardrailViolationError` (S-GRD-7), a failed guardrail `AgentExecutionError` (S-GRD-11).
+    If a guardrail raised `TryAgain` and the model may answer again, return its message for the model; else None. A
+    refusal raises `GuardrailViolationError` (S-GRD-7), a failed guardrail `AgentExecutionError` (S-GRD-11).
     """
     count = order.input_guardrails if stage == "input" else order.output_guardrails
     if not count:

@@ -478,7 +478,7 @@ def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> T
 
 
 def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
-    """Build an output from recorded data, or raise `RecordError`. Its parsed output has the given type; None: it is JSON data.
+    """Build an output from recorded data, or raise `RecordError`. `output_type` None: its parsed output is JSON data.
 
     If the type has changed and the parsed output does not fit it, the raw text is parsed again. If that fails, the
     parsed output stays JSON data, with a warning (S-DUR-36).

@@ -1,4 +1,4 @@
-"""Run a task with the user's handler: a function of a `TaskHandlerContext`, or an `AgentTool`."""
+"""Run a task with the user's handler: a function of a `TaskHandlerContext`, or an `AgentTool` (S-DET-1)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def reflection_key(description: str) -> str:
 
 
 async def recall_notes(scope: TaskScope) -> TaskReflection | None:
-    """Return the reflection of earlier runs on the task; None: there is none, or the task does not reflect (S-REFL-8)."""
+    """Return the reflection of earlier runs on the task; None: there is none, or it does not reflect (S-REFL-8)."""
     task, reflections = scope.order.task, scope.ports.reflections
     if task.reflection_config is None or not scope.context.has_reflections:
         return None
@@ -105,8 +105,8 @@ async def recall_notes(scope: TaskScope) -> TaskReflection | None:
 async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, is_stopped: Callable[[], bool]) -> None:
     """Reflect on an accepted output and store the result, before other tasks use the output (S-REFL-3).
 
-    Errors of the reflection are logged; they do not fail the task. Without `is_stopped`, a `CancelledError` is an error of
-    user code.
+    Errors of the reflection are logged; they do not fail the task. Unless `is_stopped`, a `CancelledError` is an error
+    of user code.
     """
     if scope.order.task.reflection_config is None or scope.ports.compare is not None:  # a replay has no effects
         return
@@ -130,7 +130,7 @@ async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, 
         return
     if recorded is None:
         await scope.note(name, learned, until=Persistence.COMMITTED)  # so that a repeated `store` stores the same
-    if scope.find_recorded(name, ReflectionStored) is None:
+    if scope.find_recorded(name, ReflectionStored) is None:  # S-REFL-15
         try:
             await reflections.store(learned.key, learned.reflection_value)
         except USER_ERRORS as error:

@@ -90,7 +90,7 @@ class RunnerPorts:
     spending: Spending | None = None
     #: circuit breakers and limits of endpoints
     endpoints: EndpointService = field(default_factory=process_endpoints)
-    #: called with (effect name, recorded fact, digest of today's request, its messages) if a recorded answer is used (S-DUR-55)
+    #: called with (effect name, recorded fact, digest of today's request, its messages) for each recorded answer (S-DUR-55)
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable for unknown outcomes, if this process has it; None: ask at the terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
@@ -105,7 +105,7 @@ class RunnerPorts:
 class Slot:
     """One of an agent's concurrency slots; without a semaphore, there is no limit.
 
-    A running task has one. When all open calls of a turn wait for other work, the task releases its slot until the turn ends.
+    When all open calls of a turn wait for other work, the task releases its slot until the turn ends.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
@@ -218,7 +218,7 @@ class TaskScope:
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 
     async def note_end(self, *data: FactData) -> None:
-        """Commit the end of the task. A cancellation is too late now: the result must agree with the record (S-DUR-138)."""
+        """Commit the end of the task. A cancellation is too late: the result must agree with the record (S-DUR-138)."""
         try:
             await self.note(self.order.instance, *data, until=Persistence.COMMITTED)
         except asyncio.CancelledError:  # the journal has accepted the facts, and the commit is under way
@@ -254,7 +254,10 @@ class Spending:
     def request(
         self, template: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> Request:
-        """Estimate a request. Without a limit of the model, earlier answers of the `template`, a kind of agent, determine its output."""
+        """Estimate a request. `template` is the kind of agent.
+
+        If the model has no limit of output tokens, earlier answers of the kind determine the estimate.
+        """
         output = output_limit(model)
         if output is None:
             count, total = self._answers.get(template, (0, 0))
@@ -262,7 +265,7 @@ class Spending:
         return Request(self, template, estimated_input(messages, tools), output)
 
     async def reserve(self, input_tokens: int, output_tokens: int) -> str:
-        """Reserve the price of these tokens, and return the claim's id; a budget that never suffices raises `BudgetExhaustedError`."""
+        """Reserve the price of these tokens, and return the claim's id, or raise `BudgetExhaustedError`."""
         return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
 
     def release_claim(self, claim: str) -> None:

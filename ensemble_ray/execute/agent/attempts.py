@@ -50,8 +50,8 @@ class Attempts:
     ) -> ChatResponse:
         """Make attempts until there is an answer, or the policy allows no more of them; then raise the last error.
 
-        There is no retry after a refusal, an error of user code, or a part of the answer: `has_begun` is whether a part was
-        passed on (S-DUR-61). An open circuit breaker raises `CircuitOpenError` if it is open longer than the policy waits.
+        There is no retry after a refusal, an error of user code, or a part of the answer (`has_begun`; S-DUR-61). If the
+        endpoint's circuit breaker is open longer than the policy waits, `CircuitOpenError` is raised.
         """
         self.failed = []
         spending, request, send = self._scope.ports.spending, None, attempt
@@ -162,7 +162,7 @@ def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatR
 def _report(visit: Visit, error: BaseException, fault: ProviderFault | None) -> None:
     """Report a failed attempt to the endpoint's breaker and limit."""
     if fault is None or fault.is_bad_generation:
-        # A refusal is an answer of the endpoint; a cancelled call, or an error of a model's code, does not show its state.
+        # A refusal is an answer of the endpoint. A cancelled call, or an error of a model's code, is none.
         report = visit.leave if status_of(error) is None else visit.record_answer
         report()
     elif fault.is_refusal_for_now:

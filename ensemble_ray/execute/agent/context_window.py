@@ -1,7 +1,7 @@
 """Cut the requests of one task to its context budget.
 
-The task, its expected output and format, revision feedback, the system prompt, the model's own words and tool descriptions
-are never cut (S-MEM-132). The same conversation always has the same cuts, since a resumed run builds it again.
+The task, its expected output and format, revision feedback, the system prompt, the model's own words and tool
+descriptions are never cut (S-MEM-132). The same conversation always has the same cuts: a resumed run builds it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) 
 
 
 def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
-    """Raise `ValidationError` if the budget of the task `name` does not hold the characters that are never cut (S-MEM-137)."""
+    """Raise `ValidationError` if the budget of the task `name` is below the characters that are never cut (S-MEM-137)."""
     if characters > budget_tokens * CHARACTERS_PER_TOKEN:
         needed = -(-characters // CHARACTERS_PER_TOKEN)
         raise ValidationError(

@@ -203,7 +203,7 @@ class ModelCalls:
         return effect.response
 
     async def _commit_last(self) -> None:
-        """Commit the last answer before the next request (S-DUR-2), if no tool's fact did, as when all calls were refused."""
+        """Commit the last answer before the next request (S-DUR-2), if no fact of a tool call did."""
         if self._is_queued and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
             await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
         self._is_queued = False
@@ -222,7 +222,7 @@ class ModelCalls:
             _log.warning("Task '%s': %s", self._order.key, repeat_text(self._order.agent_role, reason, repeat))
             self._effects.retry_count += 1
             requests = self._effects.attempts
-            # Without streaming: streamed pieces cannot be withdrawn. The key differs, since endpoints may store answers by key.
+            # Without streaming, since pieces cannot be withdrawn. The key differs: endpoints may store answers by key.
             again = await self._send(f"{name}/again-{repeat}", messages, tools, None, span=name)
             effect = join_answers(effect, reason, again)
             self._effects.attempts += requests

@@ -109,7 +109,7 @@ class ReactMachine:
     def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
         """Refuse the answer with the text of a guardrail, and call the model again (S-GRD-17). Counters continue.
 
-        `answer` is the answer after corrections, which have had numbers, too; `turn` is the number of the next model call.
+        `answer` is the answer after corrections, and `turn` the number of the next model call, which counts them.
         """
         self.messages[-1] = ChatMessage(role="assistant", content=answer)
         self._turn = turn - 1
@@ -125,8 +125,8 @@ class ReactMachine:
                 assert_never(stimulus)
 
     def _on_answer(self, response: ChatResponse) -> StepInstruction:
-        # Without tools there is one model call, and tool calls in its answer are ignored (S-ENG-31). Else the first answer
-        # without tool calls ends the loop (S-ENG-33).
+        # Without tools there is one model call, and tool calls in its answer are ignored (S-ENG-31). Else the first
+        # answer without tool calls ends the loop (S-ENG-33).
         calls = tuple(response.tool_calls) if self._has_tools else ()
         self.messages.append(
             ChatMessage(

@@ -1,7 +1,7 @@
 """An agent's runner as a model.
 
-Each request is an effect: its intent is recorded before, its return after. A runner that may have done its work is never
-called again silently (S-INT-54).
+Each request is an effect: its intent is recorded before, its return after. A runner that may have done its work is
+never called again silently (S-INT-54).
 """
 
 from __future__ import annotations

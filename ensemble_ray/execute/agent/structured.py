@@ -324,7 +324,7 @@ def _alternatives(node: typing.Any, definitions: Mapping[str, typing.Any]) -> It
 
 
 def _use_backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    """Replace each `typing.TypedDict` in a type by a `TypedDict` of typing_extensions; `within` are the enclosing ones."""
+    """Replace each `typing.TypedDict` in a type by one of typing_extensions; `within` are the enclosing ones."""
     if typing.is_typeddict(annotation):
         # Pydantic supports a backported one, and decides about one that contains itself.
         is_old = type(annotation).__module__ == "typing" and annotation not in within

@@ -1,6 +1,6 @@
 """Delegations of one task: calls of the delegation tool, carried out by other agents.
 
-A worker's task has its own instance inside the call's name. If it is dispatched again, its recorded effects are not repeated.
+A worker's task has its own instance inside the call's name. A second dispatch does not repeat its recorded effects.
 """
 
 from __future__ import annotations

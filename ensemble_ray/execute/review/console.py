@@ -63,7 +63,7 @@ class ConsoleReviewHandler:
         lines: Callable[[TextIO], LineSource] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a handler. The streams of answers and questions are called for each request; `now` is monotonic time, s."""
+        """Create a handler. The streams are called for each request; `now` is monotonic time, s."""
         self._input = input
         self._output = output
         self._lines = lines or _line_source

@@ -87,7 +87,7 @@ class ToolCalls:
             with use_tool_context(context):
                 tools = resolve_tools(await expand_providers(agent.tools), reserved=reserved)
         if delegations is not None and tools.get(delegations.spec.name) is not None:
-            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")
+            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-ENG-60, S-TOOL-34
         return cls(scope, tools, delegations, agent.llm)
 
     def reminder(self) -> str | None:
@@ -102,7 +102,7 @@ class ToolCalls:
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
         """Run the calls of one turn in parallel. Return (effect, text for the model) in request order.
 
-        A tool may end the run (S-TOOL-85). If calls wait at open gates, the others return before `ReviewOpenError` (S-REV-115).
+        A tool may end the run (S-TOOL-85). If calls wait at open gates, `ReviewOpenError` follows the others (S-REV-115).
         """
         if not calls:
             return []
@@ -118,10 +118,10 @@ class ToolCalls:
                 ],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
-                # Workers and persons may take hours; the ensemble and the gate have limits for them.
+                # Workers and persons may take hours; the ensemble and the gate have limits for them (S-TOOL-83).
                 limit_s=None if any(map(self._may_take_long, calls)) else BATCH_LIMIT_S,
             )
-        except IllegalStateError as error:
+        except IllegalStateError as error:  # a tool is configured wrongly (S-ENG-58)
             role = self._order.agent_role
             raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # the calls themselves are cancelled only later
@@ -222,8 +222,8 @@ class ToolCalls:
         bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also before a repeated call: the journal stops a replaced process here, before the effect. A tool that only reads
-        # may still end this process, so the answer that requested it is committed (S-DUR-3).
+        # Also before a repeated call: the journal stops a replaced process here, before the effect. A tool that only
+        # reads may still end this process, so the answer that requested it is committed (S-DUR-3).
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
