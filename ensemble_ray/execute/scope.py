@@ -361,10 +361,10 @@ def exit_of(reason: ExitReason) -> ExitEarlyError:
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
 
 
-def describe_exit(said: str) -> str:
+def describe_exit(message: str) -> str:
     """Return the result, in a trace, of a tool that ended the run with that message."""
     asked = "The tool asked for the end of the run"
-    return f"{asked}: {said}" if said else asked
+    return f"{asked}: {message}" if message else asked
 
 
 def describe_exhaustion(errors: Iterable[BaseException | None]) -> str:

@@ -73,16 +73,16 @@ class RecordedModel:
         model: ChatModel,
         run_id: str,
         name: str,
-        keep: Callable[[Fact], object],
+        store: Callable[[Fact], object],
         *,
         recorded: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
-        """Wrap a model. `keep` stores its facts; the `recorded` answers of a resumed run replace its first calls."""
+        """Wrap a model; `store` receives its facts. The `recorded` answers of a resumed run replace its first calls."""
         self._model = model
         self._run_id = run_id
         self._name = name
-        self._keep = keep
+        self._store = store
         self._recorded = iter(recorded)
         self._spending = spending
 
@@ -114,5 +114,5 @@ class RecordedModel:
             waited_s=wait.waited_s,
             estimated=estimated,
         )
-        self._keep(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
+        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
         return response
