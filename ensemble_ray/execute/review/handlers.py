@@ -123,7 +123,10 @@ class LocalReviewer:
         self._ending = asyncio.Event()
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Call the handler for one request after the other, or for several together if it is concurrent."""
+        """Call the handler for one request after the other, or for several together if it is concurrent.
+
+        Requests without `ends_run` do not wait for others.
+        """
         if not request.ends_run:
             return await self._answer(request)
         if getattr(self._handler, "is_concurrent", False):
