@@ -31,7 +31,7 @@ from ensemble_ray.values.reviews import (
     ReviewTiming,
     decision_at_timeout,
 )
-from ensemble_ray.values.task_output import TaskOutput, type_name
+from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.value import utc_of
 
 #: Service of the driver that asks.
@@ -118,7 +118,7 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> ReviewedOutput:
         return ReviewedOutput(output)
     request, tries = _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw), 1
     decision = await decide_at_gate(scope, name, request)
-    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)) is not None:
+    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)):
         if tries == _MOST_TRIES and not scope.context.is_detached:
             order = scope.order
             raise OutputParsingError(
@@ -164,12 +164,16 @@ def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str
     )
 
 
-def _misfit(scope: TaskScope, text: str) -> str | None:
-    """Return the reason to refuse an edit, for its reviewer; None: it fits the task's type."""
+def _misfit(scope: TaskScope, text: str) -> str:
     output_type = scope.order.task.output_type
-    why = None if output_type is None else parse_output(text, output_type).error_message
+    return "" if output_type is None else describe_misfit(text, output_type)
+
+
+def describe_misfit(text: str, output_type: OutputType) -> str:
+    """Return why an edit is refused, as its reviewer reads it; empty: it fits the type of the task (S-REV-136)."""
+    why = parse_output(text, output_type).error_message
     if why is None:
-        return None
+        return ""
     why = why.replace("in response", "in the text") if text.strip() else "the text is empty"
     return f"The edit was refused, since it must fit {type_name(output_type)}: {why.rstrip('.')}."
 
