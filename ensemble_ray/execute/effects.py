@@ -14,12 +14,17 @@ from typing import Any, Literal, cast
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.structured import parse_output, restore_output
-from ensemble_ray.facts.directives import DirectivesShown
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_output, read_trace
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
+    ModelAnswered,
+    SamplingAnswered,
+    ToolReturned,
+    is_making_agent,
+)
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.runs import DirectivesShown, FailureRecorded, OutputRecorded, read_output, read_trace
 from ensemble_ray.ports import Journal, MemoryOperationListener
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.effects import MemoryUse
 from ensemble_ray.execute.scope import TaskScope
-from ensemble_ray.facts.directives import DirectivesShown
-from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.effects import MemoryRecalled, MemoryStored, ModelAnswered
+from ensemble_ray.facts.runs import DirectivesShown
 from ensemble_ray.ports import Persistence, RunMemory
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, MemoryScope, RecalledMemory

@@ -19,8 +19,7 @@ from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, ValidationError, message_of
 from ensemble_ray.errors.travel import is_out_of_credit
-from ensemble_ray.facts.directives import DirectiveFact
-from ensemble_ray.facts.runs import NO_REASON, RecordedError
+from ensemble_ray.facts.runs import NO_REASON, DirectiveFact, RecordedError
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult

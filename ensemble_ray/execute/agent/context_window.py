@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.prompts.packing import PackedSection, SectionCut, fixed_size, pack_sections
 from ensemble_ray.prompts.task import SEPARATOR, Piece, PromptPart, Section, SectionKind, render_parts
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens

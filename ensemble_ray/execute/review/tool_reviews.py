@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 from ensemble_ray.execute.review.gates import ReviewOpenError, decide_at_gate
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ToolIntended
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
 from ensemble_ray.tools.waiting import TimeLimit
 from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
 

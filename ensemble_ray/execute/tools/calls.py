@@ -29,8 +29,7 @@ from ensemble_ray.execute.review.gates import ReviewOpenError
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, can_repeat_at_gate, tool_reviews
 from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
-from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
