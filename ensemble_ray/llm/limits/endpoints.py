@@ -1,11 +1,7 @@
-"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process.
+"""Circuit breakers and adaptive limits of all endpoints that one process calls.
 
-In: calls that want to go, and what came of them; updates on the same from other processes. Out: permission, at once or
-after waiting; updates for other processes. It carries out what `Breaker` and `AdaptiveLimit` say and decides nothing.
-
-While an endpoint makes no trouble, a call costs a look-up and a few set operations: no lock, no wait. Callers may be on
-several event loops and threads. Must never happen: a call that waits on although it may go, or a place that is kept by
-a call that left.
+`EndpointService` carries out the decisions of `Breaker` and `AdaptiveLimit`. Callers may be on several event loops and
+threads. While an endpoint works, a call costs a look-up and a few set operations, without a lock.
 """
 
 from __future__ import annotations
@@ -26,66 +22,30 @@ from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
 
-
 _log = bounded_logger(__name__)
 
-#: How much longer than the process that sent the update others wait before they probe, s: at least, at most.
+#: How much longer a process waits before its probe if it learned of the failure from an update, s: minimum, maximum.
 _EXTRA_S = (0.1, 1.0)
-#: Characters of a failure that a description has.
+#: Characters of a failure in a description.
 _MOST_FAILURE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointUpdate:
-    """What one process sends to the others about an endpoint; data only, no key."""
+    """A report about an endpoint to other processes; it contains no key."""
 
     endpoint: str
-    #: a call failed, a probe failed, an answer came after failures, it asked for fewer calls, a probe is on its way
+    #: a call failed, a probe failed, an answer arrived after failures, the endpoint asked for fewer calls, a probe was sent
     category: Literal["failed", "probe_failed", "answered", "refused", "probing"]
     #: the failure in words
     text: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """One call that waits, on its own loop."""
-
-    visit: Visit
-    wakeup: Wakeup = field(default_factory=Wakeup)
-    may_go: bool = False
-
-
-class _Endpoint:
-    """One endpoint, and the calls that want something of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.breaker = Breaker()
-        self.limit = AdaptiveLimit()
-        #: calls that want an answer, between two attempts too; sets, since one step of theirs needs no lock
-        self.wanted: set[Visit] = set()
-        #: calls on their way
-        self.sent: set[Visit] = set()
-        self.waiters: deque[_Waiter] = deque()
-        #: whether calls need not ask the service; written under its lock
-        self.is_calm = True
-        #: what the waiters were last woken for: whether the breaker is open, and until when
-        self.announced: tuple[bool, float | None] = (False, None)
-        #: answers not yet counted by the breaker, since all was well, and when the last of them came
-        self.quiet_answers = 0
-        self.answered_at = float("-inf")
-
-    def count_quiet_answers(self) -> None:
-        """Count the answers that came while all was well; under the service's lock."""
-        if self.quiet_answers:
-            self.breaker.record_answer(self.answered_at, self.quiet_answers)
-            self.quiet_answers = 0
-
-
 class Visit:
-    """One wanted answer of an endpoint, over all its attempts; made by `EndpointService.visit`.
+    """One answer that a caller wants, over all attempts; made by `EndpointService.visit`.
 
-    Each attempt begins with `try_go` or `wait` and ends with `record_answer`, `record_failure`, `record_refusal` or `leave`.
+    Each attempt begins with `try_go` or `wait`. It ends with `record_answer`, `record_failure`, `record_refusal` or
+    `leave`.
     """
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
@@ -98,7 +58,7 @@ class Visit:
         endpoint.wanted.add(self)
 
     def try_go(self) -> bool:
-        """Begin an attempt if nothing hinders it; else `wait` has to be awaited."""
+        """Begin an attempt if the endpoint allows it now; otherwise await `wait`."""
         endpoint = self._endpoint
         if not endpoint.is_calm:
             return self._service.admit(self, endpoint)
@@ -107,14 +67,14 @@ class Visit:
         return True
 
     async def wait(self, patience_s: float) -> float:
-        """Begin an attempt when the endpoint's breaker and limit allow it, first come first served.
+        """Begin an attempt when breaker and limit allow it, in order of arrival.
 
         Args:
-            patience_s: How long to wait while the breaker is open. Waiting for a place under the limit is not
-                counted: others get their answers then.
+            patience_s: Longest wait while the breaker is open. Time in the queue under the limit does not count,
+                because then other calls receive answers.
 
         Returns:
-            How long it waited for the breaker, s.
+            The time that it waited for the breaker, s.
 
         Raises:
             CircuitOpenError: the breaker did not close in time.
@@ -122,11 +82,11 @@ class Visit:
         return await self._service.wait(self, self._endpoint, patience_s)
 
     def record_answer(self) -> None:
-        """Report that the attempt has its answer, or a refusal that shows that the endpoint is there."""
+        """End the attempt with an answer, or with a refusal that shows that the endpoint works."""
         endpoint = self._endpoint
         endpoint.sent.discard(self)
         if endpoint.is_calm:
-            # Several threads may lose a count here; the breaker wants a share, not a sum.
+            # Threads may overwrite each other's count here. The breaker needs a share, not an exact sum.
             endpoint.quiet_answers += 1
             endpoint.answered_at = self._service.now()
         else:
@@ -134,22 +94,22 @@ class Visit:
         self._is_probe = False
 
     def record_failure(self, what: str, *, ago_s: float = 0.0) -> None:
-        """Report that the attempt failed by the endpoint's fault.
+        """End the attempt with a failure of the endpoint.
 
         Args:
             what: The failure in words.
-            ago_s: How long ago the failure arrived, s: making an error of it may take a while.
+            ago_s: Age of the failure, s: building its error may have taken a while.
         """
         self._service.record_failure(self._endpoint, self, what, is_probe=self._is_probe, ago_s=ago_s)
         self._is_probe = False
 
     def record_refusal(self) -> None:
-        """Report that the endpoint asked for fewer calls (429)."""
+        """End the attempt because the endpoint asked for fewer calls (429)."""
         self._service.record_refusal(self._endpoint, self, self._generation, is_probe=self._is_probe)
         self._is_probe = False
 
     def leave(self) -> None:
-        """Report that the attempt ended, and nothing is known of the endpoint."""
+        """End the attempt without information about the endpoint."""
         endpoint = self._endpoint
         endpoint.sent.discard(self)
         if not endpoint.is_calm:
@@ -157,27 +117,27 @@ class Visit:
         self._is_probe = False
 
     def end(self) -> None:
-        """End the visit: no answer is wanted any more."""
+        """Report that the caller wants no answer any more."""
         self._endpoint.wanted.discard(self)
 
     def announce_probe(self) -> None:
-        """Let other processes know if this attempt is a probe."""
+        """Notify other processes if this attempt is a probe."""
         if self._is_probe:
             self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
 
     def begin_attempt(self, endpoint: _Endpoint, entry: CallAdmission) -> None:
-        """Begin the attempt; called by the service alone, under its lock."""
+        """Begin the attempt; for the service, under its lock."""
         self._is_probe = entry is CallAdmission.PROBE
         self._generation = endpoint.limit.generation
         endpoint.sent.add(self)
 
 
 class EndpointService:
-    """All endpoints, as one process knows them.
+    """All endpoints of one process.
 
     Args:
-        clock: Where time comes from; a steady clock by default. Only differences count.
-        share: Takes updates for other processes; it must neither wait nor raise. May be set later.
+        clock: Source of instants; a monotonic clock by default.
+        share: Sends updates to other processes; it must neither wait nor raise. May be set later.
     """
 
     def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
@@ -188,28 +148,26 @@ class EndpointService:
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without calls and callers that wait; those of the parent are its own."""
         self._endpoints = {}
         self.share = None
 
     def now(self) -> float:
-        """Return the instant, s; only differences count."""
         return self._clock.now()
 
     def visit(self, name: str) -> Visit:
-        """Say that an answer of that endpoint is wanted."""
+        """Return a new visit of that endpoint."""
         endpoint = self._endpoints.get(name)
         return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
 
     def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
-        """Return how the endpoints stand, those that make trouble first."""
+        """Return descriptions of the endpoints; those with problems and calls in flight first."""
         with self._lock:
             at = self._clock.now()
             chosen = sorted(self._endpoints.copy().values(), key=lambda each: (each.is_calm, -len(each.sent)))[:most]
             return [_describe(each, at) for each in chosen]
 
     def on_update(self, update: EndpointUpdate) -> None:
-        """Take over what another process found out; a process gets no update of its own."""
+        """Apply an update of another process."""
         endpoint = self._endpoints.setdefault(update.endpoint, _Endpoint(update.endpoint))
         with self._lock:
             at = self._clock.now()
@@ -223,15 +181,15 @@ class EndpointService:
                 case "answered":
                     endpoint.breaker.record_answer(at)
                 case "refused":
-                    endpoint.limit.refused_elsewhere(len(endpoint.sent))
+                    endpoint.limit.record_remote_refusal(len(endpoint.sent))
                 case "probing":
-                    endpoint.breaker.probed_elsewhere(at)
+                    endpoint.breaker.record_remote_probe(at)
             self._admit_waiters(endpoint, at)
 
-    # What visits say; each of these is called only where the endpoint makes trouble.
+    # For visits. They call these methods only if the endpoint is not calm.
 
     def admit(self, visit: Visit, endpoint: _Endpoint) -> bool:
-        """Let a call in that found trouble, if nobody came before it."""
+        """Begin an attempt if breaker and limit allow it and no other call waits."""
         with self._lock:
             if endpoint.waiters:
                 return False
@@ -243,11 +201,10 @@ class EndpointService:
         return True
 
     def record_answer(self, endpoint: _Endpoint) -> None:
-        """Count an answered call."""
         with self._lock:
             is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
             endpoint.breaker.record_answer(self._clock.now())
-            # The call that was answered is still among those that want one.
+            # The answered call is still among the wanted ones.
             endpoint.limit.record_answer(len(endpoint.wanted) - 1)
             self._admit_waiters(endpoint, self._clock.now())
         if was_open:
@@ -256,7 +213,6 @@ class EndpointService:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
 
     def record_failure(self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float) -> None:
-        """Count a call that failed by the endpoint's fault."""
         with self._lock:
             endpoint.sent.discard(visit)
             endpoint.count_quiet_answers()
@@ -266,13 +222,13 @@ class EndpointService:
             self._admit_waiters(endpoint, self._clock.now())
         if opens:
             _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", endpoint.name, what)
-        # Failures of calls that were sent before it opened change nothing elsewhere either.
+        # Failures of calls that were sent before the opening have no effect in other processes either.
         if is_probe or not was_open:
             category: Literal["probe_failed", "failed"] = "probe_failed" if is_probe else "failed"
             self.publish(EndpointUpdate(endpoint=endpoint.name, category=category, text=what))
 
     def record_refusal(self, endpoint: _Endpoint, visit: Visit, generation: int, *, is_probe: bool) -> None:
-        """Lower the limit: the endpoint asked for fewer calls; it is there, but that is no success either."""
+        """Lower the limit. The endpoint works, which ends a probe, but a refusal does not reset the count of failures."""
         with self._lock:
             is_change = endpoint.limit.record_refusal(len(endpoint.sent), generation)
             endpoint.sent.discard(visit)
@@ -285,16 +241,12 @@ class EndpointService:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="refused"))
 
     def leave(self, endpoint: _Endpoint, *, is_probe: bool) -> None:
-        """Let go of a call that ended, and of which nothing is known."""
         with self._lock:
             if is_probe:
-                endpoint.breaker.probe_left()
+                endpoint.breaker.cancel_probe()
             self._admit_waiters(endpoint, self._clock.now())
 
-    # Waiting.
-
     async def wait(self, visit: Visit, endpoint: _Endpoint, patience_s: float) -> float:
-        """Wait until the call may go; `Visit.wait`."""
         waiter = _Waiter(visit)
         with self._lock:
             endpoint.waiters.append(waiter)
@@ -302,7 +254,12 @@ class EndpointService:
         try:
             waited_s = await self._wait_in_queue(waiter, endpoint, patience_s)
         except BaseException:
-            self._abandon(endpoint, waiter)
+            if waiter.may_go:
+                visit.leave()
+            else:
+                with self._lock:
+                    endpoint.waiters.remove(waiter)
+                    self._admit_waiters(endpoint, self._clock.now())
             raise
         visit.announce_probe()
         return waited_s
@@ -321,32 +278,31 @@ class EndpointService:
                 await waiter.wakeup.wait()
                 continue
             if waited_s >= patience_s:
-                raise _open_error(endpoint, waited_s)
+                raise CircuitOpenError(
+                    f"Endpoint {endpoint.name} fails for everybody and is not asked for now; waited {waited_s:.3g} s "
+                    f"for it. Last failure: {endpoint.breaker.last_failure}",
+                    endpoint.name,
+                )
             rest_s = patience_s - waited_s
-            # A probe that is due already waits for a place under the limit, and is woken when there is one.
+            # If the probe is due, this call waits for a place under the limit, and is woken when there is one.
             if wakes_at is not None and wakes_at > at:
                 rest_s = min(rest_s, wakes_at - at)
             await waiter.wakeup.wait_until(at + rest_s, self._clock)
             waited_s += self._clock.now() - at
 
-    def _abandon(self, endpoint: _Endpoint, waiter: _Waiter) -> None:
-        """Take a waiter that gives up out of the queue, or end the attempt that it was admitted to."""
-        if waiter.may_go:
-            waiter.visit.leave()
-            return
-        with self._lock:
-            endpoint.waiters.remove(waiter)
-            self._admit_waiters(endpoint, self._clock.now())
+    def publish(self, update: EndpointUpdate) -> None:
+        if self.share is not None:
+            self.share(update)
 
     # Under the lock.
 
     @staticmethod
     def _entry(endpoint: _Endpoint, at: float) -> CallAdmission:
-        # The limit first: asking the breaker may make the call its probe.
-        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else CallAdmission.WAIT
+        # The limit first, because the breaker may make this call its probe.
+        return endpoint.breaker.enter(at) if endpoint.limit.allows(len(endpoint.sent)) else CallAdmission.WAIT
 
     def _admit_waiters(self, endpoint: _Endpoint, at: float) -> None:
-        """Admit the waiters that may go now, and wake those for whom waiting changed."""
+        """Admit the waiters that may proceed now, and wake the others if the state of the breaker changed."""
         while endpoint.waiters:
             entry = self._entry(endpoint, at)
             if entry is CallAdmission.WAIT:
@@ -354,24 +310,57 @@ class EndpointService:
             waiter = endpoint.waiters.popleft()
             waiter.may_go = True
             waiter.visit.begin_attempt(endpoint, entry)
-            if not waiter.wakeup.wake():  # nobody is there any more
+            if not waiter.wakeup.wake():  # its event loop is closed
                 endpoint.sent.discard(waiter.visit)
                 endpoint.wanted.discard(waiter.visit)
                 if entry is CallAdmission.PROBE:
-                    endpoint.breaker.probe_left()
+                    endpoint.breaker.cancel_probe()
         opening = (endpoint.breaker.is_open, endpoint.breaker.wakes_at())
         if opening != endpoint.announced:
             endpoint.announced = opening
             for waiter in endpoint.waiters:
                 waiter.wakeup.wake()
-        endpoint.is_calm = endpoint.breaker.is_calm and endpoint.limit.is_calm and not endpoint.waiters
+        endpoint.is_calm = endpoint.breaker.is_calm and endpoint.limit.limit is None and not endpoint.waiters
 
-    # Other processes.
 
-    def publish(self, update: EndpointUpdate) -> None:
-        """Send an update to the other processes."""
-        if self.share is not None:
-            self.share(update)
+_process_endpoints = EndpointService()
+
+
+def process_endpoints() -> EndpointService:
+    """Return the service of this process, which all its runs share."""
+    return _process_endpoints
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    visit: Visit
+    wakeup: Wakeup = field(default_factory=Wakeup)
+    may_go: bool = False
+
+
+class _Endpoint:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.breaker = Breaker()
+        self.limit = AdaptiveLimit()
+        #: calls that want an answer, also between two attempts; sets, because one operation on them needs no lock
+        self.wanted: set[Visit] = set()
+        #: calls in flight
+        self.sent: set[Visit] = set()
+        self.waiters: deque[_Waiter] = deque()
+        #: whether calls may skip the service; written under its lock
+        self.is_calm = True
+        #: the state that the waiters were last woken for: whether the breaker is open, and until when
+        self.announced: tuple[bool, float | None] = (False, None)
+        #: number of the answers that the breaker has not counted, and the instant of the last one
+        self.quiet_answers = 0
+        self.answered_at = float("-inf")
+
+    def count_quiet_answers(self) -> None:
+        """Count the answers that arrived while the endpoint was calm; under the service's lock."""
+        if self.quiet_answers:
+            self.breaker.record_answer(self.answered_at, self.quiet_answers)
+            self.quiet_answers = 0
 
 
 def _describe(endpoint: _Endpoint, at: float) -> EndpointDescription:
@@ -385,19 +374,3 @@ def _describe(endpoint: _Endpoint, at: float) -> EndpointDescription:
         sent=len(endpoint.sent),
         waiting=len(endpoint.waiters),
     )
-
-
-def _open_error(endpoint: _Endpoint, waited_s: float) -> CircuitOpenError:
-    text = (
-        f"Endpoint {endpoint.name} fails for everybody and is not asked for now; waited {waited_s:.3g} s for it. "
-        f"Last failure: {endpoint.breaker.last_failure}"
-    )
-    return CircuitOpenError(text, endpoint.name)
-
-
-_process_endpoints = EndpointService()
-
-
-def process_endpoints() -> EndpointService:
-    """Return the service of this process: all its runs share it."""
-    return _process_endpoints
