@@ -281,11 +281,13 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        is_final = failure.is_lasting or failure.told.is_out_of_credit or is_refused_role(failure)
+        is_final = failure.is_lasting or failure.error_body.is_out_of_credit or is_refused_role(failure)
         if attempt > self.max_retries or is_final:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
-        status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time
+        status = (
+            None if failure.error_body.is_bad_generation else failure.status
+        )  # the former may be another one next time
         return delay_before_retry(
             status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )

@@ -318,7 +318,7 @@ class SchemaOffer:
 
 def is_refused_schema(failure: CallFailure) -> bool:
     """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
-    if failure.told.is_bad_generation or failure.told.is_out_of_credit:
+    if failure.error_body.is_bad_generation or failure.error_body.is_out_of_credit:
         return False
     if failure.status in _REFUSALS_SCHEMA_OFFERS:
         return True
