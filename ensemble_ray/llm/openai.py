@@ -343,11 +343,7 @@ def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
 
 
 def check_key(key: str, name: str) -> str:
-    """Return a key without surrounding white space (S-LLM-32).
-
-    Raises:
-        ValidationError: a header cannot contain it; the text does not show the key.
-    """
+    """Return a key without surrounding white space; raise if a header cannot contain it (S-LLM-32)."""
     plain = key.strip()
     if flaw := header_flaw(plain):
         raise ValidationError(f"{name} {flaw}. Copy the key again, as one line of letters, digits and signs")
@@ -370,11 +366,7 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
-    """Return a time limit in seconds; None stays None.
-
-    Raises:
-        ValidationError: it is not a length of time, or not a positive one.
-    """
+    """Return a positive time limit in seconds; None stays None."""
     if timeout is None:
         return None
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

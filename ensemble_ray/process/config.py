@@ -61,11 +61,7 @@ _ON, _OFF = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off
 
 
 def read_switch(name: str, *, default: bool) -> bool:
-    """Return the value of a switch, or the default if it is blank.
-
-    Raises:
-        ValidationError: the value is not a switch's (S-ERR-63).
-    """
+    """Return the value of a switch, or the default if it is blank (S-ERR-63)."""
     value = os.environ.get(name, "").strip().lower()
     if value and value not in _ON | _OFF:
         raise ValidationError(f"{name} must be 1 or 0, got: '{value}'")
@@ -109,10 +105,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read `ENSEMBLE_RAY_RUNTIME`, `_HOME`, `_STORE`, `_NAMESPACE` and `RAY_ADDRESS`.
-
-        The first call in a process warns of unknown variables.
-        """
+        """Read the environment; the first call in a process warns of unknown variables."""
         _warn_of_unknown_variables()
         return cls(
             runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",

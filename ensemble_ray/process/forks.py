@@ -234,11 +234,7 @@ def on_library_loop() -> bool:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop and wait for it; Ctrl-C cancels it.
-
-    Raises:
-        RuntimeError: called on the library's own loop thread.
-    """
+    """Run a coroutine on the loop and wait for it; Ctrl-C cancels it."""
     if on_library_loop():
         work.close()
         raise RuntimeError("a blocking call of ensemble_ray was made on its own loop, from an async callable")
@@ -384,10 +380,7 @@ _steady = _SteadyClock()
 
 
 class SystemClock:
-    """The computer's clock, except that it never goes back within a process.
-
-    After the computer's clock was set back, it continues from the time before. Its unit is s since the Unix epoch.
-    """
+    """The computer's clock, in s since the Unix epoch, except that it never goes back within a process."""
 
     now = staticmethod(_steady.now)  # each task calls it eight times
 

@@ -48,15 +48,7 @@ _ADVICE = {
 
 
 def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
-    """Return connection parameters for the database of a URL. It imports psycopg.
-
-    Args:
-        url: The URL.
-        needed_by: Start of a message about a missing driver: `Records in PostgreSQL need`.
-
-    Raises:
-        ValidationError: the driver is not installed, or the URL is invalid.
-    """
+    """Return connection parameters for the database of a URL; `needed_by` starts the message about a missing driver."""
     try:
         importlib.import_module("psycopg")
     except ImportError as error:
@@ -121,13 +113,8 @@ def try_patiently(
 ) -> T:
     """Call `attempt`, again after the server was lost. It blocks.
 
-    Args:
-        attempt: The work. It calls its argument when it has a connection, before any change.
-        location: The database, for messages.
-        patience_s: Longest wait for an unreachable server.
-        is_repeatable: Whether two calls have the effect of one. Otherwise there is no retry after the work has begun,
-            because the lost server may have committed it.
-        failure: Returns the error to raise for the last one.
+    `attempt` calls its argument when it has a connection, before any change. After that there is no retry unless the
+    work is repeatable, because the lost server may have committed it.
     """
     import psycopg
 

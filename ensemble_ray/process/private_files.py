@@ -45,12 +45,7 @@ _MOST_PARENTS = 4
 
 
 def create_private_file(path: Path, content: bytes) -> bool:
-    """Create a private file, and return whether it did not exist before.
-
-    Raises:
-        EnsembleError: other users could replace the file.
-        OSError: it cannot be written.
-    """
+    """Create a private file, and return whether it did not exist before."""
     if os.path.lexists(path):
         return False
     draft = _draft_path(path)
@@ -65,12 +60,7 @@ def create_private_file(path: Path, content: bytes) -> bool:
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Replace or create a private file in one step.
-
-    Raises:
-        EnsembleError: other users could replace the file.
-        OSError: it cannot be written.
-    """
+    """Replace or create a private file in one step."""
     draft = _draft_path(path)
     try:
         _write_draft(draft, content)
@@ -80,16 +70,9 @@ def replace_private_file(path: Path, content: bytes) -> None:
 
 
 def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the content of a private file. If other users can read it, change its mode and log a warning.
+    """Return the first bytes of a private file. If other users can read it, change its mode and log a warning.
 
-    Args:
-        path: The file.
-        most_bytes: Most bytes of the result.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        EnsembleError: it is a link, no file, or another user's, or other users could replace it.
-        OSError: it cannot be read.
+    Refuse a link, another user's file, and one that other users could replace.
     """
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
@@ -114,12 +97,7 @@ def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
 
 
 def exposed_bits(path: Path) -> int:
-    """Return the bits of a file's mode for other users, without a change.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        EnsembleError: `read_private_file` would refuse it.
-    """
+    """Return the bits of a file's mode for other users; refuse the same files as `read_private_file`."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise _unsafe_error(path, "is a symbolic link")
@@ -195,12 +173,7 @@ def token_file() -> Path | None:
 
 
 def secure_token_file() -> None:
-    """Create Ray's token file, or secure it; a missing file that the environment names is not created.
-
-    Raises:
-        EnsembleError: the file is a link, or another user's, or in a directory that others may change.
-        OSError: it cannot be read or written.
-    """
+    """Create Ray's token file, or secure it; a missing file that the environment names is not created."""
     path = token_file()
     if path is None:
         return

@@ -41,10 +41,9 @@ class LocalAccount:
         return self._queue.budget.spent
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent and return its claim. A cancelled caller reserves no amount.
+        """Wait until a request of that estimate may be sent, and return its claim; raise if it will never fit.
 
-        Raises:
-            BudgetExhaustedError: the request will never fit.
+        A cancelled caller reserves no amount.
         """
         claim = str(next(self._claims))
         try:
@@ -139,10 +138,7 @@ BudgetReply = Granted | Rejected | BalanceRequired | None
 
 
 class BudgetService:
-    """Keeps any number of accounts; all callers are on one event loop.
-
-    It never loses or counts twice an amount that a living process has reported.
-    """
+    """Keeps any number of accounts; all callers are on one event loop."""
 
     def __init__(self) -> None:
         self._life = new_object_id()
@@ -213,13 +209,7 @@ class RemoteBudgetService(Protocol):
 
 
 class RemoteAccount:
-    """The account of a run if other processes make requests too.
-
-    Args:
-        service: The connection to the service that keeps the account.
-        budget: The run's budget; it names the account.
-        holder: This process's name, unique for its life.
-    """
+    """The account of a run if other processes make requests too; `holder` is this process's name, unique for its life."""
 
     def __init__(self, service: RemoteBudgetService, budget: RunBudget, *, holder: str) -> None:
         self._service = service
@@ -236,13 +226,7 @@ class RemoteAccount:
         self.spent = NOTHING
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent and return its claim. A cancelled caller reserves no amount.
-
-        Retries without end while the service cannot be reached.
-
-        Raises:
-            BudgetExhaustedError: the request will never fit.
-        """
+        """Reserve as `LocalAccount` does. It retries without end while the service cannot be reached."""
         while True:
             claim = f"{self._budget.account}/{self._holder}/{next(self._numbers)}"
             call = self._start(self._claim(claim, estimate))

@@ -78,14 +78,7 @@ class Breaker:
         return None if self._is_probing else self._probe_at
 
     def record_failure(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
-        """Count a call that failed because of the endpoint.
-
-        Args:
-            at: When the failure arrived.
-            what: The failure in words.
-            is_probe: Whether the call was a probe.
-            extra_s: Additional waiting time, for a process that learns of the failure from an update.
-        """
+        """Count a failure of the endpoint that arrived at `at`; `extra_s` is additional waiting time for an update."""
         self.last_failure = what
         if self._open_s is not None:
             if is_probe:
@@ -99,12 +92,7 @@ class Breaker:
             self._open(at, FIRST_OPEN_S, extra_s)
 
     def record_answer(self, at: float = float("-inf"), count: int = 1) -> None:
-        """Close the breaker.
-
-        Args:
-            at: When the last answer arrived; by default it counts as older than any failure.
-            count: Number of answers.
-        """
+        """Close the breaker after `count` answers; by default they count as older than any failure."""
         self._window.extend([False] * min(count, WINDOW))
         self._answered_at = max(self._answered_at, at)
         self._failures = 0
@@ -144,9 +132,8 @@ class AdaptiveLimit:
     def record_refusal(self, sent: int, generation: int) -> bool:
         """Lower the limit because the endpoint asked for fewer calls; return whether it was lowered.
 
-        Args:
-            sent: Calls in flight, the refused one included.
-            generation: The generation under which the refused call was sent.
+        Of several calls that were sent under one generation, only the first refusal lowers the limit. `sent` includes
+        the refused call.
         """
         if generation != self.generation:
             return False
@@ -159,11 +146,7 @@ class AdaptiveLimit:
             self._lower(sent)
 
     def record_answer(self, wanted: int) -> None:
-        """Count an answer.
-
-        Args:
-            wanted: Calls in flight, waiting, or about to be retried.
-        """
+        """Count an answer; `wanted` is the number of calls in flight, waiting, or about to be retried."""
         if self.limit is None:
             return
         self._is_fresh = False

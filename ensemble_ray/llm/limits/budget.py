@@ -90,11 +90,7 @@ class Budget:
                 self.reserved += amount
 
     def validate(self) -> None:
-        """Check the invariants; for tests.
-
-        Raises:
-            IllegalStateError: one of them is violated.
-        """
+        """Check the invariants; for tests."""
         first = next(iter(self._waiting.values()), None)
         problems = {
             "reserved amounts are miscounted": sum((each.amount for each in self._open.values()), NOTHING)

@@ -139,11 +139,7 @@ Reply = _Answer | None
 
 
 class LimiterService:
-    """Grants the permits of any number of buckets.
-
-    Args:
-        clock: Source of instants; a monotonic clock by default.
-    """
+    """Grants the permits of any number of buckets."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
@@ -155,11 +151,7 @@ class LimiterService:
         self._buckets = {}
 
     async def receive(self, message: Message) -> Reply:
-        """Handle a message. The replies to `Acquire` and `AwaitRecall` may take long.
-
-        Raises:
-            IllegalStateError: the bucket has another limit, or the waiter's name is in use.
-        """
+        """Handle a message; an `Acquire` waits for its permit, and an `AwaitRecall` for the recall."""
         match message:
             case Acquire():
                 return await self._acquire(message)
@@ -280,23 +272,13 @@ class LimiterService:
 
 
 class LocalLimiter:
-    """A `Limiter` with its own buckets.
-
-    Args:
-        clock: Source of instants; a monotonic clock by default.
-    """
+    """A `Limiter` with its own buckets."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._service = LimiterService(clock=clock)
         self._waiters = itertools.count()
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit, in order of arrival. A cancelled caller uses none (S-RATE-13).
-
-        Raises:
-            RateLimitTimeoutError: no permit was available in time.
-            IllegalStateError: the bucket has another limit.
-        """
         waiter = str(next(self._waiters))
         request = Requested(waiter=waiter, holder="local", timeout_s=timeout_s)
         if not isinstance(await self._service.receive(Acquire(bucket=bucket, limit=limit, request=request)), Grant):
@@ -375,12 +357,7 @@ class LeaseStock:
 class LeasingLimiter:
     """A `Limiter` that requests permits from another process, or uses leased ones without a request.
 
-    All callers must be on one event loop.
-
-    Args:
-        remote: The connection to the limiter.
-        holder: This process's name at the limiter, unique for its life; random by default.
-        clock: Source of instants; a monotonic clock by default.
+    All callers must be on one event loop. `holder` is this process's name, unique for its life.
     """
 
     def __init__(self, remote: Remote, *, holder: str | None = None, clock: Clock | None = None) -> None:
@@ -395,14 +372,7 @@ class LeasingLimiter:
         self._is_closed = False
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit, in order of arrival at the limiter. A cancelled caller uses none.
-
-        Retries until the timeout while the limiter cannot be reached.
-
-        Raises:
-            RateLimitTimeoutError: no permit was available in time.
-            IllegalStateError: this limiter is closed, or the bucket has another limit.
-        """
+        """Acquire as `LimiterService` does. Retries until the timeout while the limiter cannot be reached."""
         stock = self._stocks.setdefault(bucket, LeaseStock())
         now = self._clock.now()
         lease = stock.claim(now)

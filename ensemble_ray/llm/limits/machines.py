@@ -137,10 +137,7 @@ class TokenBucket:
     interval, so waiting has no cost and rounding errors do not add up. An earlier `at` than the last one counts as the
     last one.
 
-    Args:
-        requests: Tokens per period, and the capacity.
-        period_s: Length of the period, s.
-        at: The start.
+    last one.
     """
 
     def __init__(self, *, requests: int, period_s: float, at: float) -> None:
@@ -196,11 +193,7 @@ class TokenBucket:
         return not self._queue and not is_held and at - self._now >= for_s
 
     def validate(self) -> None:
-        """Check the invariants; for tests.
-
-        Raises:
-            IllegalStateError: one of them is violated.
-        """
+        """Check the invariants; for tests."""
         problems = {
             "unused leased permits are miscounted": self._unused_leased != sum(self.leases.values()),
             "a lease has a count outside its size": any(not 0 <= one.used <= one.size for one in self._leases.values()),
@@ -213,11 +206,7 @@ class TokenBucket:
             raise IllegalStateError(f"Token bucket at {self._now}: {'; '.join(found)}")
 
     def handle(self, *stimuli: Stimulus, at: float) -> list[Instruction]:
-        """Apply the stimuli of an instant and return the instructions, in order.
-
-        Raises:
-            IllegalStateError: a waiter sends a second request while it waits.
-        """
+        """Apply the stimuli of an instant and return the instructions, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             self._advance(at, done)

@@ -85,15 +85,7 @@ class Endpoint:
     system_role: SystemRole | None = None
 
     async def complete(self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None) -> ChatResponse:
-        """Return the whole answer.
-
-        Args:
-            encode: Returns the request's body, with messages under these roles.
-            offer: A schema of the answer, if there is one.
-
-        Raises:
-            openai.APIError: the endpoint cannot be reached, refuses, fails, or sends an unusable answer.
-        """
+        """Return the whole answer, or raise an `openai.APIError`. `encode` returns the body, with messages under roles."""
         search = RoleSearch(encode, self.origin, self.system_role)
         while True:
             body = search.body
@@ -109,15 +101,7 @@ class Endpoint:
         raise error
 
     async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
-        """Return the decoded answer of another resource than chat completions.
-
-        Args:
-            body: The request.
-            read: Decodes the answer's body, or raises `WireError`.
-
-        Raises:
-            openai.APIError: as for `complete`.
-        """
+        """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""
 
         async def send() -> R:
             answered = await self._post(body)
@@ -135,12 +119,8 @@ class Endpoint:
     async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
         """Yield fragments of reasoning (`Reasoning`) and text, then the whole answer.
 
-        Args:
-            body_with: Returns the request's body, with messages under these roles, with or without a request for usage;
-                some servers refuse the latter.
-
-        Raises:
-            openai.APIError: as for `complete`, also in the middle of the stream.
+        `body_with` returns the body, with messages under roles, with or without a request for usage, because some
+        servers refuse such a request.
         """
         attempt = 0
         search = RoleSearch(

@@ -95,10 +95,7 @@ class MessageRoles:
 class RoleSearch:
     """One request, sent under other roles if the endpoint refuses them.
 
-    Args:
-        encode: Returns the request's body under roles.
-        origin: The endpoint and the model.
-        declared: The user's role of system messages; None: the first refusal decides.
+    `declared` is the user's role of system messages; None: the first refusal decides.
     """
 
     def __init__(
@@ -184,13 +181,7 @@ class RequestOptions:
     def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
         """Encode the user's options. Those about tools are members of requests with tools only (S-LLM-25).
 
-        Args:
-            model: The model's name in the request.
-            options: The user's options.
-            what: The name of the model's class in errors.
-
-        Raises:
-            ValidationError: an option is the library's own, or is not JSON.
+        `what` is the name of the model's class in errors.
         """
         for name in sorted(_OWN_MEMBERS & options.keys()):
             raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
@@ -217,15 +208,7 @@ class RequestOptions:
         suffix: bytes = b"",
         origin: str = "",
     ) -> bytes:
-        """Return the body of a request.
-
-        Args:
-            messages: The conversation.
-            tools: The tools that the model may call.
-            roles: The roles that the endpoint accepts.
-            suffix: Members of this kind of request, such as `"stream":true`.
-            origin: The endpoint and the model.
-        """
+        """Return the body of a request; `suffix` has members of this kind of request, such as `"stream":true`."""
         about_tools = b""
         if tools:
             has_result = any(message.role == "tool" for message in messages)
@@ -263,16 +246,7 @@ class SchemaOffer:
     is_declared: bool = False
 
     async def answer(self, send: Send, body: bytes, origin: CallOrigin) -> ChatResponse:
-        """Return the answer to the request with the schema, or without it if the endpoint refuses the schema.
-
-        Args:
-            send: Sends a body.
-            body: The request without the schema.
-            origin: The endpoint and the model.
-
-        Raises:
-            CallFailedError: the call failed for another reason than the schema.
-        """
+        """Return the answer to the request with the schema, or without it if the endpoint refuses the schema."""
         endpoint = f"{origin.endpoint} {origin.model}"
         schema = {"name": self.schema.name, "schema": self.schema.schema, "strict": self.schema.strict}
         member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})

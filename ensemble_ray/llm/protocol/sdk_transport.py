@@ -33,22 +33,14 @@ _PATH = "/chat/completions"
 
 
 class SdkClients:
-    """The clients of one model, one per event loop, created on first use; they are not pickled.
-
-    Args:
-        options: Keyword arguments of `AsyncOpenAI`; the default `http_client` is the package's aiohttp transport.
-    """
+    """The clients of one model, one per event loop, created on first use; they are not pickled."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self._options = dict(options)
         self._clients: PerLoop[tuple[object, AsyncOpenAI]] = PerLoop(close=lambda held: held[1].close())
 
     async def get(self, connection: Mapping[str, object]) -> AsyncOpenAI:
-        """Return the running loop's client for that connection.
-
-        Args:
-            connection: Arguments that depend on the environment: key, URL, timeout.
-        """
+        """Return the running loop's client; `connection` has the arguments that depend on the environment."""
         held = self._clients.get()
         if held is not None and held[0] == connection:
             return held[1]

@@ -67,11 +67,7 @@ def is_event_stream(begin: bytes) -> bool | None:
 
 
 class SseParser:
-    """Parses server-sent events from bytes that are cut anywhere; events without data and pings are skipped.
-
-    Args:
-        limits: Longest event and line, and most events.
-    """
+    """Parses server-sent events from bytes that are cut anywhere; events without data and pings are skipped."""
 
     def __init__(self, limits: AnswerLimits = _LIMITS) -> None:
         self._limits = limits
@@ -89,11 +85,7 @@ class SseParser:
         self._ends_with_cr = False
 
     def feed(self, received: bytes) -> Iterator[bytes]:
-        """Yield the data of every event that is complete now.
-
-        Raises:
-            TooMuchError: an event is too long, or there are too many.
-        """
+        """Yield the data of every event that is complete now."""
         if self._ends_with_cr:
             received = received.removeprefix(b"\n")
             self._ends_with_cr = False
@@ -135,12 +127,7 @@ class SseParser:
 
 
 class StreamAssembler:
-    """Assembles the chunks of a streamed answer: fragments of text, and the whole answer at the end.
-
-    Args:
-        limits: Most tool calls, and longest members of the provider.
-        origin: Endpoint and model of the answer.
-    """
+    """Assembles the chunks of a streamed answer: fragments of text, and the whole answer at the end."""
 
     def __init__(self, limits: AnswerLimits = _LIMITS, origin: str = "") -> None:
         self._limits = limits
@@ -166,12 +153,7 @@ class StreamAssembler:
         self._is_ended = False
 
     def feed_data(self, data: bytes) -> str:
-        """Return the text fragment in one event's data; empty if there is none.
-
-        Raises:
-            WireError: the data is not a chunk of the protocol.
-            TooMuchError: the answer exceeds a limit.
-        """
+        """Return the text fragment in one event's data; empty if there is none."""
         if data.strip() == STREAM_END:
             self._is_ended, self.reasoning_fragment = True, ""
             return ""
@@ -269,11 +251,7 @@ class StreamAssembler:
             _merge(members, piece)
 
     def finish(self) -> ChatResponse:
-        """Return the whole answer, or the received part of one that was cut off (S-LLM-8).
-
-        Raises:
-            AnswerFailedError: the provider failed, or sent no part of an answer.
-        """
+        """Return the whole answer, or the received part of one that was cut off (S-LLM-8)."""
         calls = [call for _, under in sorted(self._calls.items()) for call in under]
         text, is_cut = "".join(self._text), not (self._finish_reason or self._is_ended)
         if not self._spoke or (is_cut and not text and not calls):

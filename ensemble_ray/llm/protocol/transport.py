@@ -85,11 +85,7 @@ class Answered:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> Answered:
-    """Send a body and read the whole answer.
-
-    Raises:
-        CallFailedError: there was no connection, a broken one, or a timeout; or the answer exceeds a limit.
-    """
+    """Send a body and read the whole answer; raise `CallFailedError` if there is none, or it exceeds a limit."""
     session = _session(url, once=False) or await _new_session(url, once=False)
     timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
@@ -103,13 +99,9 @@ async def post(
 async def open_stream(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
-    """Send a body and read the answer as it arrives.
+    """Send a body; yield the answer's status, with the body of a failure, and the pieces of a successful body.
 
-    Yields the answer's status, with its whole body if the status is a failure, and the pieces of a successful body.
     `timeout_s` limits the silence between pieces; the limits apply to the whole answer.
-
-    Raises:
-        CallFailedError: there was no connection, a broken one, or too long a silence; or the answer exceeds a limit.
     """
     server = _server_of(url)
     once = server in _closing
@@ -132,10 +124,7 @@ async def open_stream(
 
 
 async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body after a stream's end mark, so that its connection can be reused (S-STR-11).
-
-    The answer is complete, so a failure is ignored: it only costs the connection.
-    """
+    """Read the rest of the body after a stream's end mark, so that its connection can be reused (S-STR-11)."""
     with contextlib.suppress(*_failures(), TooMuchError, CallFailedError):
         async with asyncio.timeout(_END_OF_BODY_S):
             async for _ in pieces:
@@ -295,9 +284,7 @@ def _server_of(url: str) -> str:
 class PerLoop(Generic[T]):
     """One resource per running event loop.
 
-    Args:
-        close: Closes a resource, in its loop.
-        forget: Drops a resource whose loop was closed without a shutdown; its sockets are closed.
+    `close` closes a resource in its loop. `forget` drops a resource whose loop was closed without a shutdown.
     """
 
     def __init__(self, close: Callable[[T], Awaitable[object]], forget: Callable[[T], object] | None = None) -> None:
@@ -400,17 +387,7 @@ def is_redirect(status: int) -> bool:
 
 
 def follow_redirect(url: str, status: int, location: str | None, *, followed: int) -> str:
-    """Return the URL of the next request.
-
-    Args:
-        url: The URL of the request.
-        status: The status of the answer.
-        location: The answer's `Location`.
-        followed: Earlier redirects of this request.
-
-    Raises:
-        RedirectRefusedError: it has another origin or none, it does not keep the body, or there are too many.
-    """
+    """Return the URL of the next request, after `followed` redirects; raise if it has another origin (S-SEC-54)."""
     if followed >= MOST_REDIRECTS:
         raise RedirectRefusedError(f"it redirects more than {MOST_REDIRECTS} times. Check `base_url`")
     if status not in _REDIRECTS_WITH_BODY or not location:

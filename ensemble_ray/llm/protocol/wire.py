@@ -193,7 +193,7 @@ def encode_request(
     Args:
         prefix: Members of every request, such as `"model":"m","temperature":0`.
         messages: The conversation.
-        tools: The tools that the model may call; if empty, the body has no tool field (S-CONV-24).
+        tools: If empty, the body has no tool field (S-CONV-24).
         suffix: Members of this kind of request, such as `"stream":true`.
         origin: Endpoint and model; only they get the members that they sent with earlier answers (S-LLM-9).
     """
@@ -347,15 +347,7 @@ def _tool(tool: ToolSpec) -> bytes:
 
 
 def parse_json(raw: bytes | str, what: str = "it") -> object:
-    """Return the value of JSON text.
-
-    Args:
-        raw: The text.
-        what: The name of the text in errors.
-
-    Raises:
-        WireError: it is not JSON, or nested too deeply for the stack.
-    """
+    """Return the value of JSON text; `what` names the text in errors."""
     try:
         return cast("object", json.loads(raw))
     except RecursionError:
@@ -366,17 +358,7 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
 
 
 def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
-    """Return the answer in a response's body.
-
-    Args:
-        raw: The body.
-        limits: Limits of the answer.
-        origin: Endpoint and model.
-
-    Raises:
-        WireError: the body is not a chat completion.
-        AnswerFailedError: the provider failed while it answered, or sent an empty body.
-    """
+    """Return the answer in a response's body; `origin` is its endpoint and model."""
     if not raw.strip():
         raise AnswerFailedError("the answer has no body")
     data = parse_json(raw)
@@ -452,12 +434,7 @@ def _first_choice(body: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def not_a_completion(data: object, what: str = "it") -> WireError:
-    """Return the error for an unusable answer: the provider's own error, if the answer or its first item contains one.
-
-    Args:
-        data: The answer.
-        what: The name of the answer in errors.
-    """
+    """Return the error for an unusable answer: the provider's own error, if the answer or its first item contains one."""
     entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
     body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
     found = None if body is None else _error_in(body)
@@ -484,13 +461,7 @@ def _format_data(data: object) -> str:
 
 
 def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
-    """Return a text of unknown origin for an error message: one line, shortened.
-
-    Args:
-        text: The text, or its start.
-        limit: Most characters of the result.
-        whole: Length of the whole text.
-    """
+    """Return a text of unknown origin as one short line; `whole` is the length of all of it if `text` is its start."""
     line = " ".join(text[: 8 * limit].split())
     length = max(len(text), whole or 0)
     if len(line) <= limit and length <= 8 * limit:
