@@ -110,6 +110,7 @@ def parse_rights(names: Iterable[str]) -> frozenset[Right]:
 
 def parse_rate(text: str) -> RateLimit:
     """Return the rate of a text such as `60/min`.
+
     Examples:
         >>> parse_rate("60/min").requests
         60
@@ -121,7 +122,7 @@ def parse_rate(text: str) -> RateLimit:
 
 
 def render_rate(rate: RateLimit) -> str:
-    """Return a rate in the form that `parse_rate` accepts."""
+    """Return a rate as text, in the form of `parse_rate` if its period has a unit."""
     seconds = rate.period.total_seconds()
     return next(
         (f"{rate.requests}/{unit}" for unit, each in _PERIODS_S.items() if each == seconds),

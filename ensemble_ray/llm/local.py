@@ -422,8 +422,6 @@ def _write(stream: IO[str], record: ServerRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """URL and key of a server."""
-
     url: str
     key: str = field(repr=False)
 

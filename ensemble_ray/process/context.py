@@ -111,7 +111,6 @@ class PermitWait:
 
     @contextmanager
     def measure(self) -> Generator[None]:
-        """Add the duration of the block."""
         began = self._now()
         try:
             yield

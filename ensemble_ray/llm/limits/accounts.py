@@ -56,14 +56,13 @@ class LocalAccount:
         return claim
 
     def charge(self, claim: str, spent: Amount = NOTHING) -> None:
-        """End a request and count its cost."""
         self._queue.charge(claim, spent)
 
     async def settle(self) -> None:
-        """Return: no report is due."""
+        """Do nothing: no report is due."""
 
     def close(self) -> None:
-        """Return: no other process has the account."""
+        """Do nothing: no other process has the account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,6 @@ class EndpointService:
         self.share = None
 
     def visit(self, name: str) -> Visit:
-        """Return a new visit of that endpoint."""
         endpoint = self._endpoints.get(name)
         return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
 
@@ -94,7 +93,6 @@ class EndpointService:
             endpoint.admit_waiters(at)
 
     def publish(self, endpoint: _Endpoint, category: _Category, text: str = "") -> None:
-        """Send an update to the other processes."""
         if self.share is not None:
             self.share(EndpointUpdate(endpoint=endpoint.name, category=category, text=text))
 

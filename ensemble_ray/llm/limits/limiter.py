@@ -336,7 +336,6 @@ class LeaseStock:
         return 1 if self.asking else max(1, sum(at - asked_at < LEASE_S for asked_at in self._asked_at))
 
     def add(self, lease: str, *, size: int, expires_at: float) -> None:
-        """Add the lease of a grant; `size` is without the first permit."""
         self._leases[lease] = _LocalLease(size=size, expires_at=expires_at)
 
     def count_used(self, lease: str) -> int | None:
@@ -345,12 +344,10 @@ class LeaseStock:
         return None if found is None else found.used
 
     def recall(self, lease: str) -> None:
-        """Stop the use of a lease."""
         if (found := self._leases.get(lease)) is not None:
             found.is_recalled = True
 
     def end(self, lease: str) -> int:
-        """End a lease and return the number of its used permits."""
         return self._leases.pop(lease).used
 
 
@@ -372,7 +369,7 @@ class LeasingLimiter:
         self._is_closed = False
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire as `LimiterService` does. Retries until the timeout while the limiter cannot be reached."""
+        """Acquire one permit; a cancelled caller uses none. Retries until the timeout if the limiter cannot be reached."""
         stock = self._stocks.setdefault(bucket, LeaseStock())
         now = self._clock.now()
         lease = stock.claim(now)

@@ -136,8 +136,6 @@ class TokenBucket:
     All tokens are one number, the instant at which the next token is or was complete. Each use moves it by one
     interval, so waiting has no cost and rounding errors do not add up. An earlier `at` than the last one counts as the
     last one.
-
-    last one.
     """
 
     def __init__(self, *, requests: int, period_s: float, at: float) -> None:

@@ -160,7 +160,6 @@ class StreamAssembler:
         return self.feed(parse_json(data, _PIECE))
 
     def feed(self, chunk: object) -> str:
-        """Return the text fragment in one decoded chunk; errors as for `feed_data`."""
         self.reasoning_fragment = ""
         if chunk is None:
             return ""

@@ -67,8 +67,6 @@ class CallFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Status and body of a response."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -298,7 +296,6 @@ class PerLoop(Generic[T]):
         self._held = {}
 
     def get(self) -> T | None:
-        """Return the running loop's resource; None if there is none."""
         return self._held.get(asyncio.get_running_loop())
 
     def put(self, resource: T) -> T:
