@@ -82,7 +82,8 @@ class Admission:
 
     def decide(self, knock: Knock, *, at: float) -> Admitted | Denied:
         """Decide about a request at the instant `at`, s, of any origin."""
-        if not self._needs_key(knock):
+        is_open = self._keys is None and knock.is_local
+        if self._policy is KeyPolicy.NONE or (self._policy is KeyPolicy.AUTO and is_open):
             return Admitted(key=None)
         found = None if knock.digest is None else self._find(knock.digest)
         if found is None:
@@ -90,15 +91,6 @@ class Admission:
         if knock.is_counted and (wait_s := self._wait_s(found, at)) is not None:
             return Denied(name=found.name, has_key=True, retry_after_s=wait_s)
         return Admitted(key=found)
-
-    def _needs_key(self, knock: Knock) -> bool:
-        match self._policy:
-            case KeyPolicy.NONE:
-                return False
-            case KeyPolicy.REQUIRED:
-                return True
-            case KeyPolicy.AUTO:
-                return self._keys is not None or not knock.is_local
 
     def _find(self, digest: str) -> ApiKey | None:
         """Return the key of a digest, in a time that does not depend on the keys (S-SRV-151)."""

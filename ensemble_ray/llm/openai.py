@@ -322,6 +322,7 @@ class OpenAIChatModel:
         return hash((self._model, self._base_url))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Only data is pickled; each process creates its own client (S-CONV-22).
         return (_rebuild, (self._model, self._keywords()))
 
     def __repr__(self) -> str:

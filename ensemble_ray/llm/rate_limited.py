@@ -49,10 +49,7 @@ class RateLimitedChatModel:
 
     @classmethod
     def of(
-        cls,
-        delegate: ChatModel | str,
-        rate_limit: RateLimit,
-        wait_timeout: timedelta | float = _DEFAULT_WAIT,
+        cls, delegate: ChatModel | str, rate_limit: RateLimit, wait_timeout: timedelta | float = _DEFAULT_WAIT
     ) -> RateLimitedChatModel:
         """Return a model with a new limit; it streams if the delegate does.
 
@@ -144,7 +141,7 @@ class RateLimitedChatModel:
     async def _permit(self) -> None:
         scope = services()
         limiter: Limiter = process_limiter() if scope is None else scope.limiter
-        with waiting_for_permit():
+        with waiting_for_permit():  # a cancelled wait raises `CancelledError` (S-RATE-14)
             await limiter.acquire(self._bucket, self._rate_limit, timeout_s=self._wait_timeout.total_seconds())
 
     def __eq__(self, other: object) -> bool:

@@ -44,15 +44,9 @@ class ForkAware(Protocol):
         ...
 
 
-class _Resettable(Protocol):
-    """A lock of the interpreter."""
-
-    def _at_fork_reinit(self) -> None: ...
-
-
 _functions: list[Callable[[], None]] = []
 _tracked: WeakSet[ForkAware] = WeakSet()
-_locks: WeakSet[_Resettable] = WeakSet()
+_locks: WeakSet[Any] = WeakSet()
 
 #: thread -> depth of its `no_fork` blocks
 _inside: dict[int, int] = {}
@@ -78,14 +72,14 @@ def track(holder: _Tracked) -> _Tracked:
 def new_lock() -> threading.Lock:
     """Return a lock that is free in a forked child, even if another thread of the parent held it."""
     lock = threading.Lock()
-    _locks.add(cast("_Resettable", lock))
+    _locks.add(lock)
     return lock
 
 
 def new_rlock() -> threading.RLock:
     """Return a reentrant lock like `new_lock`."""
     lock = threading.RLock()
-    _locks.add(cast("_Resettable", lock))
+    _locks.add(lock)
     return lock
 
 
@@ -149,7 +143,7 @@ def _after_in_child() -> None:
     for thread in _inside.keys() - {threading.get_ident()}:
         del _inside[thread]
     for lock in list(_locks):
-        lock._at_fork_reinit()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  like the standard library
+        lock._at_fork_reinit()  # noqa: SLF001  like the standard library
     ray = sys.modules.get("ray")
     is_connected = cast("Callable[[], bool] | None", getattr(ray, "is_initialized", None))
     _is_ray_inherited = _is_ray_inherited or (is_connected is not None and is_connected())

@@ -405,7 +405,7 @@ class LeasingLimiter:
         request = Requested(
             waiter=waiter, holder=self._holder, timeout_s=max(0.0, deadline - now), want=stock.want(now)
         )
-        call = asyncio.create_task(_deliver(self._remote, Acquire(bucket=bucket, limit=limit, request=request)))
+        call = asyncio.create_task(self._remote(Acquire(bucket=bucket, limit=limit, request=request)))
         stock.asking += 1
         try:
             # Shielded: if the caller is cancelled, `_withdraw` needs the reply to return the grant.
@@ -475,10 +475,6 @@ class LeasingLimiter:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-async def _deliver(remote: Remote, message: Message) -> Reply:
-    return await remote(message)
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class Endpoint:
                 break
             search.succeed()
             return response
-        raise error
+        raise error  # here, so that the internal error is not its context
 
     async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
         """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""

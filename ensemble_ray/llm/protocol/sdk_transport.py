@@ -77,14 +77,7 @@ class SdkTransport:
 
     @contextlib.asynccontextmanager
     async def _open(
-        self,
-        url: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        limits: AnswerLimits,
-        *,
-        stream: bool,
+        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, limits: AnswerLimits, *, stream: bool
     ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
         resource, _, query = url.partition("?")
         connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}

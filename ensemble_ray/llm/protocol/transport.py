@@ -104,8 +104,6 @@ async def open_stream(
     server = _server_of(url)
     once = server in _closing
     session = _session(url, once=once) or await _new_session(url, once=once)
-    import aiohttp
-
     status: int | None = None
     timeout = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
@@ -115,6 +113,8 @@ async def open_stream(
             yield Answered(status, response.headers, whole), _pieces(response, limits)
             _streamed_at[server] = time.monotonic()
     except _failures() as error:
+        import aiohttp
+
         # aiohttp reports silence as a `ServerTimeoutError`; this is the limit of the whole stream.
         if status is not None and isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ServerTimeoutError):
             raise CallFailedError(CallFailure(status=status, reason=limits.too_late)) from error

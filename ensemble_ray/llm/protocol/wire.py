@@ -181,12 +181,7 @@ _pieces = EncodedPieces(4 * 1024 * 1024)
 
 
 def encode_request(
-    prefix: bytes,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[ToolSpec],
-    *,
-    suffix: bytes = b"",
-    origin: str = "",
+    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b"", origin: str = ""
 ) -> bytes:
     """Return the request's body.
 
