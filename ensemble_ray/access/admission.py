@@ -36,7 +36,7 @@ class Knock:
 
     #: digest of its key, or None
     digest: str | None
-    #: whether it came from this machine by loopback
+    #: whether this machine sent it, by loopback
     is_local: bool
     #: False: the request was counted before, and does not count toward the rate again
     is_counted: bool = True

@@ -177,7 +177,7 @@ class KeyFile:
         except (ValueError, ValidationError) as error:
             raise EnsembleError(
                 f"The keys in {self.path} cannot be read: the file is damaged ({type(error).__name__}). "
-                "What to do: bring it back from a backup, or remove it and make the keys anew"
+                "Restore it from a backup, or remove it and create the keys again"
             ) from None
 
     def add(self, key: ApiKey) -> None:
@@ -265,16 +265,16 @@ class KeyTable:
             return read_document(content)
         except (ValueError, ValidationError) as error:
             raise EnsembleError(
-                f"The keys in {self.location} cannot be read: they are damaged ({type(error).__name__}). What to do: bring "
-                "them back from a backup of the database, or empty the table ensemble_ray_endpoint.keys and make them anew"
+                f"The keys in {self.location} cannot be read: they are damaged ({type(error).__name__}). Restore "
+                "them from a backup, or empty the table ensemble_ray_endpoint.keys and create the keys again"
             ) from None
 
     def _check_file(self) -> None:
         """Raise an error if keys are in the file, because they are not valid for records in the database."""
         if self._file.stamp() is not None:
             raise EnsembleError(
-                f"No key was made in {self.location} yet, and those in {self._file.location} hold no more, since runs are recorded in "
-                "that database. What to do: make keys with ensemble-ray keys add NAME --teams TEAM,..., and remove the file"
+                f"There is no key in {self.location}, and the keys in {self._file.location} are not valid, because runs are "
+                "recorded in that database. Create keys with ensemble-ray keys add NAME --teams TEAM,..., and remove the file"
             )
 
 
@@ -369,7 +369,7 @@ def _has_tables(connection: Connection, location: str) -> bool:
     version = _value(connection, "SELECT max(version) FROM ensemble_ray_endpoint.version")
     if not isinstance(version, int) or version > _VERSION:
         raise EnsembleError(
-            f"What endpoints keep in {location} is of version {version}, this version of ensemble-ray knows {_VERSION}: "
+            f"The endpoint tables in {location} have version {version}, but this ensemble-ray supports version {_VERSION}: "
             "upgrade it, or use another database"
         )
     return True

@@ -31,7 +31,7 @@ class Right(StrEnum):
     ADMIN = "admin"
 
 
-#: All teams, including those of later deployments.
+#: All teams, including teams of later deployments.
 ALL_TEAMS = "*"
 #: Prefix by which people and secret scanners recognize a key.
 _PREFIX = "erk_"
@@ -147,7 +147,7 @@ def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
     if any(each.name == key.name for each in keys):
         raise ValidationError(f"There is a key '{key.name}' already: revoke it first, or choose another name")
     if len(keys) >= _MOST_KEYS:
-        raise ValidationError(f"There are {len(keys)} keys, and no more than {_MOST_KEYS} are kept: revoke some")
+        raise ValidationError(f"There are {len(keys)} keys, and the limit is {_MOST_KEYS}: revoke some")
     return [*keys, key]
 
 

@@ -68,7 +68,7 @@ def _local(path: str | None) -> ChatModel:
 
 
 def _describe_wrong_value(value: object) -> str:
-    """Return what was passed instead of a model, and what to write (S-ERR-62)."""
+    """Describe the value and the correct form of `llm` (S-ERR-62)."""
     if isinstance(value, type):
         return f"got: the class {value.__name__}. Make a model of it: {value.__name__}(...)"
     package = type(value).__module__.partition(".")[0]

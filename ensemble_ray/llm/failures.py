@@ -179,7 +179,7 @@ def delay_before_retry(
 ) -> float | None:
     """Return the delay before a retry of a model with `max_retries`, s; None if a retry cannot help (S-SET-10).
 
-    `status` is None if there was no answer; the other arguments are those of `backoff_s` and `patience_asked_s`.
+    `status` is None if there was no answer; for the other arguments see `backoff_s` and `patience_asked_s`.
     """
     if status is not None and not is_worth_repeating(status):
         return None
@@ -318,7 +318,7 @@ class CallFailure:
 
     #: None: there was no answer
     status: int | None = None
-    #: the answer's HTTP status, if `status` is the one of an error inside a successful answer
+    #: the answer's HTTP status, if `status` belongs to an error inside a successful answer
     http_status: int | None = None
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -467,7 +467,7 @@ def _verdict(status: int, error: ErrorBody) -> str:
     if error.is_out_of_credit:
         return "has no credit or quota left for this account"
     if error.is_bad_generation:
-        return "cannot read what its model wrote"
+        return "cannot parse the output of its model"
     verdicts = {
         401: "refused the key",
         403: "does not allow this",

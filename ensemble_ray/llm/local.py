@@ -108,7 +108,7 @@ class LocalChatModel:
         """The model file.
 
         Raises:
-            ValidationError: the path is missing, and the embedded model is not installed.
+            ValidationError: the path is None, and the embedded model is not installed.
         """
         if self._path is not None:
             return Path(self._path).resolve()
@@ -129,7 +129,7 @@ class LocalChatModel:
         """The server's configuration; models with the same one share the server.
 
         Raises:
-            ValidationError: no path was given, and the embedded model is not installed.
+            ValidationError: the path is None, and the embedded model is not installed.
         """
         return LocalSpec(
             path=str(self.path),
@@ -143,7 +143,7 @@ class LocalChatModel:
         """The server of this file and its configuration, which models share a circuit breaker by.
 
         Raises:
-            ValidationError: no path was given, and the embedded model is not installed.
+            ValidationError: the path is None, and the embedded model is not installed.
         """
         spec = self.spec
         return f"local {spec.path} {spec.slots}x{spec.context_tokens}/{spec.threads}"
@@ -377,7 +377,7 @@ def registry_file(spec: LocalSpec) -> Path:
 @contextlib.contextmanager
 def locked_record(file: Path) -> Generator[ServerRecord]:
     """Lock the file for the block; changes of the record are written at its end, also when it fails."""
-    import fcntl  # not available on Windows, where the package must be importable
+    import fcntl  # not available on Windows; the package must be importable there
 
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

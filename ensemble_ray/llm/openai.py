@@ -126,7 +126,7 @@ class OpenAIChatModel:
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        # Each request passes the base URL with its query. Retries are done here, because they depend on the body of a
+        # Each request passes the base URL with its query. This library retries, because that depends on the body of a
         # failure (S-LLM-24).
         client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
         self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
@@ -279,7 +279,7 @@ class OpenAIChatModel:
         return check_key(from_client, "OpenAIChatModel client_options: api_key") if isinstance(from_client, str) else ""
 
     def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
-        """Return the headers with the key, except those that the user has set."""
+        """Return the headers with the key, except headers that the user has set."""
         own = {name.lower() for name in self._extra_headers}
         return {name: value for name, value in key_headers(base_url, key).items() if name.lower() not in own}
 

@@ -22,7 +22,7 @@ _DEFAULT_WAIT = timedelta(seconds=30)
 
 
 class RateLimitedChatModel:
-    """A chat model whose calls wait for permits; make one with `of`.
+    """A chat model with calls that wait for permits; make one with `of`.
 
     All pickled copies of it, in any process, share one bucket. Wrappers are equal if they share their bucket.
 

@@ -140,7 +140,7 @@ _MOST_WARNINGS = 1000
 
 
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose warnings and errors are one line of bounded length each.
+    """A logger of warnings and errors that are one line of bounded length each.
 
     Texts and errors among the arguments pass through `one_line`; numbers and `TextLine`s do not change. Lines below
     WARNING do not change either.
@@ -178,7 +178,7 @@ def bounded_logger(name: str) -> BoundedLogger:
 
 
 class _RunWarnings:
-    """Warnings of the tasks of one run. Those that differ only in numbers are logged once, and counted."""
+    """Warnings of the tasks of one run. Similar ones, which differ only in numbers, are logged once and counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

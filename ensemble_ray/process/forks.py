@@ -64,7 +64,7 @@ def after_fork(function: _Function) -> _Function:
 
 
 def track(holder: _Tracked) -> _Tracked:
-    """Register an object whose `after_fork` is called in each forked child, and return it. The reference is weak."""
+    """Register an object for a call of `after_fork` in each forked child, and return it. The reference is weak."""
     _tracked.add(holder)
     return holder
 
@@ -265,7 +265,7 @@ class DaemonThreads:
 
     @property
     def abandoned(self) -> int:
-        """Number of threads whose caller was cancelled."""
+        """Number of threads with a cancelled caller."""
         return self._abandoned
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -25,8 +25,8 @@ _REACH = {
     "tcp_user_timeout": "10000",
     "application_name": "ensemble_ray",
 }
-#: Settings of every session: commits are on disk; a client that freezes inside a transaction, or whose host dies, holds
-#: its locks for seconds instead of the hours of TCP's defaults.
+#: Settings of every session: commits are on disk; a client that freezes inside a transaction, or dies with its host,
+#: holds its locks for seconds instead of the hours of TCP's defaults.
 SESSION: Mapping[str, str] = {
     "synchronous_commit": "on",
     "client_encoding": "UTF8",
@@ -93,7 +93,7 @@ def advice_for(error: BaseException, *, schema: str) -> str:
     state = str(getattr(error, "sqlstate", None) or "")
     if state == "42501":
         return f"The user needs the right to create the schema '{schema}', or to use its tables"
-    return _ADVICE.get(state, "The server's log may tell more")
+    return _ADVICE.get(state, "See the server's log")
 
 
 def first_line(error: BaseException) -> str:

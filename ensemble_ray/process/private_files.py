@@ -86,8 +86,8 @@ def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
         if exposed:
             os.fchmod(descriptor, _FILE)
             _log.warning(
-                "%s was open to other users of this machine (mode %03o); its mode is 600 now. What it holds may be "
-                "known to them: delete it, and a new one is made",
+                "%s was open to other users of this machine (mode %03o); its mode is 600 now. They may know its "
+                "content: delete it, and a new one is created",
                 path,
                 _FILE | exposed,
             )

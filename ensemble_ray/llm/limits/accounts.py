@@ -1,6 +1,6 @@
 """Accounts of run budgets: local to one process, or kept in the cluster's limiter actor for many processes.
 
-Messages may arrive twice or late, because each process sends the total of its own spending. A restarted service has no
+Messages may arrive twice or late, because each process sends the total of its spending. A restarted service has no
 totals: it refuses claims under another `life` until their process has sent its balance (S-BUD-8).
 """
 
@@ -59,10 +59,10 @@ class LocalAccount:
         self._queue.charge(claim, spent)
 
     async def settle(self) -> None:
-        """Do nothing: no report is due."""
+        """Return immediately: no report is due."""
 
     def close(self) -> None:
-        """Do nothing: no other process has the account."""
+        """Return immediately: no other process has the account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

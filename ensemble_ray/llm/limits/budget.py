@@ -40,8 +40,8 @@ class Budget:
        which is neither spent nor reserved.
     2. If the first one does not fit and no request is in flight, the budget is exhausted for good: all waiting and
        later requests are refused.
-    3. The real cost replaces the reserved estimate. It is 0 for a request that failed, was cancelled, or whose process
-       died.
+    3. The real cost replaces the reserved estimate. It is 0 for a request that failed or was cancelled, or if its
+       process died.
     """
 
     def __init__(self, limit: RunBudget) -> None:

@@ -1,7 +1,7 @@
 """Rate limiters: token buckets of one process (`LocalLimiter`) or of a cluster (`LimiterService`, `LeasingLimiter`).
 
 `LimiterService` carries out the instructions of the bucket machines. Callers may be on several event loops and threads.
-There is no thread and no polling: the waiter at the head of each queue sets the timer on its own loop. A waiter whose
+There is no thread and no polling: the first waiter in a queue sets the timer on its own loop. A waiter whose
 loop was closed without a cancellation leaves the queue at the next message.
 """
 

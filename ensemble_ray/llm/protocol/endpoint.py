@@ -53,7 +53,7 @@ R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends the bytes of a request and reads those of the answer. The default one is the module `transport`."""
+    """Sends the bytes of a request and reads the answer. The default one is the module `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -270,7 +270,7 @@ class Endpoint:
         if attempt > self.max_retries or is_final:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
-        # A retry may succeed if the endpoint could not parse the model's output, whatever its status.
+        # After an unparsable output of the model, a retry may succeed for any status.
         status = None if failure.error_body.is_bad_generation else failure.status
         return delay_before_retry(
             status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()

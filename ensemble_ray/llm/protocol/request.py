@@ -21,7 +21,7 @@ _log = bounded_logger(__name__)
 SystemRole = Literal["system", "developer", "user"]
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
-#: Statuses of a request whose roles are refused; some servers report an error of their template.
+#: Statuses of a refusal of roles; some servers report an error of their template.
 _ROLE_REFUSALS = frozenset({400, 422, 500, 501})
 _ALTERNATING = re.compile(rb"\broles?\b.{0,40}alternat|alternat.{0,60}\broles?\b|should alternate with", re.DOTALL)
 _SYSTEM = re.compile(
@@ -31,7 +31,7 @@ _SYSTEM = re.compile(
 )
 _NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unknown|\bonly\b|\bmust\b|\bshould\b")
 
-#: Statuses of a request whose schema is refused; 404 is the answer of a router that knows no model with schemas.
+#: Statuses of a refusal of a schema; 404 is the answer of a router that knows no model with schemas.
 _SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})
 #: Names of the mode in the text of a refusal, in lower case.
 _SCHEMA_MODE = (b"response_format", b"json_schema", b"structured output")
@@ -233,7 +233,7 @@ class Send(Protocol):
     """Sends a request."""
 
     async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        """Return the answer. With `has_schema`, do not retry a request whose schema is refused."""
+        """Return the answer. With `has_schema`, do not retry after a refusal of the schema."""
         ...
 
 

@@ -23,7 +23,7 @@ _FAILED = 400
 
 
 class AnswerRefusedError(OpenAIError):
-    """Carries a `CallFailure` through the package, which does not retry after an error of its own class."""
+    """Carries a `CallFailure` through the package, which does not retry after an `OpenAIError`."""
 
     def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure)

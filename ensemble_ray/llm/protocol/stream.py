@@ -45,9 +45,9 @@ _LIMITS = AnswerLimits()
 _PIECE = "a piece of the stream"
 #: Memory of a line besides its bytes.
 _LINE_BYTES = 64
-#: Members whose later texts replace earlier ones; texts of other members are appended.
+#: In these members later texts replace earlier ones; texts of other members are appended.
 _WHOLE_MEMBERS = frozenset({"type", "format", "id", "name", "role", "object", "status"})
-#: Members whose text may continue with an equal piece. In other members a repeated text is a constant.
+#: In these members a text may continue with an equal piece. In other members a repeated text is a constant.
 _TEXT_MEMBERS = frozenset({
     "text", "summary", "data", "signature", "thinking", "thought", "thought_signature", "reasoning", "reasoning_content",
     "reasoning_text",
@@ -148,7 +148,7 @@ class StreamAssembler:
         self._choice: object = None
         self._usage: TokenUsage | None = None
         self._finish_reason: str | None = None
-        self._spoke = False
+        self._has_begun = False
         #: whether the stream's end mark has arrived
         self._is_ended = False
 
@@ -190,7 +190,7 @@ class StreamAssembler:
             self._choice = choice.get("index")
         elif choice.get("index") not in (None, self._choice):
             return ""
-        self._spoke = True
+        self._has_begun = True
         self._finish_reason = finish_reason_in(choice) or self._finish_reason
         # Some servers send the whole message as the only piece, others send it again at the end.
         is_whole = not choice.get("delta")
@@ -253,7 +253,7 @@ class StreamAssembler:
         """Return the whole answer, or the received part of one that was cut off (S-LLM-8)."""
         calls = [call for _, under in sorted(self._calls.items()) for call in under]
         text, is_cut = "".join(self._text), not (self._finish_reason or self._is_ended)
-        if not self._spoke or (is_cut and not text and not calls):
+        if not self._has_begun or (is_cut and not text and not calls):
             raise AnswerFailedError("the stream ended without a single piece of an answer")
         check_end(self._finish_reason)
         try:
@@ -279,11 +279,11 @@ class _Text(list[str]):
 
 
 class _Object(dict[str, object]):
-    """An object whose members arrive in pieces."""
+    """An object with members that arrive in pieces."""
 
 
 class _Items(list[object]):
-    """A list whose items arrive in pieces; an item with an index continues an earlier one with that index."""
+    """A list with items that arrive in pieces; an item with an index continues an earlier one with that index."""
 
     def __init__(self, items: Iterable[object]) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class _Items(list[object]):
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call whose pieces are still arriving."""
+    """A tool call with pieces that are still arriving."""
 
     id: str = ""
     name: str = ""

@@ -241,7 +241,7 @@ def _timeout(timeout_s: float, *, streaming: bool, total_s: float | None) -> aio
 
 
 def _session(url: str, *, once: bool) -> aiohttp.ClientSession | None:
-    """Return the running loop's session for a URL; `once` selects the one that does not reuse connections."""
+    """Return the running loop's session for a URL; `once` selects a session without connection reuse."""
     return _sessions[_is_local(url), once].get()
 
 
@@ -282,7 +282,7 @@ def _server_of(url: str) -> str:
 class PerLoop(Generic[T]):
     """One resource per running event loop.
 
-    `close` closes a resource in its loop. `forget` drops a resource whose loop was closed without a shutdown.
+    `close` closes a resource in its loop. `forget` drops a resource if its loop was closed without a shutdown.
     """
 
     def __init__(self, close: Callable[[T], Awaitable[object]], forget: Callable[[T], object] | None = None) -> None:
@@ -396,12 +396,12 @@ def follow_redirect(url: str, status: int, location: str | None, *, followed: in
         origin, here = _origin(urlsplit(target)), _origin(urlsplit(url))
     except ValueError:
         raise RedirectRefusedError(
-            f"it redirects (HTTP {status}) to what is no URL: {one_line(location, _URL_LENGTH)}. Check `base_url`"
+            f"it redirects (HTTP {status}) to an invalid URL: {one_line(location, _URL_LENGTH)}. Check `base_url`"
         ) from None
     if origin != here:
         raise RedirectRefusedError(
             f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(origin), _URL_LENGTH)}, where neither prompt "
-            "nor key was sent. Set `base_url` to it if it is meant"
+            "nor key was sent. Set `base_url` to it if this is intended"
         )
     return target
 

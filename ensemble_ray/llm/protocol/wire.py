@@ -1,8 +1,8 @@
 """The chat-completions protocol as bytes: encoding of requests, and decoding of whole answers.
 
 A conversation grows by two messages per turn of a tool loop, and each request contains all of it, so encoded messages
-are cached. Decoding checks the form of an answer only; the arguments of tool calls stay the model's text. Whatever an
-answer contains, decoding raises no other error than `WireError`.
+are cached. Decoding checks the form of an answer only; the arguments of tool calls stay the model's text. Decoding
+raises no other error than `WireError`, for any content of an answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_TURN = 2
 #: Errors of decoding an answer of another form than the protocol's, or one that is nested too deeply for the stack.
 FORM_ERRORS = (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
-#: Members of an assistant message that this module reads, and those that endpoints send but do not accept.
+#: Members of an assistant message that this module reads, or that endpoints send but do not accept.
 _OF_MESSAGE = frozenset({
     "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
     "executed_tools",
@@ -144,6 +144,8 @@ class AnswerFailedError(WireError):
 
 
 # Requests.
+
+
 class EncodedPieces:
     """Cache of encoded messages and tool specs by identity, bounded in bytes; the oldest are evicted first.
 
@@ -219,12 +221,12 @@ def json_bytes(value: object) -> bytes:
 
 
 def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
-    """Return the form of each message.
+    """Return the forms of all messages.
 
     Each tool call of the conversation gets a unique id, and each result the id of its call (S-LLM-10). New ids have nine
     letters and digits, which all providers accept.
     """
-    forms: list[tuple[tuple[str, ...], bool]] = []
+    forms: list[_Form] = []
     used: set[str] = set()
     #: model's id -> sent ids of calls without a result
     waiting: dict[str, deque[str]] = {}
@@ -279,25 +281,25 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
 
 def _call_data(call: ToolCall, sent_id: str, fields: Mapping[str, Any]) -> dict[str, object]:
     function: object = fields.get("function")
-    inner = _beside(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+    inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
     members = {"name": call.name, "arguments": _arguments(call), **inner}
-    return {"id": sent_id, "type": "function", "function": members, **_beside(fields, _OF_CALL)}
+    return {"id": sent_id, "type": "function", "function": members, **_without(fields, _OF_CALL)}
 
 
-def _beside(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
     return {name: value for name, value in data.items() if name not in known and value is not None}
 
 
 def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dict[str, object]:
     """Return the members that only the provider knows; those with reasoning only for tool calls (S-LLM-9)."""
-    found = _beside(message, _OF_MESSAGE)
+    found = _without(message, _OF_MESSAGE)
     return found if has_calls else {n: v for n, v in found.items() if not n.startswith(("reasoning", "thinking"))}
 
 
 def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
     """Return the members of a tool call and its function that only the provider knows."""
-    inner = _beside(entry.get("function") or {}, _OF_FUNCTION)
-    return {**_beside(entry, _OF_CALL), **({"function": inner} if inner else {})}
+    inner = _without(entry.get("function") or {}, _OF_FUNCTION)
+    return {**_without(entry, _OF_CALL), **({"function": inner} if inner else {})}
 
 
 def provider_fields(
