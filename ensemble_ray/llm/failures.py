@@ -96,7 +96,7 @@ def fault_of(error: BaseException) -> ProviderFault | None:
     arrived_at: object = getattr(error, _ARRIVED_AT, None)
     ago_s = max(0.0, time.monotonic() - arrived_at) if isinstance(arrived_at, float) else 0.0
     if status is not None:
-        if not is_worth_repeating(status) and not body.is_bad_generation:
+        if not is_retriable(status) and not body.is_bad_generation:
             return None
         return ProviderFault(
             what=f"HTTP {status}",
@@ -131,7 +131,7 @@ def _delay_headers(error: BaseException) -> Mapping[str, str]:
 # Retries.
 
 
-def is_worth_repeating(status: int) -> bool:
+def is_retriable(status: int) -> bool:
     """Whether a retry may get another HTTP status (S-DUR-61)."""
     return status in _RETRIABLE or 500 <= status <= 599  # noqa: PLR2004  HTTP's own classes
 
@@ -181,7 +181,7 @@ def delay_before_retry(
 
     `status` is None if there was no answer; for the other arguments see `backoff_s` and `patience_asked_s`.
     """
-    if status is not None and not is_worth_repeating(status):
+    if status is not None and not is_retriable(status):
         return None
     requested_s = patience_asked_s(retry_after, now)
     if requested_s is not None:

@@ -140,7 +140,7 @@ _MOST_WARNINGS = 1000
 
 
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger of warnings and errors that are one line of bounded length each.
+    """A logger that writes each warning and error as one line of bounded length.
 
     Texts and errors among the arguments pass through `one_line`; numbers and `TextLine`s do not change. Lines below
     WARNING do not change either.

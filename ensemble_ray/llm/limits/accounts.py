@@ -98,7 +98,7 @@ class Charged:
     budget: RunBudget
     holder: str
     claim: str
-    #: total of the process since its start, this request included
+    #: total of the process under this account, this request included
     spent: Amount
 
 

@@ -331,7 +331,7 @@ class LeaseStock:
                 return name
         return None
 
-    def want(self, at: float) -> int:
+    def permits_to_request(self, at: float) -> int:
         """Return the permits to request now, after `claim` for the caller's own one."""
         return 1 if self.asking else max(1, sum(at - asked_at < LEASE_S for asked_at in self._asked_at))
 
@@ -403,7 +403,7 @@ class LeasingLimiter:
     ) -> tuple[Reply, ConnectionError | None]:
         waiter = f"{self._holder}/{next(self._waiters)}"
         request = Requested(
-            waiter=waiter, holder=self._holder, timeout_s=max(0.0, deadline - now), want=stock.want(now)
+            waiter=waiter, holder=self._holder, timeout_s=max(0.0, deadline - now), want=stock.permits_to_request(now)
         )
         call = asyncio.create_task(self._remote(Acquire(bucket=bucket, limit=limit, request=request)))
         stock.asking += 1
