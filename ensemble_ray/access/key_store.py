@@ -25,8 +25,7 @@ from ensemble_ray.process.postgres_server import (
     try_patiently,
 )
 from ensemble_ray.process.private_files import read_private_file, replace_private_file
-from ensemble_ray.record.ownership import Ownership
-from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.record.stores import Ownership, StoreAddress
 
 if TYPE_CHECKING:
     import psycopg
