@@ -95,13 +95,9 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
 
 
 async def approve(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """Return the approved input of a tool with `require_approval`; None if it was rejected (S-REV-64, S-REV-65).
+    """Return the approved input of a tool that requires approval; None if it was rejected (S-REV-64, S-REV-65).
 
-    Args:
-        handler: The review handler; None raises `ToolConfigurationError`.
-        tool_name: For the error message.
-        description: The action that needs approval.
-        text: The tool's input. An edit replaces it.
+    An edit of the reviewer replaces the input. Without a handler it raises `ToolConfigurationError`.
     """
     _require(handler, tool_name)
     return _approved(await ask(handler, approval_request(description)), text)

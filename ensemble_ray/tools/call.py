@@ -57,17 +57,10 @@ _GRACE_S = 0.25
 
 
 async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
-    """Call a tool once. Sync tools run in daemon threads, async tools on this loop, CPU-bound tools in other processes.
+    """Call a tool once with a model's arguments, unchecked.
 
-    Args:
-        bound: A tool of `resolve_tools`.
-        arguments: The model's arguments, unchecked.
-        context: Context of this call; `current_tool_context()` returns it to the tool.
-
-    Raises:
-        ExitEarlyError: the tool ends the run (S-TOOL-23).
-        IllegalStateError: the tool is set up wrongly (S-TOOL-23).
-        asyncio.CancelledError: the caller was cancelled.
+    Sync tools run in daemon threads, async tools on this loop, CPU-bound tools in other processes. All errors become outcomes,
+    except `ExitEarlyError`, `IllegalStateError` (S-TOOL-23) and the caller's cancellation.
     """
     started_s = time.perf_counter()
     context = replace(context, emit=_LoopEmitter(context.emit))
@@ -95,17 +88,7 @@ async def call_batch(
     """Run several calls at the same time; a single call runs directly and without the limit (S-TOOL-80).
 
     An error of one call does not stop the others. After the last call has ended, the first error in request order is
-    raised.
-
-    Args:
-        calls: Functions that start one call each, in this order.
-        agent_role: Role of the agent, for the error.
-        task_description: Description of the task, for the error.
-        limit_s: Time limit of all calls together; None: no limit.
-
-    Raises:
-        AgentExecutionError: the time is up (S-TOOL-83); open calls are cancelled.
-        BaseException: the error of a call, unchanged (S-TOOL-85).
+    raised (S-TOOL-85). After the limit, open calls are cancelled and `AgentExecutionError` is raised (S-TOOL-83).
     """
     if len(calls) == 1:
         return [await calls[0]()]

@@ -53,11 +53,7 @@ def outcome_of_result(result: ToolResult) -> ToolOutcome:
 
 
 def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
-    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string with the prefix `Error:` is a failure (S-TOOL-15).
-
-    Raises:
-        ResultError: the value has no text (S-LLM-47).
-    """
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string with the prefix `Error:` is a failure (S-TOOL-15)."""
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")
@@ -82,11 +78,7 @@ class CannotTravelError(Exception):
 
 
 def pack(value: object) -> bytes:
-    """Pickle a function or value; definitions of a script are pickled by value.
-
-    Raises:
-        CannotTravelError: the value cannot be pickled.
-    """
+    """Pickle a function or value, definitions of a script by value; raise `CannotTravelError` if it cannot be pickled."""
     from ensemble_ray.process.config import dumps  # most processes never need it
 
     try:
@@ -172,7 +164,6 @@ class LokyCpuPool:
         track(self)
 
     def after_fork(self) -> None:
-        """Abandon the parent's processes."""
         abandon(self._group)
         self._group = None
         self._groups.clear()
@@ -180,13 +171,6 @@ class LokyCpuPool:
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
     ) -> object:
-        """Call a packed function with keyword arguments in another process; return its result or raise its error.
-
-        Raises:
-            CannotTravelError: the function or its arguments cannot be loaded there.
-            TimeoutError: the time is up; it starts when a processor is free.
-            ToolExecutionError: the process died (out of memory, a crash in native code).
-        """
         packed = pack(dict(arguments))
         async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._size())):
             try:
@@ -205,7 +189,6 @@ class LokyCpuPool:
         return unpack_reply(reply)
 
     def close(self) -> None:
-        """Kill all processes, including those with open calls."""
         self._group = None
         for group in list(self._groups):
             group.kill()
@@ -275,7 +258,6 @@ class _Group:
             self._kill_if_idle()
 
     def retire(self) -> None:
-        """Accept no new call, and kill the processes after the last open one."""
         self.is_retired = True
         self._kill_if_idle()
 

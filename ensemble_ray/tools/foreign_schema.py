@@ -77,13 +77,9 @@ class ForeignSchema:
 
 
 def normalise_parameters(schema: object) -> ForeignSchema:
-    """Return a tool's parameters in a form that all endpoints accept. A normalised schema does not change.
+    """Return a tool's parameters in a form that all endpoints accept; a normalised schema does not change.
 
-    Args:
-        schema: A JSON schema of any draft; it may be malformed.
-
-    Raises:
-        SchemaError: the schema does not describe an object, or is too large.
+    The schema may be of any draft, or malformed. It raises `SchemaError` if it describes no object or is too large.
     """
     if not isinstance(schema, Mapping):
         raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")
@@ -152,13 +148,7 @@ class _Normaliser:
         return result
 
     def _rewrite(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
-        """Return the normalised form of a nested schema; `{}` accepts any value.
-
-        Args:
-            schema: The schema.
-            depth: Its depth, from 0.
-            within: References that it is inside of, to stop a recursion.
-        """
+        """Return the normalised form of a nested schema; `{}` accepts any value. `within`: the references around it."""
         self._nodes_left -= 1
         if depth > DEEPEST or self._nodes_left < 0:
             self.dropped.add("schemas that are nested too deeply" if depth > DEEPEST else "schemas beyond the limit")

@@ -128,13 +128,7 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """Return the problem of an entry of a tool list; None if its definition is valid (S-DOM-5 to S-DOM-8, S-DOM-23).
-
-    Args:
-        entry: The entry.
-        index: Its 0-based position.
-        prefix: Kind of the list: `Tool` for an agent's, `Task tool` for a task's.
-    """
+    """Return the problem of an entry of a tool list; None if its definition is valid (S-DOM-5 to S-DOM-8, S-DOM-23)."""
     if entry is None:
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
@@ -190,14 +184,9 @@ async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
 
 
 def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) -> ResolvedTools:
-    """Return all tools of these entries, ready to be called.
+    """Return all tools of these entries, ready to be called; raise `ValidationError` for an invalid one.
 
-    Args:
-        entries: Tool entries of the user. Replace providers with an async `resolve` by `expand_providers` first.
-        reserved: Names that are not available for a server's tools.
-
-    Raises:
-        ValidationError: an entry is not a tool, a name occurs twice, or a tool has no valid schema.
+    Providers with an async `resolve` must be replaced by `expand_providers` first. A server's tool gets no `reserved` name.
     """
     resolved = ResolvedTools(_make_unique([tool for entry in entries for tool in _bind(entry)], reserved))
     if _log.isEnabledFor(TRACE):
@@ -391,7 +380,6 @@ class ToolPipeline(AbstractAgentTool):
         return self._error_strategy
 
     async def do_execute(self, text: str | None, /) -> ToolResult:
-        """Run the steps."""
         passed = text or ""
         result = ToolResult.success(passed)
         for index, (tool, adapter) in enumerate(self._links):

@@ -47,11 +47,7 @@ class Signature:
     positional: Mapping[str, object]
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return positional and named arguments for the function, without arguments that the model omitted.
-
-        Raises:
-            ArgumentError: the text is not a JSON object, or its values are invalid (S-TOOL-13).
-        """
+        """Return positional and named arguments for the function, without those that the model omitted (S-TOOL-13)."""
         text = arguments if arguments.strip() not in {"", "null"} else "{}"
         try:
             filled = self.model.model_validate_json(text)
@@ -76,11 +72,7 @@ _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionar
 
 
 def signature_of(function: Callable[..., object], *, tool_name: str) -> Signature:
-    """Return the cached signature of a function or bound method.
-
-    Raises:
-        ValidationError: the type of a parameter is unknown or has no JSON form.
-    """
+    """Return the cached signature of a function or bound method; raise `ValidationError` for a type without a JSON form."""
     bound = inspect.ismethod(function)
     key = cast("object", function.__func__) if inspect.ismethod(function) else function
     try:
@@ -140,14 +132,9 @@ def _resolve_types(function: Callable[..., object], tool_name: str) -> dict[str,
 
 
 def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
-    """Resolve the annotations of the parameters. The return annotation is ignored and may be unknown.
+    """Resolve the annotations of the parameters; `around` are names in scope besides the function's globals.
 
-    Args:
-        function: The function, not a bound method.
-        around: Names in scope besides the function's globals.
-
-    Raises:
-        NameError: an annotation contains an unknown name. Evaluation may raise other errors.
+    The return annotation is ignored and may be unknown. Evaluation may raise any error.
     """
     raw = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     wanted = {name: value for name, value in raw.items() if name != "return"}
@@ -290,12 +277,7 @@ class RepairedArguments(NamedTuple):
 
 
 def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArguments | None:
-    """Repair arguments that nearly match their schema; None if there is nothing to repair or no safe way to do it.
-
-    Args:
-        text: The arguments, as the model wrote them.
-        schema: JSON schema of the parameters. Types, properties and required names are used.
-    """
+    """Repair arguments that nearly match their schema; None if there is nothing to repair or no safe way to do it."""
     repair = _Repair(schema)
     try:
         arguments = repair.read_object(text)

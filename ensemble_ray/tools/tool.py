@@ -345,11 +345,6 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
     input_type: type[InputT]
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Check `input_type`; a property is checked when the tool is resolved.
-
-        Raises:
-            ValidationError: `input_type` is not a pydantic model class.
-        """
         super().__init_subclass__(**options)
         input_type: object = cls.__dict__.get("input_type")
         if input_type is not None and not isinstance(input_type, property):
@@ -360,7 +355,6 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
         """Run the tool; may be `async`. Returns a `ToolResult`, or a value that becomes text."""
 
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Parse the JSON text and call `execute_typed`."""
         parsed = parse_input(text, input_type_of(self))
         if isinstance(parsed, ToolResult):
             return parsed
@@ -374,7 +368,6 @@ class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
     """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Parse the JSON text and call `execute_typed`."""
         return TypedAgentTool[InputT].execute(self, text)
 
     def _is_async(self) -> bool:

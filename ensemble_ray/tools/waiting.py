@@ -118,15 +118,12 @@ def run_to_end(awaitable: Awaitable[T]) -> T:
 
 
 class TimeLimit:
-    """An `asyncio.timeout` that can pause. Use it on the event loop of its call only."""
+    """An `asyncio.timeout` that can pause; None is no limit. Use it on the event loop of its call only.
+
+    While its block runs, it is one of `limits`, the active limits of the call.
+    """
 
     def __init__(self, limit_s: float | None, limits: list[TimeLimit]) -> None:
-        """Create a limit that has not started.
-
-        Args:
-            limit_s: Time limit of the block, s; None: no limit.
-            limits: Active limits of the call. The limit is one of them while its block runs.
-        """
         self._timer = asyncio.timeout(limit_s)
         self._limits = limits
         self._pauses = 0
@@ -168,12 +165,7 @@ class TimeLimit:
 def render_value(value: object, source: str = "A tool") -> str:
     """Return the text of a tool's return value (S-TOOL-14): data as JSON, None as "", other values by `str`.
 
-    Args:
-        value: The return value.
-        source: Subject of the error message.
-
-    Raises:
-        ResultError: the value has no text (S-LLM-47).
+    A value without text raises `ResultError` (S-LLM-47); its message begins with `source`.
     """
     if isinstance(value, Enum):
         value = cast("object", value.value)
@@ -343,9 +335,5 @@ class AsksModel(Protocol):
     """Answers requests during one tool call, within the task's budget and the model's rate limit."""
 
     async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        """Ask the model, on the event loop of the call.
-
-        Raises:
-            BudgetExhaustedError: the run's budget is spent.
-        """
+        """Ask the model, on the event loop of the call; raise `BudgetExhaustedError` if the run's budget is spent."""
         ...

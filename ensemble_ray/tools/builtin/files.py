@@ -26,11 +26,7 @@ class AccessDeniedError(ValueError):
 
 
 class Sandbox:
-    """One existing directory, and the paths inside it.
-
-    Raises:
-        ValueError: the directory is None or does not exist.
-    """
+    """One existing directory, and the paths inside it. Another value raises `ValueError`."""
 
     def __init__(self, base_dir: str | os.PathLike[str] | None) -> None:
         if base_dir is None:
@@ -45,11 +41,9 @@ class Sandbox:
         return Path(self._base)
 
     def resolve(self, path: str) -> Path:
-        """Return the real location of a path; it need not exist.
+        """Return the real location of a path, which need not exist.
 
-        Raises:
-            AccessDeniedError: the path is outside as written (S-BIT-21), or after links are followed (S-BIT-22).
-            ValueError: the file system does not accept the path.
+        It raises `AccessDeniedError` if the path is outside as written (S-BIT-21) or after links are followed (S-BIT-22).
         """
         # resolved in each call: on another machine the base may be a link to another place
         base = os.path.realpath(self._base)
@@ -95,7 +89,6 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
         self._max_bytes = max_bytes
 
     def execute_typed(self, arguments: FileReadInput, /) -> ToolResult:
-        """Return the file's text."""
         path = arguments.path
         if not path.strip():
             return ToolResult.failure("File path must not be blank")
@@ -157,7 +150,6 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         self.require_approval = require_approval
 
     def execute_typed(self, arguments: FileWriteInput, /) -> ToolResult:
-        """Write the file."""
         path = arguments.path
         if not path.strip():
             return ToolResult.failure("Path must not be blank")

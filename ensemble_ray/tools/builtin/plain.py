@@ -46,7 +46,6 @@ class CalculatorTool(AbstractAgentTool):
     )
 
     def do_execute(self, text: str, /) -> ToolResult:
-        """Return the value of the expression."""
         try:
             return ToolResult.success(calculate(text))
         except ValueError as error:
@@ -248,7 +247,6 @@ class DateTimeTool(AbstractAgentTool):
         self._clock = clock
 
     def do_execute(self, text: str, /) -> ToolResult:
-        """Run one command."""
         command = (text or "").strip()
         if not command:
             return ToolResult.failure("Command must not be blank")
@@ -413,7 +411,6 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
         return extract(path, document)
 
     def execute_typed(self, arguments: JsonParserInput, /) -> ToolResult:
-        """Return the value at the path."""
         return extract(arguments.json_path, arguments.text)
 
 
@@ -537,7 +534,6 @@ class HumanInputTool(AbstractAgentTool):
         self._review = Review(timeout=timeout, on_timeout=on_timeout)
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Ask the question and return the answer."""
         handler = self.context.review_handler
         if handler is None:
             _log.warning("Tool '%s' has nobody to ask: the run has no review_handler", self.name)

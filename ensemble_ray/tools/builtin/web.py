@@ -77,7 +77,6 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         self._allow_private_hosts = allow_private_hosts
 
     async def execute_typed(self, arguments: WebScrapeInput, /) -> ToolResult:
-        """Fetch the page and return its text."""
         url = arguments.url.strip()
         if not url:
             return ToolResult.failure("URL must not be blank")
@@ -173,7 +172,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
         return cls(SerpApiSearch(api_key))
 
     async def execute_typed(self, arguments: WebSearchInput, /) -> ToolResult:
-        """Return the results of the provider."""
         query = arguments.query.strip()
         if not query:
             return ToolResult.failure("Search query must not be blank")
@@ -367,7 +365,6 @@ class HttpAgentTool(AbstractAgentTool):
         return cls(name, description, url, method="POST")
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Send the input and return the answer."""
         if self.require_approval:
             described = f"HTTP {self._method} {self._url}"
             request = f"{described}\nBody: {preview(text or '')}"

@@ -84,20 +84,9 @@ async def exchange(
     timeout_s: float,
     allow_private_hosts: bool = True,
 ) -> WebAnswer:
-    """Send one request and return the answer; redirects are not followed.
+    """Send one request and return the answer; redirects are not followed. Failures raise `RequestFailedError`.
 
-    Args:
-        method: HTTP method.
-        url: An http or https URL.
-        headers: Sent unchanged; without `Accept-Encoding`, gzip and deflate are requested.
-        body: Sent unchanged.
-        max_bytes: Limit of the unpacked body; the rest is not read.
-        timeout_s: Time limit of the exchange. Connecting is limited to 10 s.
-        allow_private_hosts: Allow addresses that are not public.
-
-    Raises:
-        RequestFailedError: the URL or an address is refused, there is no answer in time, or the answer cannot be
-            unpacked or exceeds a limit.
+    The body is read up to `max_bytes`, counted after unpacking. Headers are sent unchanged, with a default `Accept-Encoding`.
     """
     await threads.run(_tls)  # slow for the first time
     try:
@@ -135,11 +124,7 @@ async def exchange(
 async def fetch(
     url: str, *, headers: Mapping[str, str], max_bytes: int, timeout_s: float, allow_private_hosts: bool
 ) -> WebAnswer:
-    """GET a page and follow its redirects; each one is checked (S-BIT-43, S-BIT-44).
-
-    Raises:
-        RequestFailedError: a request is refused or fails, there are too many redirects, or the time is up.
-    """
+    """GET a page and follow its redirects; each one is checked (S-BIT-43, S-BIT-44)."""
     here = url.strip()
     try:
         async with asyncio.timeout(timeout_s):
@@ -164,12 +149,7 @@ async def fetch(
 
 
 def _checked_url(url: str) -> URL:
-    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user and no fragment.
-
-    Raises:
-        RequestFailedError: the scheme, host or port is refused.
-        ValueError: it is not a URL.
-    """
+    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user and no fragment."""
     parts = urlsplit(url.strip())
     if _CONTROL.search(url.strip()):
         raise RequestFailedError("the URL holds a control character")
@@ -391,13 +371,7 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
-    """Decode bytes; invalid bytes become U+FFFD.
-
-    Args:
-        data: The bytes.
-        charset: Name of a charset from any source; an unknown name means UTF-8.
-        is_truncated: Drop a character that the end cuts in two.
-    """
+    """Decode bytes; invalid bytes become U+FFFD. If `is_truncated`, a character that the end cuts in two is dropped."""
     codec = codec_of(charset)
     if codec in _MARKED and not data.startswith(_MARKED[codec]):
         codec = f"{codec}_le"  # as browsers do

@@ -32,15 +32,7 @@ class PageError(Exception):
 
 
 async def read_page(html: str | bytes, *, most_characters: int) -> str:
-    """Return at most that many characters of the words of a page's body (`page_text`).
-
-    Args:
-        html: The page; bytes are UTF-8.
-        most_characters: Limit of the returned text.
-
-    Raises:
-        PageError: the parser exceeded its time or memory, or ended unexpectedly.
-    """
+    """Return at most that many characters of the words of a page's body (`page_text`); bytes are UTF-8."""
     data = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
