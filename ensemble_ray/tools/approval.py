@@ -50,7 +50,6 @@ def current_reviews() -> object:
 
 @contextmanager
 def use_reviews(handler: object) -> Generator[None]:
-    """Set the review handler of the running task for a block."""
     token = _reviews.set(handler)
     try:
         yield
@@ -110,7 +109,6 @@ def approve_from_thread(handler: object, tool_name: str, description: str, text:
 
 
 def preview(text: str) -> str:
-    """Return the beginning of an input for an approval request."""
     return text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}..."
 
 

@@ -207,7 +207,7 @@ def _value_of_input(arguments: str) -> object:
 
 
 def _is_valid_for(tool: AgentTool, arguments: str) -> bool:
-    """Return whether a typed tool accepts the arguments; False for other tools, which check their arguments later."""
+    """Return whether a typed tool accepts the arguments; False for other tools, whose checks are their own."""
     if not isinstance(tool, TypedAgentTool) or isinstance(tool, CustomSchemaAgentTool):
         return False
     typed = cast("TypedAgentTool[BaseModel]", tool)

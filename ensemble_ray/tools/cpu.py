@@ -112,7 +112,6 @@ def call_packed(function: bytes, arguments: bytes) -> bytes:
 
 
 def unpack_reply(reply: bytes) -> object:
-    """Return the value that `call_packed` packed, or raise its error."""
     value, error = cast("tuple[object, BaseException | None]", pickle.loads(reply))  # noqa: S301  from our own worker
     if error is not None:
         raise error
@@ -217,15 +216,11 @@ class _ProcessDiedError(Exception):
 
 
 class _LokyExecutor(Protocol):
-    """The part of loky that is used here; loky has no types."""
-
     def submit(self, function: Callable[[bytes, bytes], bytes], /, *arguments: bytes) -> Future[bytes]: ...
     def shutdown(self, wait: bool = True, kill_workers: bool = False) -> None: ...  # noqa: FBT001, FBT002  loky's
 
 
 class _Group:
-    """A set of worker processes and their calls."""
-
     def __init__(self, workers: int, idle_s: float) -> None:
         loky = importlib.import_module("loky")  # slow to import, and few runs need it
         self._died: type[BaseException] = loky.process_executor.BrokenProcessPool

@@ -126,8 +126,6 @@ def hash_name(name: str, original: str) -> str:
 
 
 class _Normaliser:
-    """Rewrites one schema and collects the dropped keywords."""
-
     def __init__(self, root: Mapping[str, object]) -> None:
         self._root = root
         self._nodes_left = MOST_NODES
@@ -373,7 +371,6 @@ class _Normaliser:
         return found
 
     def _target(self, reference: object) -> object:
-        """Return the target of a local reference; None if there is none."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: object = self._root
@@ -418,7 +415,6 @@ def _json_type(value: object) -> str | None:
 
 
 def _size_of(schema: _Schema) -> int:
-    """Return the approximate size of a schema without nested schemas."""
     return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(
         schema
     )

@@ -55,8 +55,6 @@ TRACE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundAgentTool:
-    """An `AgentTool`, ready to be called."""
-
     spec: ToolSpec
     #: seconds; None: no limit
     timeout_s: float | None
@@ -77,8 +75,6 @@ class BoundAgentTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundFunction:
-    """A `@tool` function or bound method, ready to be called."""
-
     spec: ToolSpec
     #: seconds; None: no limit
     timeout_s: float | None
@@ -395,7 +391,7 @@ class ToolPipeline(AbstractAgentTool):
 
 
 async def _run_step(tool: AgentTool, text: str, index: int) -> ToolResult:
-    """Return the result of a step; its exceptions become failures (S-TOOL-74)."""
+    """Run a step; its exceptions become failures (S-TOOL-74)."""
     timeout_s = timeout_seconds(tool.timeout)
     timer = TimeLimit(timeout_s, current_tool_context().time_limits)
     try:

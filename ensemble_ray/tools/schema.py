@@ -59,7 +59,6 @@ class Signature:
 
 
 def explain_arguments(error: pydantic.ValidationError) -> str:
-    """Return the errors of all arguments as one line."""
     parts: list[str] = []
     for found in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part) for part in found["loc"])
@@ -233,7 +232,6 @@ class _Inliner:
         return {**cast("dict[str, object]", self.inline(self._definitions[name])), **inlined}
 
     def _reachable(self, start: str) -> set[str]:
-        """Return the names of definitions that a definition refers to, directly or indirectly."""
         seen: set[str] = set()
         ahead: list[object] = [self._definitions[start]]
         while ahead:
@@ -270,8 +268,6 @@ _NO_JSON = object()
 
 
 class RepairedArguments(NamedTuple):
-    """Repaired arguments as JSON text, and a short text for each repair."""
-
     text: str
     repairs: tuple[str, ...]
 
@@ -292,8 +288,6 @@ def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArgumen
 
 
 class _Repair:
-    """Repairs one text and collects its changes."""
-
     def __init__(self, schema: Mapping[str, object]) -> None:
         self._definitions = schema.get("$defs")
         self.changes: dict[str, None] = {}
@@ -353,7 +347,6 @@ class _Repair:
         return types is None or "null" in types
 
     def _alternatives(self, schema: Mapping[str, object], depth: int) -> Iterable[Mapping[str, object]]:
-        """Yield the alternatives of a schema, with references resolved."""
         reference = schema.get("$ref")
         if isinstance(reference, str) and isinstance(self._definitions, Mapping):
             target = cast("Mapping[str, object]", self._definitions).get(reference.rpartition("/")[2])

@@ -488,7 +488,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
-    """The mark that `@tool` sets on a function."""
+    """The mark of a `@tool` function."""
 
     name: str
     description: str

@@ -135,7 +135,7 @@ class TimeLimit:
         return self._timer.expired()
 
     def pause(self) -> None:
-        """Stop the clock. Pauses nest."""
+        """Stop the clock until `go_on`. Pauses nest."""
         self._pauses += 1
         ends_at = self._timer.when()
         if self._pauses == 1 and ends_at is not None:
@@ -145,7 +145,6 @@ class TimeLimit:
             self._left_s = -1.0
 
     def go_on(self) -> None:
-        """End one pause."""
         self._pauses -= 1
         if not self._pauses and self._left_s >= 0 and self in self._limits:
             self._timer.reschedule(asyncio.get_running_loop().time() + self._left_s)
@@ -216,12 +215,11 @@ def _to_json(value: object, source: str) -> str:
 
 
 def _plain_data(value: object, source: str) -> object:
-    """Convert containers to lists and dicts; return other values unchanged."""
     match value:
         case str() | bytes() | bytearray() | memoryview() | BaseModel():
             return value
         case set() | frozenset():
-            return sorted((_plain_data(each, source) for each in cast("set[object]", value)), key=_order)
+            return sorted((_plain_data(each, source) for each in cast("set[object]", value)), key=_sort_key)
         case tuple() if hasattr(value, "_asdict"):  # a `NamedTuple`
             return _plain_data(value._asdict(), source)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         case Mapping():
@@ -240,13 +238,13 @@ def _plain_data(value: object, source: str) -> object:
 
 
 def _is_plain_dataclass(value: object) -> bool:
-    """Return whether the value is a dataclass without its own `__str__` or serializer: its fields are its JSON."""
+    """Return whether the fields are the value's JSON: a dataclass without its own `__str__` or serializer."""
     kind = type(value)
     is_own = kind.__str__ is not object.__str__ or hasattr(kind, "__pydantic_serializer__")
     return dataclasses.is_dataclass(kind) and not is_own
 
 
-def _order(item: object) -> tuple[bool, float, str]:
+def _sort_key(item: object) -> tuple[bool, float, str]:
     return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))
 
 

@@ -196,7 +196,7 @@ def test_a_redirect_is_not_followed_and_a_refusal_is_told(
 ) -> None:
     """S-INT-81, S-INT-83: keys go to nobody else, and stand in no error."""
     monkeypatch.setattr(connecting, "_AGAIN_S", (0.0,))
-    for status, text in ((307, "Redirects are not followed"), (401, "It wants a key"), (503, "HTTP 503")):
+    for status, text in ((307, "Redirects are not followed"), (401, "It requires a valid key"), (503, "HTTP 503")):
         remote.refusal = status
         with pytest.raises(TaskExecutionError) as found:
             team(RemoteAgent(url, headers={"X-Key": "secret"}), "well").run()

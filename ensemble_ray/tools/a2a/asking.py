@@ -277,7 +277,6 @@ class _AgentCall:
         return request
 
     async def _poll(self, client: Client, failures: ConnectionFailures) -> None:
-        """Poll the task until it is settled."""
         from a2a.types import GetTaskRequest
         from a2a.utils.errors import A2AError
 

@@ -23,7 +23,7 @@ from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, STEP_BYTES, UnpackingE
 if TYPE_CHECKING:
     import httpx
     from a2a.client import Client
-    from a2a.types import AgentCard, Artifact, Message, Part, StreamResponse, Task, TaskStatus
+    from a2a.types import AgentCard, Message, Part, StreamResponse, Task, TaskStatus
     from a2a.utils.errors import A2AError
     from google.protobuf.struct_pb2 import Value
     from pydantic import JsonValue
@@ -52,8 +52,6 @@ class RemoteAgentError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAddress:
-    """The address of one agent, and the headers of every request to it."""
-
     url: str
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: further hosts that the card may name: `HOST` or `HOST:PORT`
@@ -70,7 +68,7 @@ class AgentAddress:
         hosts: Collection[str] = (),
         connect_timeout_s: float = 10.0,
     ) -> AgentAddress:
-        """Parse an address; raise `ValidationError` for invalid values."""
+        """Parse an address; raise `ValidationError` if it is invalid."""
         _check_types(url, headers, hosts)
         parts = _split(url)
         if parts is None:
@@ -108,7 +106,7 @@ class AgentAddress:
 
 
 def _check_types(url: object, headers: object, hosts: object) -> None:
-    """Raise `ValidationError` for a value of a wrong type; values of headers are not shown."""
+    """Raise `ValidationError` for a wrong type; values of headers are not shown."""
     if not isinstance(url, str):
         raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {type(url).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
@@ -126,7 +124,6 @@ def _check_types(url: object, headers: object, hosts: object) -> None:
 
 
 def _split(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None if it is not an HTTP URL."""
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
@@ -160,7 +157,6 @@ class ConnectionFailures:
         self._count = 0
 
     def reset(self) -> None:
-        """Note that the agent has answered."""
         self._count = 0
 
     async def pause(self) -> bool:
@@ -297,13 +293,10 @@ class RemoteAnswer:
 
     @property
     def shown(self) -> str:
-        """The text, or the data as JSON if there is no text."""
         return self.text if self.text or self.data is None else json.dumps(self.data, ensure_ascii=False)
 
 
 class RemoteTask:
-    """The known state of one task."""
-
     def __init__(self) -> None:
         self.task_id: str | None = None
         #: whether the agent may have received the message and started the work
@@ -328,7 +321,6 @@ class RemoteTask:
         return self._state == _CANCELLED
 
     def reset(self) -> None:
-        """Return to the state before the message was sent."""
         self.task_id, self.may_have_begun = None, False
         self._state, self._status_message, self._reply, self._artifacts = "", None, None, {}
 
@@ -346,7 +338,16 @@ class RemoteTask:
                 return ""
             case "artifact_update":
                 self.task_id = response.artifact_update.task_id
-                return self._add_artifact(response.artifact_update.artifact, appends=response.artifact_update.append)
+                artifact, text = (
+                    response.artifact_update.artifact,
+                    _artifact_text(response.artifact_update.artifact.parts),
+                )
+                known = self._artifacts.get(artifact.artifact_id)
+                if known is not None and response.artifact_update.append:
+                    known.extend(artifact.parts)
+                    return text
+                self._artifacts[artifact.artifact_id] = list(artifact.parts)
+                return text if known is None else ""
             case _:
                 return ""
 
@@ -388,14 +389,6 @@ class RemoteTask:
 
         self._state = TaskState.Name(status.state)
         self._status_message = status.message if status.HasField("message") else None
-
-    def _add_artifact(self, artifact: Artifact, *, appends: bool) -> str:
-        known = self._artifacts.get(artifact.artifact_id)
-        if appends and known is not None:
-            known.extend(artifact.parts)
-            return _artifact_text(artifact.parts)
-        self._artifacts[artifact.artifact_id] = list(artifact.parts)
-        return "" if known is not None else _artifact_text(artifact.parts)
 
     def _text(self) -> str:
         return "\n\n".join(filter(None, map(_artifact_text, self._artifacts.values())))
@@ -462,7 +455,6 @@ class NewestAnswer:
         return any(_is_final("\n".join(re.findall(r"^data: ?(.*?)\r?$", event, re.MULTILINE))) for event in events)
 
     def begin(self, *, is_stream: bool) -> None:
-        """Start the next answer."""
         self._text.clear()
         self._is_stream = is_stream
 
@@ -519,7 +511,7 @@ def is_too_deep(error: A2AError) -> bool:
 
 
 def is_beyond_limits(error: A2AError) -> bool:
-    """Return whether the answer is nested too deeply or too long, so that a retry has no use."""
+    """Return whether the answer is nested too deeply or too long: a retry has no use."""
     return is_too_deep(error) or isinstance(error.__cause__, UnpackingError)
 
 
@@ -530,7 +522,6 @@ def _is_depth(error: BaseException | None) -> bool:
 
 
 def is_refusal(error: A2AError) -> bool:
-    """Return whether the agent refused the request."""
     from a2a.client.errors import A2AClientError
 
     status = _status_of(error)

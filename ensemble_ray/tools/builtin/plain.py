@@ -147,7 +147,6 @@ class _Evaluation:
         return self._operands[0]
 
     def _peek(self) -> str:
-        """Return the next character that is not white space; empty at the end."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         return self._text[self._at : self._at + 1]

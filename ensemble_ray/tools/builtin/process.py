@@ -92,7 +92,11 @@ class ProcessAgentTool(AbstractAgentTool):
         self._max_bytes = max_output_bytes
         self._own_variables = _checked_variables(environment or {})
         self.require_approval = require_approval
-        self._inherit = inherit if isinstance(inherit, bool) else _checked_names(inherit)
+        if isinstance(inherit, str) or not (
+            isinstance(inherit, bool) or all(isinstance(each, str) for each in inherit)
+        ):
+            raise ValueError(f"ProcessAgentTool inherit must be True, False or a list of names, got: {inherit!r}")
+        self._inherit = inherit if isinstance(inherit, bool) else frozenset(inherit)
 
     async def do_execute(self, text: str, /) -> ToolResult:
         """Run the program. If the call is cancelled, the program is killed."""
@@ -148,12 +152,6 @@ def _checked_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(environment)
 
 
-def _checked_names(inherit: Sequence[str]) -> frozenset[str]:
-    if isinstance(inherit, str) or not all(isinstance(name, str) for name in inherit):
-        raise ValueError(f"ProcessAgentTool inherit must be True, False or a list of names, got: {inherit!r}")
-    return frozenset(inherit)
-
-
 def _interpret(stdout: str) -> ToolResult:
     """Return the result of a successful program from its output (S-BIT-62)."""
     try:
@@ -181,8 +179,6 @@ _SUPERVISOR = (sys.executable, "-I", "-S", str(Path(supervisor.__file__)))
 
 
 class ProgramRun:
-    """One run of a program."""
-
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], max_bytes: int) -> None:
         self._command = command
         self._environment = environment
@@ -200,7 +196,6 @@ class ProgramRun:
         self._readers: list[threading.Thread] = []
 
     def start(self, stdin: bytes) -> None:
-        """Start the program and the threads of its streams; raise `OSError` if it cannot start."""
         with self._lock:
             if self._is_over:
                 raise InterruptedError("cancelled")
@@ -225,7 +220,6 @@ class ProgramRun:
                 os.dup2(null.fileno(), descriptor, inheritable=False)
 
     def _start_supervised(self) -> subprocess.Popen[bytes]:
-        """Start the supervisor, which starts the program, and store the writing end of the pipe that it watches."""
         with contextlib.ExitStack() as theirs:
             watched, lifeline = os.pipe()
             theirs.callback(os.close, watched)
@@ -286,7 +280,6 @@ class ProgramRun:
             self._release()
 
     def _release(self) -> None:
-        """Notify the supervisor that the call is over."""
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             with contextlib.suppress(OSError):  # the supervisor has ended
@@ -300,7 +293,6 @@ class ProgramRun:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; negative: the signal that killed the program."""
         status = self._status.decode()
         if status and not status.startswith(_ERRNO):
             return int(status)

@@ -18,7 +18,6 @@ import sys
 
 
 def supervise(control: int, status: int, command: list[str], environment: dict[str, str]) -> None:
-    """Run the program and return when its call is over."""
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)

@@ -198,7 +198,6 @@ class _KeyedSearch(ABC):
         self._endpoint = endpoint
 
     async def search(self, query: str) -> str:
-        """Return the formatted hits (S-BIT-33); raise `RequestFailedError` if the service fails."""
         try:
             found = await threads.run(self._read, await self._send(query))
         except RequestFailedError as error:
@@ -257,8 +256,6 @@ class TavilySearch(_KeyedSearch):
 
 
 class SerpApiSearch(_KeyedSearch):
-    """Google's results through SerpAPI."""
-
     provider_name = "SerpAPI"
 
     def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://serpapi.com/search.json") -> None:
@@ -343,7 +340,7 @@ class HttpAgentTool(AbstractAgentTool):
         self.description = description
         self._url = _require("url", url)
         self._method = _require("method", method).upper()
-        self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
+        self._headers = _checked_headers(headers or {})
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
             raise ValueError(f"HttpAgentTool timeout must be > 0, got: {timeout}")
@@ -409,17 +406,16 @@ def _require(field: str, value: str | None) -> str:
     return value
 
 
-def _header_name(name: str) -> str:
-    if header_name_flaw(name):
-        raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
-    return name.lower()
-
-
-def _header_value(name: str, value: str | SecretStr) -> SecretStr:
-    plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
-    if flaw := header_flaw(plain):
-        raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
-    return SecretStr(plain)
+def _checked_headers(headers: Mapping[str, str | SecretStr]) -> dict[str, SecretStr]:
+    checked: dict[str, SecretStr] = {}
+    for name, value in headers.items():
+        if header_name_flaw(name):
+            raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
+        plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
+        if flaw := header_flaw(plain):
+            raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
+        checked[name.lower()] = SecretStr(plain)
+    return checked
 
 
 def _is_json(text: str) -> bool:

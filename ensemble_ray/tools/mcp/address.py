@@ -83,7 +83,7 @@ class ServerAddress:
 
     @property
     def shown(self) -> str:
-        """Name of the server without secrets: its program, or its URL without the query."""
+        """Name of the server without secrets."""
         if self.command:
             return f"{_STDIO}{self.command[0]}"
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
@@ -108,8 +108,6 @@ _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: 
 
 @dataclass(slots=True)
 class McpDelivery:
-    """Delivery state of the messages of one request."""
-
     #: messages that the server may have processed
     sent: int = 0
     #: status of the newest HTTP answer
@@ -154,8 +152,6 @@ class MessageStream:
 
 
 class ReadMessages(MessageStream):
-    """A stream of received messages."""
-
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message, or the error of an unreadable one; raise `anyio.EndOfStream` at the end."""
         raise NotImplementedError

@@ -201,8 +201,6 @@ class _Received(ReadMessages):
 
 
 class _Sent(MessageStream):
-    """Messages to a program."""
-
     def __init__(self, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
 
@@ -220,7 +218,7 @@ class _Sent(MessageStream):
 
 
 class _ReceivedBySdk(ReadMessages):
-    """Messages from a program that the SDK runs."""
+    """Messages from a program that the SDK runs; output before the first message is skipped."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
         self._inner = inner
@@ -237,8 +235,6 @@ class _ReceivedBySdk(ReadMessages):
 
 
 class _SentBySdk(MessageStream):
-    """Messages to a program that the SDK runs."""
-
     def __init__(self, inner: WriteStream[SessionMessage]) -> None:
         self._inner = inner
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import (
         BlobResourceContents,
-        CallToolResult,
         ContentBlock,
         Prompt,
         RequestParamsMeta,
@@ -140,7 +139,11 @@ class MCP(DynamicToolProvider):
         names = tool_names([*(each.name for each in tools), *(f"prompt_{each.name}" for each in prompts)], self._prefix)
         offered: list[AgentTool] = []
         flaws: list[str] = []
-        for tool in self._choose(tools):
+        known = [tool.name for tool in tools]
+        for name in (*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())):
+            if name not in known:
+                raise ToolConfigurationError(f"MCP server '{address.shown}' has no tool '{name}'. Known: {known}")
+        for tool in tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]:
             effect = self._effect_of(tool)
             try:
                 offered.append(_server_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
@@ -179,14 +182,6 @@ class MCP(DynamicToolProvider):
             ) from error
         return tools, prompts, self._has_resources and can.resources is not None
 
-    def _choose(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        known = [tool.name for tool in tools]
-        named = [*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())]
-        for name in named:
-            if name not in known:
-                raise ToolConfigurationError(f"MCP server '{self._address.shown}' has no tool '{name}'. Known: {known}")
-        return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
-
     def _effect_of(self, tool: Tool) -> Effect:
         effect = self._effect
         declared = effect if effect is None or isinstance(effect, str) else effect.get(tool.name)
@@ -202,8 +197,6 @@ Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
 
 
 class _RemoteTool(ContextAgentTool):
-    """One request to a server as a tool."""
-
     def __init__(
         self,
         address: ServerAddress,
@@ -269,7 +262,6 @@ class _RemoteTool(ContextAgentTool):
 def _server_tool(
     address: ServerAddress, tool: Tool, *, name: str, effect: Effect, timeout: float | timedelta | None
 ) -> AgentTool:
-    """Return a tool of the server; raise `SchemaError` if its schema is unusable."""
     foreign = normalise_parameters(tool.input_schema)
     log_dropped_keywords(f"Tool '{tool.name}' of MCP server '{address.shown}'", foreign.dropped)
     schema, originals = rename_properties(foreign.parameters)
@@ -278,7 +270,13 @@ def _server_tool(
         span = current_traceparent()
         meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
         named = {originals.get(key, key): value for key, value in arguments.items()}
-        return _to_result(await client.call_tool(tool.name, named, meta=meta))
+        answer = await client.call_tool(tool.name, named, meta=meta)
+        text = "\n".join(_content_text(block) for block in answer.content)
+        if not text and answer.structured_content is not None:
+            text = json.dumps(answer.structured_content, ensure_ascii=False)
+        if answer.is_error:
+            return ToolResult.failure(text or "the server gave no reason")
+        return ToolResult.success(text, answer.structured_content)
 
     description = tool.description or tool.title or ""
     return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
@@ -350,15 +348,6 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
     return _RemoteTool(
         address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
     )
-
-
-def _to_result(answer: CallToolResult) -> ToolResult:
-    text = "\n".join(_content_text(block) for block in answer.content)
-    if not text and answer.structured_content is not None:
-        text = json.dumps(answer.structured_content, ensure_ascii=False)
-    if answer.is_error:
-        return ToolResult.failure(text or "the server gave no reason")
-    return ToolResult.success(text, answer.structured_content)
 
 
 def _content_text(block: ContentBlock) -> str:

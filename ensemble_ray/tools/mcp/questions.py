@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -78,34 +77,28 @@ class CallQuestions:
         for answerer in (self._context.review_handler, self._context.sampler):
             if isinstance(answerer, _Restartable):
                 answerer.begin_again()
-        async with self._register(client.session) as failure:
-            calling = asyncio.ensure_future(work())
+        failure = self._failure = asyncio.get_running_loop().create_future()
+        calls = _open.setdefault(client.session, set())
+        calls.add(self)
+        token = _current.set(self)
+        calling = asyncio.ensure_future(work())
+        try:
+            both: set[asyncio.Future[Any]] = {calling, failure}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                failure.result()
+            return await calling
+        finally:
             try:
-                both: set[asyncio.Future[Any]] = {calling, failure}
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                if failure.done():
-                    failure.result()
-                return await calling
-            finally:
                 if not calling.done():
                     calling.cancel()
                     await asyncio.wait({calling})
-
-    @asynccontextmanager
-    async def _register(self, session: ClientSession) -> AsyncGenerator[asyncio.Future[None]]:
-        self._failure = asyncio.get_running_loop().create_future()
-        calls = _open.setdefault(session, set())
-        calls.add(self)
-        token = _current.set(self)
-        try:
-            yield self._failure
-        finally:
-            _current.reset(token)
-            calls.discard(self)
-            self._failure.cancel()
+            finally:
+                _current.reset(token)
+                calls.discard(self)
+                failure.cancel()
 
     async def elicit(self, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """Ask the task's reviewer."""
         from mcp_types import ElicitResult
 
         if params.mode == "url":  # values that a person enters on a page must not pass a gate or a record
@@ -145,7 +138,6 @@ class CallQuestions:
         return ElicitResult(action="cancel")
 
     async def sample(self, params: CreateMessageRequestParams) -> CreateMessageResult | ErrorData:
-        """Ask the model of the calling agent."""
         from mcp_types import CreateMessageResult, TextContent
 
         sampler = self._context.sampler
@@ -181,7 +173,6 @@ class CallQuestions:
 
 
 async def elicitation_callback(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-    """Answer a server's request to a person."""
     call = _call_of(context.session)
     return _refusal(_UNKNOWN_CALL) if call is None else await call.elicit(params)
 
@@ -189,7 +180,6 @@ async def elicitation_callback(context: ClientRequestContext, params: ElicitRequ
 async def sampling_callback(
     context: ClientRequestContext, params: CreateMessageRequestParams
 ) -> CreateMessageResult | ErrorData:
-    """Answer a server's request to a model."""
     call = _call_of(context.session)
     return _refusal(_UNKNOWN_CALL) if call is None else await call.sample(params)
 
@@ -210,7 +200,6 @@ def _refusal(text: str) -> ErrorData:
 
 
 def _read_messages(params: CreateMessageRequestParams) -> list[ChatMessage]:
-    """Return the conversation; raise `ValidationError` if it offers tools or contains other content than text."""
     if params.tools:
         raise ValidationError("Tools are not offered to the model of the agent: ask without them")
     messages = [ChatMessage(role="system", content=params.system_prompt)] if params.system_prompt else []
@@ -232,7 +221,6 @@ _TRUE, _FALSE = frozenset({"true", "yes", "y"}), frozenset({"false", "no", "n"})
 
 
 def form_prompt(schema: Mapping[str, object]) -> str:
-    """Return the instructions for a reviewer."""
     fields = _fields(schema)
     if not fields:
         return "Approve to accept, exit to decline"
@@ -307,7 +295,6 @@ def _value_of(text: str, field: Mapping[str, object]) -> object:
 
 
 def _check(name: str, value: object, field: Mapping[str, object]) -> FormValue:
-    """Return a value that is valid for its field; raise `ValidationError` otherwise."""
     kind, choices = field.get("type", "string"), _choices(field)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     fits = {
@@ -341,7 +328,7 @@ def _fields(schema: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
 
 
 def _single_field(schema: Mapping[str, object]) -> str | None:
-    """Return the only field, or the only required one; None if there is none."""
+    """Return the only field, or the only required one."""
     fields = list(_fields(schema))
     needed = [name for name in _required(schema) if name in fields]
     found = needed if len(fields) > 1 else fields

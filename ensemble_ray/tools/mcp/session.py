@@ -78,8 +78,6 @@ class ServerLostError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request(Generic[T]):
-    """Work for the owner of a session, and the future of its outcome."""
-
     work: Callable[[Client], Awaitable[T]]
     outcome: asyncio.Future[T]
     #: time limit, s
@@ -154,8 +152,6 @@ async def _close_all() -> None:
 
 
 class _Session:
-    """Runs work with one server, until the server is lost or the session is idle."""
-
     def __init__(self, address: ServerAddress) -> None:
         self._address = address
         #: None: accept no more work
@@ -344,7 +340,6 @@ async def open_session(
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Return the reason for the end of a session: the text of the first error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)
@@ -467,7 +462,6 @@ def repair_listing(tools: Sequence[object], server: str) -> list[dict[str, Any]]
 
 
 def log_left_out(server: str, flaws: Sequence[str]) -> None:
-    """Log one line about the tools of a listing that are left out."""
     if flaws:
         shown = "; ".join(one_line(flaw, _SHOWN) for flaw in flaws[:_MOST_SHOWN])
         more = "; ..." if len(flaws) > _MOST_SHOWN else ""
@@ -512,7 +506,6 @@ class _RepairedMessages(ReadMessages):
 
     @property
     def last_context(self) -> object:
-        """The sender's context, which the SDK uses."""
         return getattr(self._inner, "last_context", None)
 
     async def aclose(self) -> None:
@@ -569,7 +562,6 @@ def sse_http_client(
     timeout: httpx2.Timeout | None = None,  # noqa: ARG001  as above
     auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
 ) -> httpx2.AsyncClient:
-    """Return the client of a session over the older SSE transport."""
     return _SseClient(address)
 
 
@@ -647,19 +639,16 @@ class _Answers(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-class _Unreadable(httpx2.AsyncByteStream):
+class _Unreadable(_Answers):
     """A body whose reading raises an error."""
 
     def __init__(self, inner: httpx2.AsyncByteStream | httpx2.SyncByteStream, error: httpx2.StreamError) -> None:
-        self._inner = cast("httpx2.AsyncByteStream", inner)
+        super().__init__(inner)
         self._error = error
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         raise self._error
         yield b""
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
 
 async def _bound(response: httpx2.Response) -> None:

@@ -55,8 +55,6 @@ class RequestFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """The answer of a server."""
-
     status: int
     #: names in lower case
     headers: Mapping[str, str] = field(repr=False)
@@ -170,7 +168,6 @@ def _checked_url(url: str) -> URL:
 
 
 async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequence[ResolveResult]:
-    """Return the checked addresses of a host; raise `RequestFailedError` if one of them is refused."""
     try:
         found = await threads.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -189,8 +186,6 @@ async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequen
 
 
 class _CheckedAddresses(AbstractResolver):
-    """Resolves every name to the addresses that were checked."""
-
     def __init__(self, addresses: Sequence[ResolveResult]) -> None:
         self._addresses = list(addresses)
 
@@ -226,7 +221,6 @@ def _tls() -> ssl.SSLContext:
 
 
 def _checked_head(response: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return the header fields with names in lower case; raise `RequestFailedError` if they are too many or too long."""
     fields = response.raw_headers
     if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
         raise RequestFailedError(

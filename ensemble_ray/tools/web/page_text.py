@@ -50,17 +50,8 @@ def page_text(html: str) -> str:
             if node.tag not in _INLINE:
                 pieces.append(" ")
                 pending.append(" ")
-            pending.extend(reversed(_children(node)))
+            pending.extend(reversed(list(node.iter(include_text=True))))
     return " ".join("".join(pieces).split())
-
-
-def _children(node: LexborNode) -> list[LexborNode]:
-    found: list[LexborNode] = []
-    child = node.first_child
-    while child is not None:
-        found.append(child)
-        child = child.next
-    return found
 
 
 def _limit_resources(cpu_s: int, memory_bytes: int) -> None:
