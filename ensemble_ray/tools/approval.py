@@ -115,7 +115,7 @@ def preview(text: str) -> str:
 def _require(handler: object, tool_name: str) -> None:
     if handler is None:
         raise ToolConfigurationError(
-            f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Give the ensemble a "
+            f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Set the ensemble's "
             "review_handler, or leave out require_approval (of a @tool, approval)"
         )
 

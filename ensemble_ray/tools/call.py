@@ -52,7 +52,7 @@ _log = bounded_logger(__name__)
 
 #: Time limit of all tool calls of one turn (S-TOOL-83).
 BATCH_LIMIT_S = 300.0
-#: A tool whose own limit ends together with the batch's can still return its text to the model (S-SET-34).
+#: If a tool's own limit ends together with the batch's, its text can still be returned to the model (S-SET-34).
 _GRACE_S = 0.25
 
 
@@ -124,7 +124,7 @@ def cut_for_log(text: str, length: int) -> str:
 
 
 class _TimedOutError(Exception):
-    """The tool's time limit is up. A TimeoutError may come from the tool itself."""
+    """The tool's time limit is up. A `TimeoutError`, in contrast, may be the tool's own."""
 
 
 class _LoopEmitter:
@@ -207,11 +207,11 @@ def _value_of_input(arguments: str) -> object:
 
 
 def _is_valid_for(tool: AgentTool, arguments: str) -> bool:
-    """Return whether a typed tool accepts the arguments; False for other tools, whose checks are their own."""
+    """Return whether a typed tool accepts the arguments; False for other tools, which have their own checks."""
     if not isinstance(tool, TypedAgentTool) or isinstance(tool, CustomSchemaAgentTool):
         return False
     typed = cast("TypedAgentTool[BaseModel]", tool)
-    # Plain text is only for pipelines, whose callers have no schema (S-TOOL-53).
+    # Plain text is only for pipelines, which have no schema (S-TOOL-53).
     return arguments.lstrip().startswith("{") and isinstance(parse_input(arguments, input_type_of(typed)), BaseModel)
 
 

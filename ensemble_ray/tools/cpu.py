@@ -1,6 +1,7 @@
 """Run CPU-bound functions in other processes of this machine, and the `ToolOutcome` that they send back.
 
-Functions, arguments, values and errors cross as bytes that this module packs: if one cannot be pickled, only its own call fails.
+Functions, arguments, values and errors are sent as bytes that this module packs: one that cannot be pickled fails only its
+own call.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def outcome_of_result(result: ToolResult) -> ToolOutcome:
 
 
 def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
-    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string with the prefix `Error:` is a failure (S-TOOL-15)."""
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); text with the prefix `Error:` is a failure (S-TOOL-15)."""
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")

@@ -97,7 +97,7 @@ def normalise_parameters(schema: object) -> ForeignSchema:
 
 
 def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Return a normalised schema whose parameter names all endpoints accept, and new name -> original name of the changed ones."""
+    """Rename parameters with names that some endpoints refuse; return the schema, and new name -> original name."""
     properties = cast("Mapping[str, object]", schema["properties"])
     taken = {name for name in properties if _PROPERTY_NAME.fullmatch(name)}
     renamed: dict[str, str] = {}
@@ -204,7 +204,7 @@ class _Normaliser:
         return result
 
     def _add_values(self, found: _Schema, kind: str, result: _Schema) -> None:
-        """Add the allowed values: texts as `enum`, others in the description, because some endpoints accept only texts there."""
+        """Add the allowed values: texts as `enum`, others in the description, as some endpoints accept only texts."""
         if "const" not in found and "enum" not in found:
             return
         values = [found["const"]] if "const" in found else _list_of(found["enum"])
@@ -295,7 +295,7 @@ class _Normaliser:
         return properties
 
     def _resolve(self, schema: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
-        """Return a schema with its reference and `allOf` resolved; its key `_WITHIN` contains the references that were followed."""
+        """Return a schema with its reference and `allOf` resolved; its key `_WITHIN` lists the resolved references."""
         found = dict(schema)
         for _ in range(DEEPEST):
             if "$ref" not in found:

@@ -161,8 +161,8 @@ def _warn_of_gaps(function: Callable[..., object]) -> None:
     if mark is None or key in _warned:
         return
     untyped = [name for name, each in inspect.signature(function).parameters.items() if each.annotation is each.empty]
-    gaps = [] if mark.description else ["no docstring: the model is not told what it does"]
-    gaps += [f"no type for {', '.join(untyped)}: the model may give anything"] if untyped else []
+    gaps = [] if mark.description else ["no docstring: the model does not know its purpose"]
+    gaps += [f"no type for {', '.join(untyped)}: the model may pass any value"] if untyped else []
     if gaps:
         _warned.add(key)
         _log.warning("Tool '%s' has %s", mark.name, "; ".join(gaps))

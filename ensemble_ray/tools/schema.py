@@ -31,7 +31,7 @@ _ARGUMENTS = ConfigDict(extra="ignore", coerce_numbers_to_str=True, arbitrary_ty
 
 
 class ArgumentError(ValueError):
-    """The model's arguments are invalid. The message tells the model how to correct them."""
+    """The model's arguments are invalid. The message explains to the model how to correct them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Signature:
     positional: Mapping[str, object]
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return positional and named arguments for the function, without those that the model omitted (S-TOOL-13)."""
+        """Return positional and named arguments for the function, without arguments that the model omitted (S-TOOL-13)."""
         text = arguments if arguments.strip() not in {"", "null"} else "{}"
         try:
             filled = self.model.model_validate_json(text)
@@ -172,7 +172,7 @@ def _field_info(parameter: inspect.Parameter, annotation: object, description: s
     if description and not any(isinstance(item, FieldInfo) and item.description for item in metadata):
         extra["description"] = description
     if parameter.default is not parameter.empty:
-        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form is left out
+        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form is omitted
             extra["json_schema_extra"] = {"default": to_jsonable_python(parameter.default)}
     return cast("FieldInfo", Field(**extra))
 
@@ -198,7 +198,7 @@ def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
     return inlined
 
 
-#: Keys of a schema whose values map names to schemas, and keys whose values are data.
+#: Keys of a schema for maps from names to schemas, and keys for data.
 _MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _DATA = frozenset({"default", "const", "enum", "examples", "required"})
 #: A title repeats the name; a discriminator refers to definitions that are inlined.
@@ -273,7 +273,7 @@ class RepairedArguments(NamedTuple):
 
 
 def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArguments | None:
-    """Repair arguments that nearly match their schema; None if there is nothing to repair or no safe way to do it."""
+    """Repair arguments that nearly match their schema; None if they need no repair or there is no safe one."""
     repair = _Repair(schema)
     try:
         arguments = repair.read_object(text)

@@ -347,7 +347,7 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         input_type: object = cls.__dict__.get("input_type")
-        if input_type is not None and not isinstance(input_type, property):
+        if input_type is not None and not isinstance(input_type, property):  # a property is checked at resolution
             _check_input_type(input_type, f"Tool class '{cls.__qualname__}'")
 
     @abstractmethod

@@ -41,7 +41,7 @@ class ResultError(TypeError):
 
 
 async def call_to_end(function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-    """Call user code: async code on this loop, sync code in a thread. A generator's items become a list (S-LLM-45, S-LLM-46)."""
+    """Call user code: async code on this loop, sync code in a thread; a generator becomes a list (S-LLM-45, S-LLM-46)."""
     if is_async_callable(function):
         return await collect(function(*args, **kwargs))
     # The iterator is read in the thread that created it: a `sqlite3.Cursor` belongs to its thread.

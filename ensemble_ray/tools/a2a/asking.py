@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 #: The generic limit of a tool call comes later than this tool's own limit, which reports more, and its cancellation.
 _GRACE_S = 15.0
 _UNKNOWN = (
-    "Outcome unknown: {error}. The agent may have done the work, done a part of it, or nothing; it has not been asked "
-    "again. Find out whether it was done before you call it again. If you cannot find out, do not repeat it, and say in "
+    "Outcome unknown: {error}. The agent may have finished all, a part or none of the work, and the request was not "
+    "repeated. Check the outcome before you call it again. If you cannot check it, do not repeat the call, and say in "
     "your answer that its outcome is unknown."
 )
 
@@ -64,7 +64,7 @@ class A2ATool(AbstractAgentTool):
         description: Explains to the model when to use the tool; None: a general text.
         headers: Headers of every request; their values are never shown.
         hosts: Further hosts that the card may name, besides the host of the URL.
-        effect: Effect of a call on the outside world. Calls with the effect `once` are not retried.
+        effect: Effect of a call on the outside world. With `once`, a message that may have arrived is not sent again.
         timeout: Time limit of one call, in seconds or as a `timedelta`.
         connect_timeout: Time limit of a connection, in seconds or as a `timedelta`.
 
@@ -115,7 +115,7 @@ class A2ATool(AbstractAgentTool):
             return ToolResult.failure(_UNKNOWN.format(error=error) if is_unknown else str(error))
         except ToolConfigurationError as error:
             return ToolResult.failure(str(error))
-        return ToolResult.failure(f"Remote agent {self._address.url} gave no answer")
+        return ToolResult.failure(f"Remote agent {self._address.url} did not answer")
 
 
 def seconds_of(timeout: float | timedelta, name: str) -> float:
@@ -143,8 +143,8 @@ async def ask_agent(
 ) -> AsyncGenerator[str | RemoteAnswer]:
     """Yield the pieces of an answer as they arrive, then the complete answer. Failures raise `RemoteAgentError`.
 
-    A call that is repeated after a crash uses the same `message_id`. Unless `may_repeat`, a message that may have arrived is not
-    sent again.
+    A call that is repeated after a crash uses the same `message_id`. A message that may have arrived is sent again only if
+    `may_repeat`.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     call = _AgentCall(address, text, message_id, may_repeat=may_repeat, timeout_s=timeout_s)

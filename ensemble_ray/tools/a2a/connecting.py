@@ -308,7 +308,7 @@ class RemoteTask:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no further update can be expected."""
+        """Whether the agent sends no further update by itself."""
         return self._reply is not None or self._state in _OVER | _ASKING
 
     @property

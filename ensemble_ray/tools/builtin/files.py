@@ -17,7 +17,7 @@ from ensemble_ray.values.value import utc_now
 
 _DEFAULT_MAX_BYTES = 10 * 1024 * 1024
 _CHUNK_BYTES = 1 << 20
-#: Links are not followed, and a pipe does not block. Windows lacks these flags and relies on the checks around `os.open`.
+#: Links are not followed, and a pipe does not block. Windows lacks the first two flags; there, the checks remain.
 _SAFE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 

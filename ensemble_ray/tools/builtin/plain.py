@@ -382,7 +382,7 @@ class JsonParserInput(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
     json_path: str = Field(description="Path to the value, for example user.name, items[0].title or [1].x")
-    #: pydantic reserves the name `json`, hence the alias (S-BIT-54)
+    #: an alias, because pydantic reserves the name `json` (S-BIT-54)
     text: str = Field(alias="json", description="The JSON text to read from")
 
 
@@ -535,7 +535,7 @@ class HumanInputTool(AbstractAgentTool):
     async def do_execute(self, text: str, /) -> ToolResult:
         handler = self.context.review_handler
         if handler is None:
-            _log.warning("Tool '%s' has nobody to ask: the run has no review_handler", self.name)
+            _log.warning("Tool '%s' cannot ask a person: the run has no review_handler", self.name)
             return ToolResult.success("No reviewer is available. Please proceed with your best judgment.")
         request = approval_request(
             text, timeout=self._review.timeout, on_timeout=self._review.on_timeout, ends_run=True
@@ -544,6 +544,6 @@ class HumanInputTool(AbstractAgentTool):
             case Edit(revised_output=answer):
                 return ToolResult.success(answer)
             case ExitEarly(timed_out=timed_out):
-                raise ExitEarlyError("The run was ended by the person who was asked", timed_out)
+                raise ExitEarlyError("The reviewer ended the run", timed_out)
             case _:
                 return ToolResult.success("Understood. Please continue.")

@@ -87,7 +87,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         except Exception as error:  # noqa: BLE001  a custom fetcher may raise any error
             return ToolResult.failure(f"Failed to fetch URL: {message_of(error)}")
         if not isinstance(html, str | bytes):
-            return ToolResult.failure(f"Failed to fetch URL: the fetcher gave no text but: {type(html).__name__}")
+            return ToolResult.failure(f"Failed to fetch URL: the fetcher must return text, got: {type(html).__name__}")
         limit = self._max_content_length
         try:
             text = await read_page(html, most_characters=limit + 1)

@@ -1,4 +1,4 @@
-"""`MCP`, an entry of a tool list that stands for a server's tools, and the tools made of a listing.
+"""`MCP`, an entry of a tool list for all tools of a server.
 
 The entry is pickled with its agent, without a session: each process that runs the agent has its own.
 """
@@ -253,9 +253,9 @@ class _RemoteTool(ContextAgentTool):
         if self.effect != "once" or not may_be_done:
             return ToolResult.failure(why)
         return ToolResult.failure(
-            f"Outcome unknown: {why.rstrip('.')}, before a result came back. The call may have been done, partly done, or not "
-            "done at all; it has not been repeated. Find out whether it was done before you call it again. If you cannot "
-            "find out, do not repeat it, and say in your answer that its outcome is unknown."
+            f"Outcome unknown: {why.rstrip('.')}, before a result arrived. The call may have finished all, a part or none of "
+            "its work, and it was not repeated. Check the outcome before you call it again. If you cannot check it, do not "
+            "repeat the call, and say in your answer that its outcome is unknown."
         )
 
 
@@ -275,7 +275,7 @@ def _server_tool(
         if not text and answer.structured_content is not None:
             text = json.dumps(answer.structured_content, ensure_ascii=False)
         if answer.is_error:
-            return ToolResult.failure(text or "the server gave no reason")
+            return ToolResult.failure(text or "the server reported no reason")
         return ToolResult.success(text, answer.structured_content)
 
     description = tool.description or tool.title or ""
@@ -344,7 +344,7 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
             "\n\n".join(f"{each.role}: {_content_text(each.content)}" for each in answer.messages)
         )
 
-    description = prompt.description or f"Gives the prompt '{prompt.name}'."
+    description = prompt.description or f"Returns the prompt '{prompt.name}'."
     return _RemoteTool(
         address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
     )

@@ -1,7 +1,7 @@
 """Requests of an MCP server during a call of its tool: elicitation (a question to a person) and sampling (to a model).
 
-A request is answered in the context of the call to which it belongs. If the call cannot be known, the request is refused. An error
-that ends the task, such as an early exit or a suspension at a review gate, ends the call and is raised by it.
+A request is answered in the context of its call; if the call is unknown, the request is refused. An error that ends the
+task, such as an early exit or a suspension at a review gate, ends the call and is raised by it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _read_messages(params: CreateMessageRequestParams) -> list[ChatMessage]:
         texts: list[str] = []
         for block in blocks:
             if block.type != "text":
-                raise ValidationError(f"The model of the agent is asked with texts alone, got: {block.type}")
+                raise ValidationError(f"The model of the agent accepts only texts, got: {block.type}")
             texts.append(block.text)
         messages.append(ChatMessage(role=message.role, content="\n".join(texts)))
     return messages

@@ -1,8 +1,8 @@
 """HTTP requests of the web tools, with limits and without access to private addresses.
 
-A host name is resolved once per request. All of its addresses are checked, and the connection uses a checked address, so that a
-second DNS answer (rebinding) has no effect. Each redirect is checked in the same way. The body is unpacked while it is read, so that
-all limits apply during the transfer: size of the head, packed and unpacked bytes, number of pieces, time.
+A host name is resolved once per request. All of its addresses are checked, and the connection uses a checked address, so
+that a second DNS answer (rebinding) has no effect. Each redirect is checked, too. The body is unpacked while it is read, so
+that all limits apply during the transfer: size of the head, packed and unpacked bytes, number of pieces, time.
 """
 
 # Tools are pickled, so no session outlives a call. The proxies of the environment are not used: they would resolve names

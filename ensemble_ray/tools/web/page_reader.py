@@ -61,5 +61,5 @@ async def read_page(html: str | bytes, *, most_characters: int) -> str:
         raise PageError(f"its HTML takes more than {_CPU_S} s of processor time to parse")
     if process.returncode:
         limit = f"at most {_MEMORY_BYTES >> 20} MiB"
-        raise PageError(f"the HTML parser ended unexpectedly, of memory ({limit}) or of an error of its own")
+        raise PageError(f"the HTML parser ended unexpectedly, because of memory ({limit}) or an internal error")
     return text.decode("utf-8")

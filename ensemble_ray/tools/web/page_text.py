@@ -1,9 +1,9 @@
 """Extract the text of an HTML page. This file is also a program that `page_reader.py` starts.
 
 Usage: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES`. It reads a page in UTF-8 from standard input and writes at most
-that many characters of its text. A malicious page can take hours to parse (a parser compares each new element with
-all open ones, and there may be a million), and the parser is C code that its own process cannot stop. Another process can be killed, and
-the system enforces its limits. It imports nothing of this package, so that it starts in a tenth of a second.
+that many characters of its text. A malicious page can take hours to parse (the parser compares each new element with
+all open ones, and there may be a million), and the parser is C code that its own process cannot stop. Another process can
+be killed, and the system enforces its limits. It imports no module of this package, to start in a tenth of a second.
 """
 
 from __future__ import annotations
