@@ -54,18 +54,24 @@ TRACE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundAgentTool:
+class _Bound:
+    """A tool that is ready to be called."""
+
     spec: ToolSpec
     #: seconds; None: no limit
     timeout_s: float | None
-    tool: AgentTool
-    #: the input is the model's complete argument text, not the value of `input` (S-TOOL-24)
-    takes_arguments: bool
     effect: Effect
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundAgentTool(_Bound):
+    tool: AgentTool
+    #: the input is the model's complete argument text, not the value of `input` (S-TOOL-24)
+    takes_arguments: bool
 
     @property
     def asks_first(self) -> bool:
@@ -74,22 +80,14 @@ class BoundAgentTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundFunction:
-    spec: ToolSpec
-    #: seconds; None: no limit
-    timeout_s: float | None
+class BoundFunction(_Bound):
     function: Callable[..., object]
     signature: Signature
     is_async: bool
     #: runs in another process
     cpu: bool
-    effect: Effect
     #: the tool has no effect before its approval
     asks_first: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
 
 BoundTool = BoundAgentTool | BoundFunction

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast, final, get_args, overload
 from weakref import WeakKeyDictionary
 
@@ -558,49 +557,31 @@ def tool(
     Raises:
         ValidationError: the name, the timeout or the effect is invalid.
     """
-    if isinstance(target, str) and description is None:
-        description = target
-    decorate = partial(
-        _mark,
-        name=name,
-        description=description,
-        timeout_s=timeout_seconds(timeout),
-        cpu=cpu,
-        effect=check_effect(effect, "@tool"),
-        approval=approval,
-    )
+    text = target if isinstance(target, str) and description is None else description
+    timeout_s, checked_effect = timeout_seconds(timeout), check_effect(effect, "@tool")
+
+    def decorate(function: F) -> F:
+        inner = cast("Callable[..., object]", _function_of(function))
+        chosen = getattr(inner, "__name__", "") if name is None else name
+        problem = check_tool_name(chosen)
+        if problem is not None:
+            raise ValidationError(problem)
+        mark = FunctionTool(
+            name=chosen,
+            description=_first_paragraph(inspect.getdoc(inner) or "") if text is None else text.strip(),
+            timeout_s=timeout_s,
+            cpu=cpu,
+            effect=checked_effect,
+            approval=approval,
+        )
+        _resolve_local_annotations(inner)
+        try:
+            setattr(inner, _MARK, mark)
+        except AttributeError:
+            raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
+        return function
+
     return decorate if target is None or isinstance(target, str) else decorate(target)
-
-
-def _mark(
-    function: F,
-    *,
-    name: str | None,
-    description: str | None,
-    timeout_s: float | None,
-    cpu: bool,
-    effect: Effect,
-    approval: bool,
-) -> F:
-    target = cast("Callable[..., object]", _function_of(function))
-    chosen = getattr(target, "__name__", "") if name is None else name
-    problem = check_tool_name(chosen)
-    if problem is not None:
-        raise ValidationError(problem)
-    mark = FunctionTool(
-        name=chosen,
-        description=_first_paragraph(inspect.getdoc(target) or "") if description is None else description.strip(),
-        timeout_s=timeout_s,
-        cpu=cpu,
-        effect=effect,
-        approval=approval,
-    )
-    _resolve_local_annotations(target)
-    try:
-        setattr(target, _MARK, mark)
-    except AttributeError:
-        raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
-    return function
 
 
 def tool_mark(entry: object) -> FunctionTool | None:

@@ -189,23 +189,30 @@ class _KeyedSearch(ABC):
     """A search service with an API key. Neither results nor errors contain the key."""
 
     provider_name = ""
+    default_endpoint = ""
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str) -> None:
+    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str | None = None) -> None:
         plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
         if plain is None or not plain.strip():
             raise ValueError("api_key must not be blank")
         self._key = SecretStr(plain.strip())
-        self._endpoint = endpoint
+        self._endpoint = endpoint or self.default_endpoint
 
     async def search(self, query: str) -> str:
+        method, url, body = self._request(query)
+        headers = {"User-Agent": _SEARCH_AGENT, **({"Content-Type": "application/json"} if body else {})}
         try:
-            found = await threads.run(self._read, await self._send(query))
+            answer = await exchange(
+                method, url, headers=headers, body=body, max_bytes=_MAX_SEARCH_BYTES, timeout_s=_TIMEOUT_S
+            )
+            found = await threads.run(self._read, answer)
         except RequestFailedError as error:
             raise RequestFailedError(self._without_key(str(error))) from None
         return self._without_key(found)
 
     @abstractmethod
-    async def _send(self, query: str) -> WebAnswer: ...
+    def _request(self, query: str) -> tuple[str, str, bytes]:
+        """Return method, URL and body of the request."""
 
     @abstractmethod
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
@@ -231,25 +238,12 @@ class _KeyedSearch(ABC):
 
 class TavilySearch(_KeyedSearch):
     provider_name = "Tavily"
+    default_endpoint = "https://api.tavily.com/search"
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://api.tavily.com/search") -> None:
-        super().__init__(api_key, endpoint=endpoint)
-
-    async def _send(self, query: str) -> WebAnswer:
-        request = {
-            "api_key": self._key.get_secret_value(),
-            "query": query,
-            "search_depth": "basic",
-            "max_results": _MAX_RESULTS,
-        }
-        return await exchange(
-            "POST",
-            self._endpoint,
-            headers={"Content-Type": "application/json", "User-Agent": _SEARCH_AGENT},
-            body=json.dumps(request).encode(),
-            max_bytes=_MAX_SEARCH_BYTES,
-            timeout_s=_TIMEOUT_S,
-        )
+    def _request(self, query: str) -> tuple[str, str, bytes]:
+        key = self._key.get_secret_value()
+        request = {"api_key": key, "query": query, "search_depth": "basic", "max_results": _MAX_RESULTS}
+        return "POST", self._endpoint, json.dumps(request).encode()
 
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
         return [(hit.get("title"), hit.get("url"), hit.get("content")) for hit in _objects(document.get("results"))]
@@ -257,19 +251,11 @@ class TavilySearch(_KeyedSearch):
 
 class SerpApiSearch(_KeyedSearch):
     provider_name = "SerpAPI"
+    default_endpoint = "https://serpapi.com/search.json"
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://serpapi.com/search.json") -> None:
-        super().__init__(api_key, endpoint=endpoint)
-
-    async def _send(self, query: str) -> WebAnswer:
+    def _request(self, query: str) -> tuple[str, str, bytes]:
         request = {"engine": "google", "q": query, "api_key": self._key.get_secret_value(), "num": _MAX_RESULTS}
-        return await exchange(
-            "GET",
-            f"{self._endpoint}?{urlencode(request)}",
-            headers={"User-Agent": _SEARCH_AGENT},
-            max_bytes=_MAX_SEARCH_BYTES,
-            timeout_s=_TIMEOUT_S,
-        )
+        return "GET", f"{self._endpoint}?{urlencode(request)}", b""
 
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
         hits = _objects(document.get("organic_results"))

@@ -37,14 +37,7 @@ from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import (
-        BlobResourceContents,
-        ContentBlock,
-        Prompt,
-        RequestParamsMeta,
-        TextResourceContents,
-        Tool,
-    )
+    from mcp_types import BlobResourceContents, ContentBlock, Prompt, RequestParamsMeta, TextResourceContents, Tool
 
 
 class MCP(DynamicToolProvider):

@@ -17,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, TypeVar, cast
 
@@ -316,7 +315,7 @@ async def open_session(
             return
         opening = McpDelivery()
         current_delivery.set(opening)  # for this session's task; each call sets its own
-        http = await stack.enter_async_context(http_client(address))
+        http = await stack.enter_async_context(HttpClient(address))
         try:
             transport = streamable_http_client(address.url, http_client=http, max_sse_event_size=MESSAGE_BYTES)
             opened = await enter(client(transport, "auto"))
@@ -324,7 +323,11 @@ async def open_session(
             if (status := opening.status or 0) not in _REFUSALS:
                 raise
             refusal = f"it refuses streamable HTTP (HTTP status {status}: {reason_of(error)})"
-            sse = sse_client(address.url, httpx_client_factory=partial(sse_http_client, address))
+            # The SDK's settings of the client are ignored.
+            sse = sse_client(
+                address.url,
+                httpx_client_factory=lambda headers=None, timeout=None, auth=None: SseHttpClient(address),  # noqa: ARG005
+            )
             try:
                 opened = await enter(client(sse, "legacy"))
             except Exception as older:
@@ -551,22 +554,11 @@ _SESSION_ID = "mcp-session-id"
 _FAILURE_BYTES = 64 * 2**10
 
 
-def http_client(address: ServerAddress) -> httpx2.AsyncClient:
-    """Return the client of a session. Answers have no time limit here; each call has its own."""
-    return _WatchedClient(address)
+class HttpClient(httpx2.AsyncClient):
+    """Records in `current_delivery` whether a request may have arrived, and the status of its answer.
 
-
-def sse_http_client(
-    address: ServerAddress,
-    headers: dict[str, str] | None = None,  # noqa: ARG001  the SDK's settings are ignored
-    timeout: httpx2.Timeout | None = None,  # noqa: ARG001  as above
-    auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
-) -> httpx2.AsyncClient:
-    return _SseClient(address)
-
-
-class _WatchedClient(httpx2.AsyncClient):
-    """Records in `current_delivery` whether a request may have arrived, and the status of its answer."""
+    Answers have no time limit here; each call has its own.
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         headers = httpx2.Headers({"Accept-Encoding": ACCEPTED_CODINGS})
@@ -592,7 +584,7 @@ class _WatchedClient(httpx2.AsyncClient):
         return response
 
 
-class _SseClient(_WatchedClient):
+class SseHttpClient(HttpClient):
     """Closes the stream of answers when the server refuses a message: no answer will arrive, and the session is over.
 
     While that stream is open, it raises no errors of messages: the SDK would log them with the URL.
