@@ -466,7 +466,7 @@ def check_effect(effect: object, subject: str) -> Effect:
 
 def strongest_effect(*effects: Effect) -> Effect:
     """Return the effect that needs the most care; `none` without arguments (S-DUR-21)."""
-    return max(effects, key=_EFFECTS.index, default="none")
+    return max((_EFFECTS[0], *effects), key=_EFFECTS.index)
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:

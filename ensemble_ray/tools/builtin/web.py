@@ -269,6 +269,7 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 
 
 def _format_hits(hits: Sequence[tuple[object, object, object]]) -> str:
+    """Return a numbered list of the hits (S-BIT-33)."""
     blocks: list[str] = []
     for title, url, extract in hits:
         lines = [

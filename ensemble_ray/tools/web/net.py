@@ -5,9 +5,6 @@ that a second DNS answer (rebinding) has no effect. Each redirect is checked, to
 that all limits apply during the transfer: size of the head, packed and unpacked bytes, number of pieces, time.
 """
 
-# Tools are pickled, so no session outlives a call. The proxies of the environment are not used: they would resolve names
-# unchecked. Errors and logs contain neither the URL nor headers of a request, which may contain keys.
-
 from __future__ import annotations
 
 import asyncio
@@ -202,6 +199,7 @@ class _CheckedAddresses(AbstractResolver):
 
 
 def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
+    # One session per request: tools are pickled. Without the environment's proxies, which would resolve names unchecked.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(resolver=_CheckedAddresses(addresses), use_dns_cache=False, ssl=_tls()),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -252,7 +250,7 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error; texts of aiohttp about a request or answer may quote URL and headers."""
+    """Return the text of an error, without the URL and headers, which may contain keys and which aiohttp quotes."""
     if isinstance(error, aiohttp.ClientResponseError):
         return "the answer is not valid HTTP, or its head is too long"
     if isinstance(error, aiohttp.InvalidURL):
