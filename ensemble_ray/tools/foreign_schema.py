@@ -79,7 +79,7 @@ class ForeignSchema:
 def normalise_parameters(schema: object) -> ForeignSchema:
     """Return a tool's parameters in a form that all endpoints accept; a normalised schema does not change.
 
-    The schema may be of any draft, or malformed. It raises `SchemaError` if it describes no object or is too large.
+    The schema may be of any draft, or malformed. A schema that describes no object or is too large raises `SchemaError`.
     """
     if not isinstance(schema, Mapping):
         raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")

@@ -189,13 +189,16 @@ class _AgentCall:
         return answer
 
     def failure(self, text: str, cause: A2AError | None = None) -> RemoteAgentError:
-        """Return the error of a call without a readable answer. A final answer that is too deep is known (S-INT-97)."""
+        """Return the error of a call without a readable answer.
+
+        If the answer was final and only nested too deeply, the outcome of the work is known (S-INT-97).
+        """
         is_answered = cause is not None and is_too_deep(cause) and self._newest.is_final
         may_be_done = self._task.may_have_begun and not is_answered
         return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=may_be_done)
 
     async def stream(self, failures: ConnectionFailures) -> AsyncGenerator[str]:
-        """Yield pieces of text until the task is settled. If the caller stops earlier, cancel the task."""
+        """Yield pieces of text until the task is settled; finally, cancel it if the agent still works on it."""
         task = self._task
         async with open_http_client(self._address, self._timeout_s, self._newest) as http:
             client = await connect(self._address, http, failures)
