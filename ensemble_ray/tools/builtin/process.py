@@ -254,7 +254,7 @@ class ProgramRun:
             reader.join(max(0.0, until - time.monotonic()))
         if any(reader.is_alive() for reader in self._readers):
             return False
-        self._release()
+        self._end_supervisor()
         # a program usually ends together with its streams: poll often at first
         pause_s = _FIRST_POLL_S
         while not self._is_collected():
@@ -277,9 +277,9 @@ class ProgramRun:
                     os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-            self._release()
+            self._end_supervisor()
 
-    def _release(self) -> None:
+    def _end_supervisor(self) -> None:
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             with contextlib.suppress(OSError):  # the supervisor has ended

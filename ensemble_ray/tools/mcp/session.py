@@ -509,7 +509,7 @@ class _RepairedMessages(ReadMessages):
 
     @property
     def last_context(self) -> object:
-        return getattr(self._inner, "last_context", None)
+        return getattr(self._inner, "last_context", None)  # the SDK reads it
 
     async def aclose(self) -> None:
         await self._inner.aclose()
