@@ -16,16 +16,16 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from ensemble_ray.cli.view.followed import FollowedEvents
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.following.projection import EventProjection
-from ensemble_ray.record.history import RecordedExecution
+from ensemble_ray.record.head import RunHead
+from ensemble_ray.record.history import RecordedExecution, RunHistory
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.stores import RecordedRun
+from ensemble_ray.record.trace import trace_of, works_of
 from ensemble_ray.record.view.spans import recorded_spans
 from ensemble_ray.studio.views.run_view import RunView
 from ensemble_ray.text.foreign_text import one_line
@@ -67,21 +67,21 @@ def _is_same(name: str, value: Any, other: Any) -> bool:
 
 
 def _trace(facts: Iterable[Fact]) -> Iterator[Said]:
-    fold = RunFold()
+    history = RunHistory(has_details=True)
     for fact in facts:
-        fold.apply(fact)
-        trace = fold.trace()
+        history.apply(fact)
+        trace, head = trace_of(history), history.head
         metrics, estimate = trace.metrics, trace.metrics.total_cost_estimate
         calls = [call for task in trace.task_traces for each in task.with_workers() for call in each.llm_interactions]
-        outputs = {name: task.summary() for name, task in fold.tasks.items()}
-        given = {name: output for name, output in outputs.items() if output is not None}
-        failures = {name: task.failure for name, task in fold.tasks.items() if task.failure and task.has_failed}
+        works = works_of(history)
+        given = {work.instance: output for work in works if (output := work.summary()) is not None}
+        failures = {work.instance: work.failure for work in works if work.failure and work.has_failed}
         errors = {(each.error_type, each.message, _ms(each.occurred_at)) for each in trace.errors}
         of_tasks = {(each.data.error_type, each.data.message, _ms(each.at)) for each in failures.values()}
         yield {
-            "state": fold.state,
+            "state": head.state,
             "run began": _ms(trace.started_at),
-            "run ended": _ms(trace.completed_at) if fold.state.is_final else None,
+            "run ended": _ms(trace.completed_at) if head.state.is_final else None,
             "tokens": _known(metrics.total_tokens) if trace.task_traces else 0,
             "all model calls": metrics.total_llm_call_count,
             "model calls": len(calls),
@@ -145,10 +145,10 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
 
 def _progress(facts: Sequence[Fact]) -> Iterator[Said]:
     """Say what the command line shows of a run of another process."""
-    projection, followed, progress = EventProjection(facts[0].run), FollowedEvents(), TaskProgress()
+    projection, progress = EventProjection(facts[0].run), TaskProgress()
     for fact in facts:
         for message in projection.apply(fact):
-            event = followed.event_of(message)
+            event = event_of(message)
             if event is not None:
                 progress.receive(event, fact.at)
         yield {
@@ -170,11 +170,12 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         tasks = {name: each for name, each in steps.items() if each.kind != "delegation"}
         # An item of several tasks is a step, too.
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}
-        tasks = {name: each for name, each in tasks.items() if name not in inner or each.model_calls}
-        tokens = [each.total_tokens for each in steps.values()]
-        costs = [each.cost for each in steps.values() if each.cost is not None]
+        shown = {name: view.steps.show(each) for name, each in steps.items()}
+        tasks = {name: each for name, each in tasks.items() if name not in inner or shown[name].model_calls}
+        tokens = [each.total_tokens for each in shown.values()]
+        costs = [each.cost[0] for each in shown.values() if each.cost is not None]
         total = None if None in tokens else sum(each or 0 for each in tokens)
-        calls = sum(each.model_calls for each in steps.values())
+        calls = sum(each.model_calls for each in shown.values())
         assert row.tokens == (total if calls else None)
         assert view.totals.cost == (sum(costs) if costs else None)
         yield {

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Self, cast
+
+from pydantic import TypeAdapter
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, FactData, Key
-from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.lenient import as_count, as_mapping, as_text
 from ensemble_ray.facts.shapes import NUMBER, OBJECT, TEXT, optional, require, type_of
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.value import Duration
+
+_DURATION = TypeAdapter[timedelta](Duration)
 
 
 class RecordedOutput(NamedTuple):
@@ -30,6 +35,9 @@ class RecordedOutput(NamedTuple):
     metrics: Mapping[str, object]
     #: Unix time, s; None: not recorded
     completed_at: float | None
+    #: None: not recorded
+    duration_s: float | None
+    tool_call_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,10 @@ def read_output(data: Mapping[str, object]) -> RecordedOutput:
         completed_at = datetime.fromisoformat(as_text(data.get("completed_at"))).timestamp()
     except ValueError:
         completed_at = None
+    try:
+        duration_s = _DURATION.validate_python(data.get("duration")).total_seconds()
+    except ValueError:
+        duration_s = None
     return RecordedOutput(
         raw=as_text(data.get("raw")),
         agent_role=as_text(data.get("agent_role")),
@@ -129,6 +141,8 @@ def read_output(data: Mapping[str, object]) -> RecordedOutput:
         output_type=as_text(data.get("output_type")),
         metrics=as_mapping(data.get("metrics")),
         completed_at=completed_at,
+        duration_s=duration_s,
+        tool_call_count=as_count(data.get("tool_call_count")),
     )
 
 

@@ -1,7 +1,7 @@
-"""Tokens and calls of a run, counted from its facts (S-MET-38). Pure.
+"""Tokens and calls of a run, counted from its facts: what its executions used, and what its budget counts. Pure.
 
-Counts all executions of tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied. What a budget
-counts is different (`record.spent`): it leaves out copies, and includes calls that made agents or reflected on outputs.
+The executions are all of its tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied
+(S-MET-38). A budget leaves out copies, and includes calls that made agents or reflected on outputs (S-BUD-7, S-BUD-9).
 """
 
 from __future__ import annotations
@@ -9,31 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from ensemble_ray.execute.scope import answer_tokens
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.lenient import as_count, as_mapping
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.values.metrics import add_tokens
+from ensemble_ray.values.metrics import Amount, add_tokens, price
 from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ensemble_ray.facts.fact import Fact, FactData
+    from ensemble_ray.values.metrics import CostConfiguration
+
+#: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
+PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)
 
 
-class ExecutionTotals:
-    """What all executions of a run used, as far as facts were applied.
+class UsageTally:
+    """What a run used, as far as facts were applied.
 
     Attributes:
-        tokens: Input and output tokens; -1: a provider did not count.
-        model_calls: Answers of models, also those to servers of tools.
-        tool_calls: Calls of tools that began or were answered, unknown tools included.
+        tokens: Input and output tokens of all executions; -1: a provider did not count.
+        model_calls: Answers of models to them, also those to servers of tools.
+        tool_calls: Their calls of tools that began or were answered, unknown tools included.
+        spent_tokens: What a budget counts, estimates included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: CostConfiguration | None = None) -> None:
+        """Start without facts; with `costs` the tally of the budget has money, too."""
         self.tokens = 0
         self.model_calls = 0
         self.tool_calls = 0
+        self.spent_tokens = 0
+        self._spent_cost = 0
+        self._costs = costs
+        #: names and times of the answers that made agents; a resumed run may record again what was asked before it began
+        self._preliminary: set[tuple[str, float]] = set()
         #: by instance: how many calls of its last answer are not counted yet; a call of an unknown tool has no fact
         self._uncounted: dict[str, int] = {}
         #: by instance that has not ended: how many calls are counted
@@ -41,29 +56,68 @@ class ExecutionTotals:
         #: names of the calls without a result
         self._open_calls: set[str] = set()
 
+    @property
+    def spent(self) -> Amount:
+        """What a budget counts."""
+        return Amount(self.spent_tokens, self._spent_cost)
+
     def apply(self, fact: Fact) -> None:
         """Apply the next fact."""
         rule = self._RULES.get(type(fact.data))
         if rule is not None:
             rule(self, fact)
 
+    def apply_all(self, facts: Iterable[Fact]) -> None:
+        """Apply the next facts."""
+        for fact in facts:
+            self.apply(fact)
+
     def _apply_answer(self, fact: Fact[ModelAnswered]) -> None:
+        answer = fact.data
         if is_making_agent(fact):
+            if not answer.is_copied and (fact.name, fact.at) not in self._preliminary:
+                self._preliminary.add((fact.name, fact.at))
+                self._spend_answer(answer)
             return
-        self._count_answer(fact)
+        self._count_tokens(answer)
+        if not answer.is_copied:
+            self._spend_answer(answer)
         instance = fact.instance
         # All are answered, since the model was called again.
         if uncounted := self._uncounted.pop(instance, 0):
             self._count_calls(instance, uncounted)
-        if fact.data.tool_calls:
-            self._uncounted[instance] = len(fact.data.tool_calls)
+        if answer.tool_calls:
+            self._uncounted[instance] = len(answer.tool_calls)
 
-    def _count_answer(self, fact: Fact[ModelAnswered | SamplingAnswered]) -> None:
-        self.model_calls += 1
-        self.tokens = add_tokens((self.tokens, int(fact.data.input_tokens), int(fact.data.output_tokens)))
+    def _apply_sampling(self, fact: Fact[SamplingAnswered]) -> None:
+        self._count_tokens(fact.data)
+        self._spend_answer(fact.data)
 
     def _apply_memory(self, fact: Fact[MemoryRecalled | MemoryStored]) -> None:
         self.tokens = add_tokens((self.tokens, fact.data.embedding_tokens))
+        self._spend(fact.data.embedding_tokens, 0)
+
+    def _apply_reflection(self, fact: Fact[ReflectionRecorded]) -> None:
+        self._spend(fact.data.input_tokens, fact.data.output_tokens)
+
+    def _count_tokens(self, answer: ModelAnswered | SamplingAnswered) -> None:
+        self.model_calls += 1
+        self.tokens = add_tokens((self.tokens, int(answer.input_tokens), int(answer.output_tokens)))
+
+    def _spend_answer(self, answer: ModelAnswered | SamplingAnswered) -> None:
+        """Count an answer; tokens that neither the provider nor a budget counted are estimated from its text."""
+        sent, received = int(answer.input_tokens), int(answer.output_tokens)
+        if sent < 0 or received < 0:
+            calls, reasoning = getattr(answer, "tool_calls", ()), getattr(answer, "reasoning", None)
+            estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls, reasoning))
+            sent = sent if sent >= 0 else max(0, estimated[0])
+            received = received if received >= 0 else max(0, estimated[-1])
+        self._spend(sent, received)
+
+    def _spend(self, sent: int, received: int) -> None:
+        self.spent_tokens += sent + received
+        if self._costs is not None:
+            self._spent_cost += price(self._costs, sent, received).cost
 
     def _apply_call(self, fact: Fact[ToolIntended | DelegationDecided | ToolReturned]) -> None:
         if "/call-" not in fact.name:
@@ -89,9 +143,10 @@ class ExecutionTotals:
 
     _RULES: ClassVar[Mapping[type[FactData], Callable[..., None]]] = {
         ModelAnswered: _apply_answer,
-        SamplingAnswered: _count_answer,
+        SamplingAnswered: _apply_sampling,
         MemoryRecalled: _apply_memory,
         MemoryStored: _apply_memory,
+        ReflectionRecorded: _apply_reflection,
         ToolIntended: _apply_call,
         DelegationDecided: _apply_call,
         ToolReturned: _apply_call,

@@ -13,19 +13,19 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, run_blocking, threads
+from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.advice import read_fork_advice
+from ensemble_ray.record.resume.directives import read_switches
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
-from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.recovery.unknown_outcomes import check_outcomes
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
@@ -34,7 +34,6 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.teamfile import find_planned_form, load_source
 from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
-from ensemble_ray.values.reviews import ModelSwitch, add_switch
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Origin
@@ -188,20 +187,15 @@ async def begin_again(
 
 async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
-    tally = SpentTally(definition.cost_configuration)
+    tally = UsageTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        await read_pages(store, run_id, kinds_of(*PAID), tally.apply)
-    return tally.total
+        await read_pages(store, run_id, kinds_of(*PAID), tally.apply_all)
+    return tally.spent
 
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
     """Refuse a definition without a model that the run was told to ask (S-CTL-12)."""
-    switches: tuple[ModelSwitch, ...] = ()
-    async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
-        for fact in page:
-            if isinstance(chosen := fact.data, ModelSwitched):
-                switches = add_switch(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
-    for each in switches:
+    for each in await read_switches(store, run_id):
         if each.model is not None and each.model not in definition.models:
             raise ValidationError(
                 f"Run '{run_id}' was told to ask the model '{each.model}', which the ensemble does not have any more. "

@@ -6,13 +6,14 @@ Never: a record that is loaded whole; one that stays owned where it cannot be re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.planned import read_planned
-from ensemble_ray.record.spent import SpentTally, with_account
+from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.runs.ownership import claim_run, release_run
+from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import OwnedRun, StoreAddress
     from ensemble_ray.runs.submission import SubmissionReason
+    from ensemble_ray.values.metrics import Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +63,33 @@ async def claim_planned(
         RunExistsError: another process owns it, or there is a run of that id.
         RecordError: the store cannot be read or written.
     """
-    tally = SpentTally(context.cost)
+    tally = UsageTally(context.cost)
     if address is None:
-        tally.apply(preliminary)
-        return ClaimedRun(with_account(context, tally.total))
+        tally.apply_all(preliminary)
+        return ClaimedRun(with_account(context, tally.spent))
     store, run_id = store_at(address), context.run_id
     owned = await claim_run(store, run_id, origin=header.origin, durability=context.durability, submission=submission)
     recovery = None
     try:
         if submission.is_recorded:
             is_resumed = not submission.is_restart
-            recovery = await read_planned(store, run_id, keep, tally.apply, is_resumed=is_resumed)
+            recovery = await read_planned(store, run_id, keep, tally.apply_all, is_resumed=is_resumed)
     except BaseException:
         await release_run(owned)
         raise
-    tally.apply(preliminary)
+    tally.apply_all(preliminary)
     is_known = recovery is not None and not recovery.is_empty
-    return ClaimedRun(with_account(context, tally.total), owned, recovery if is_known else None)
+    return ClaimedRun(with_account(context, tally.spent), owned, recovery if is_known else None)
+
+
+def with_account(context: RunContext, spent: Amount) -> RunContext:
+    """Return the context for the process that owns the run now: its budget knows what is spent, and has an account of its own.
+
+    Args:
+        context: The context as it was made.
+        spent: By what is recorded of the run, and by the effects of before scheduling.
+    """
+    if context.budget is None:
+        return context
+    account = f"{context.run_id}/{new_object_id()}"
+    return replace(context, budget=replace(context.budget, spent=spent, account=account))

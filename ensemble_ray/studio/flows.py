@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.process.forks import new_lock, threads
 from ensemble_ray.record.source import recorded_plan
-from ensemble_ray.record.units.histories import graph_trace
-from ensemble_ray.record.units.recorded import RecordedUnits
 from ensemble_ray.studio.schemas.flow import FlowSchema
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.studio.schemas.steps import StepSchema
     from ensemble_ray.values.trace import GraphTrace
@@ -95,18 +92,3 @@ class FlowDrawer:
                 while len(self._layouts) > _KEPT:
                     self._layouts.popitem(last=False)
         return PlacedFlow(flow=graph, layout=layout)
-
-
-def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded]]) -> GraphTrace | None:
-    """Return the steps that a run's graph took; None: it has none.
-
-    Args:
-        header: The run's first fact.
-        stimuli: What its source was told since.
-
-    Raises:
-        RecordError: one of them is damaged.
-    """
-    units = RecordedUnits()
-    units.apply(stimuli)
-    return graph_trace(units.collect_ends(recorded_plan(header.plan or {}), {}))

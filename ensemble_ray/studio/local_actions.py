@@ -10,11 +10,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
-from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.recovery.cancelling import request_end
 from ensemble_ray.recovery.deciding import record_decision
 from ensemble_ray.recovery.resuming import check_resumable
@@ -70,7 +69,10 @@ class LocalActions:
             reused=[_to_preview(view, each) for each in steps if each.status in _DONE],
             asked_again=[_to_preview(view, each) for each in steps if each.status not in _DONE],
             unknown_effects=[
-                call for each in steps if each.open_calls for call in await self._open_calls(run_id, each)
+                PreviewedCall(step=each.id, tool=call.tool_name, arguments=call.arguments[:2000])
+                for each in steps
+                for call in (each.open_calls or {}).values()
+                if call.effect == "once"  # others may simply be made again
             ],
             blocked=blocked,
         )
@@ -171,20 +173,6 @@ class LocalActions:
         if head.state.value == "budget_exhausted":
             return f"It needs a larger budget: {resume_advice(seen.summary.run_id, head.source.place, field='max_tokens=N')}"
         return None
-
-    async def _open_calls(self, run_id: str, state: RecordedExecution) -> list[PreviewedCall]:
-        """Return the calls of a step that have no result, and may not simply be made again."""
-        found: dict[str, PreviewedCall] = {}
-        for fact in await self._store.facts_of(run_id, state.id):
-            if (
-                fact.name in (state.open_calls or ())
-                and isinstance(fact.data, ToolIntended)
-                and fact.data.effect == "once"
-            ):
-                found[fact.name] = PreviewedCall(
-                    step=state.id, tool=fact.data.tool_name, arguments=fact.data.arguments[:2000]
-                )
-        return list(found.values())
 
 
 def _to_preview(view: StepsView, state: RecordedExecution) -> PreviewedStep:

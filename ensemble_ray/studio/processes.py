@@ -121,7 +121,6 @@ class RunProcesses:
                 TaskHere(run_id=run.run_id, step=step.id, since=step.started_at) for step in running[:_MOST_STEPS]
             ],
             more_running=max(0, len(running) - _MOST_STEPS),
-            ready=sum(step.status == "ready" for step in steps),
             memory_mb=_memory_mb(pid) if pid is not None and host == socket.gethostname() else None,
         )
 

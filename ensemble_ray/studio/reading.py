@@ -8,14 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.facts.effects import DelegationDecided, read_request
-from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.studio.flows import FlowDrawer, graph_trace_of
+from ensemble_ray.studio.flows import FlowDrawer
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
@@ -24,10 +20,8 @@ from ensemble_ray.studio.schemas.steps import LiveSteps, StepList
 from ensemble_ray.studio.views.comparing import compare_steps
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.step_detail import detail_of
-from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
@@ -36,8 +30,6 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.runs import ComparedRuns, ReviewSchema, RunDetailSchema, RunList, RunSeries
     from ensemble_ray.studio.schemas.steps import StepDetail
     from ensemble_ray.studio.visitors import Visitor
-
-_STIMULI = kinds_of(StimulusRecorded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +157,7 @@ class StudioReader:
         if state is None:
             raise not_found("step", step_id)
         facts = [each for each in await self._store.facts_of(run_id, step_id) if each.instance == step_id]
-        call = delegating_call(step_id)
-        question = "" if call is None else await self._question(run_id, call)
+        question = state.label if state.kind == "delegation" else ""
         return detail_of(
             seen.view.steps.show(state).row(), facts, seen.view.totals.head.header, reviews=reviews, question=question
         )
@@ -180,11 +171,7 @@ class StudioReader:
         """
         seen = await self._see(run_id, visitor)
         header, steps = seen.view.totals.head.header, seen.view.steps
-        trace = None
-        if view == "declared" and any(state.kind == "graph" for state in steps.states.values()):
-            told = [fact async for page in self._store.read(run_id, kinds=_STIMULI) for fact in page]
-            trace = graph_trace_of(header, cast("list[Fact[StimulusRecorded]]", told))
-        return await self._flows.draw(header, steps.rows(), view, trace)
+        return await self._flows.draw(header, steps.rows(), view, steps.graph_trace())
 
     async def compare(self, a: str, b: str, visitor: Visitor) -> ComparedRuns:
         """Return two runs side by side.
@@ -254,13 +241,6 @@ class StudioReader:
         await self.check_visible(run_id, visitor)
         return await self._views.see(run_id)
 
-    async def _question(self, run_id: str, call: str) -> str:
-        """Return what was asked for where work was handed on."""
-        for fact in await self._store.facts_of(run_id, call.rsplit("/", 2)[0]):
-            if fact.name == call and isinstance(fact.data, DelegationDecided):
-                return _request_text(fact)
-        return ""
-
     def _reviews(self, seen: SeenRun) -> Sequence[ReviewSchema]:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
@@ -283,13 +263,3 @@ class StudioReader:
             has_texts=has_texts,
         )
         return detail.model_copy(update={"reviews": self._mark(detail.reviews)}) if detail.reviews else detail
-
-
-def _request_text(fact: Fact) -> str:
-    data = fact.data
-    if not isinstance(data, DelegationDecided):
-        return ""
-    try:
-        return read_request(fact).task_description  # type: ignore[arg-type]  # it is of that kind
-    except EnsembleError as error:
-        return message_of(error)

@@ -21,12 +21,12 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
-from ensemble_ray.record.spent import spent_of
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.tool import use_tool_context
 from tests.builders import agent, answer, call, task
+from tests.ensemble_ray.record.facts_of_runs import spent_of
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, command, offered, use
 

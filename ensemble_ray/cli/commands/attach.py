@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.cli.view.display import Display
-    from ensemble_ray.cli.view.followed import FollowedEvents
     from ensemble_ray.cli.view.run_end import RecordedEnd
     from ensemble_ray.events.messages import WireEvent
     from ensemble_ray.record.following import RunFollower
@@ -101,23 +100,21 @@ class _Watch:
     async def follow(self, *, is_waiting: bool) -> None:
         """Show what happens until the run has ended; `is_waiting`: also through times in which nobody works on it."""
         from ensemble_ray.cli.view.display import Display
-        from ensemble_ray.cli.view.followed import FollowedEvents
         from ensemble_ray.cli.view.item_progress import ItemProgress
         from ensemble_ray.cli.view.progress import TaskProgress
         from ensemble_ray.record.following import RunFollower
-        from ensemble_ray.record.resume.run_head import read_head
+        from ensemble_ray.record.head import read_head
 
         head = await read_head(self._store, self._run_id)
         progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)
-        events = FollowedEvents()
         follower = RunFollower(self._store, self._run_id, outcome=self._left_in)
         with Display(progress, is_quiet=self._is_quiet) as display:
             # What happened before is counted, and told in one line.
             with display.catch_up():
                 while messages := await follower.read(0):
-                    _show(display, events, messages)
+                    _show(display, messages)
             display.note_line(f"{self._run_id}: {display.standing()}")
-            while not await self._read_to_end(follower, display, events) and is_waiting:
+            while not await self._read_to_end(follower, display) and is_waiting:
                 display.note(await self._wait_until_it_goes_on())
                 follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._left_in)
 
@@ -130,10 +127,10 @@ class _Watch:
             return None
         return (found.state if found.state.is_final or found.state is RunState.WAITING else RunState.INTERRUPTED).value
 
-    async def _read_to_end(self, follower: RunFollower, display: Display, events: FollowedEvents) -> bool:
+    async def _read_to_end(self, follower: RunFollower, display: Display) -> bool:
         """Show messages until no more come; return whether the run has ended for good."""
         while not follower.is_over:
-            _show(display, events, await follower.read(_READ_S))
+            _show(display, await follower.read(_READ_S))
         found = await self._store.summary(self._run_id)
         while found is not None and found.state.is_going_on:  # its end is in the record, its state not yet
             await asyncio.sleep(_END_S)
@@ -149,9 +146,11 @@ class _Watch:
             await asyncio.sleep(_LOOK_S)
 
 
-def _show(display: Display, events: FollowedEvents, messages: Sequence[WireEvent]) -> None:
+def _show(display: Display, messages: Sequence[WireEvent]) -> None:
+    from ensemble_ray.cli.view.followed import event_of
+
     for message in messages:
-        event = events.event_of(message)
+        event = event_of(message)
         if event is not None:
             display.show(event)
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from ensemble_ray.cli.demo.sessions import kill_session, our_program
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
@@ -140,12 +139,12 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
 
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
     """Return the recorded answers of the model, in order; none while there is no record."""
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.record.opening import store_at  # the help does not need them
+    from ensemble_ray.record.history import ModelReplied, RunHistory  # the help does not need them
+    from ensemble_ray.record.opening import store_at
     from ensemble_ray.runtime import connect
 
-    facts = asyncio.run(store_at(connect("inline").store_address).facts(run_id))
-    return [cast("Fact[ModelAnswered]", fact) for fact in facts if isinstance(fact.data, ModelAnswered)]
+    facts, history = asyncio.run(store_at(connect("inline").store_address).facts(run_id)), RunHistory()
+    return [each.fact for fact in facts for each in history.apply(fact) if isinstance(each, ModelReplied)]
 
 
 def _call(arguments: Sequence[str]) -> int:

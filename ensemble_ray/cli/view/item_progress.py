@@ -11,7 +11,14 @@ from typing import Protocol
 from ensemble_ray.cli.view.progress import Block, label_of
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import message_of
-from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import (
+    EnsembleStartedEvent,
+    Event,
+    LlmIterationCompletedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskStartEvent,
+)
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import is_inside_unit
@@ -125,13 +132,18 @@ class ItemProgress:
                 else:
                     self.reduces_done += 1
                 metrics = event.task_output.metrics
-                self.input_tokens += max(0, metrics.input_tokens)
-                self.output_tokens += max(0, metrics.output_tokens)
+                self._add_tokens(metrics.input_tokens, metrics.output_tokens)
+            case LlmIterationCompletedEvent():  # of a followed run, whose outputs have no metrics
+                self._add_tokens(event.input_tokens, event.output_tokens)
             case TaskFailedEvent():
                 self._end(at)
                 self._reported_failed += is_of_items(event.instance)
             case _:
                 pass
+
+    def _add_tokens(self, sent: int, received: int) -> None:
+        self.input_tokens += max(0, sent)
+        self.output_tokens += max(0, received)
 
     def _end(self, at: float) -> None:
         self.running = max(0, self.running - 1)

@@ -182,6 +182,7 @@ class TaskProgress:
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line; in a block only failures get one."""
+        is_refused = isinstance(event, DelegationFailedEvent) and self._is_refused(event)
         self._count(event, at)
         of_unit = self._units.receive(event)
         if of_unit is not None and not is_live:
@@ -190,7 +191,7 @@ class TaskProgress:
             case TaskFailedEvent():  # the run's error, or the delegation, says why
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
             case DelegationFailedEvent():
-                return _describe_delegation(event)
+                return _describe_delegation(event, is_refused=is_refused)
             case _ if is_live:
                 return None
             case EnsembleStartedEvent():
@@ -263,13 +264,17 @@ class TaskProgress:
                 started_at=at,
             )
             return
-        open_ones.pop(event.delegation_id, None)
         if isinstance(event, DelegationFailedEvent):
-            # Only what a worker raised has a cause (S-DEL-51): everything else was refused before anybody was asked.
-            if event.cause is None:
+            if self._is_refused(event):
                 self.refusals += 1
             else:
                 self.failed_delegations += 1
+        open_ones.pop(event.delegation_id, None)
+
+    def _is_refused(self, event: DelegationFailedEvent) -> bool:
+        """Return whether no worker was asked. Only what a worker raised has a cause (S-DEL-51), which a record does not tell."""
+        open_ones = self._delegated.get(task_instance(event.instance), {})
+        return event.cause is None or event.delegation_id not in open_ones
 
     def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
         key = event.instance or label_of(event)
@@ -366,7 +371,7 @@ def _describe_task(event: _TaskEvent) -> str:
     return f"{screen_line(path, 2 * _LABEL if '/' in path else _LABEL)} {role if role.startswith('(') else f'({role})'}"
 
 
-def _describe_delegation(event: _DelegationEvent) -> str:
+def _describe_delegation(event: _DelegationEvent, *, is_refused: bool = False) -> str:
     """Return what becomes of a delegation, indented by how deep it is."""
     asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
@@ -377,7 +382,7 @@ def _describe_delegation(event: _DelegationEvent) -> str:
             answer = screen_line(event.response.raw_output or "", _BRIEF)
             return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {answer}"
         case DelegationFailedEvent():
-            what = "refused" if event.cause is None else "failed"
+            what = "refused" if is_refused else "failed"
             return f"{what:<8} {inset}{asker} -> {worker}: {screen_line(event.failure_reason, _TEXT)}"
 
 

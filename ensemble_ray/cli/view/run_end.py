@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.head import locate_errors, read_head
+from ensemble_ray.record.history import ExecutionEnded, RunHistory
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
-from ensemble_ray.record.resume.run_head import locate_errors, read_head
-from ensemble_ray.values.ids import node_key
+from ensemble_ray.record.trace import fold_output
+from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
@@ -117,14 +117,15 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
 
 
 async def _planned_text(store: RunStore, run_id: str) -> str:
-    return RunFold(await store.facts(run_id)).output({}, {}).raw
+    return fold_output(await store.facts(run_id)).raw
 
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:
     """Return the text of a map-reduce's last reduce; None where there is none, as of a map."""
-    text = None
-    async for page in store.read(run_id):
-        for fact in page:
-            if isinstance(fact.data, OutputRecorded) and node_key(fact.instance) in {FINAL, DIRECT}:
-                text = fact.data.read().raw
+    history, text = RunHistory(), None
+    for instance in map(instance_of, (FINAL, DIRECT)):
+        for fact in await store.facts_of(run_id, instance):
+            for change in history.apply(fact):
+                if isinstance(change, ExecutionEnded) and change.execution.id == instance and change.output is not None:
+                    text = change.output.raw
     return text

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.events import messages
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, Message, ShownTask, WireEvent
-from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit
 from ensemble_ray.record import history
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import UNKNOWN_TOKENS
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
     from ensemble_ray.facts.runs import PlanRecorded
@@ -146,22 +147,24 @@ class EventProjection:
         execution, fact = change.execution, change.fact
         if execution.kind == "delegation":
             return ()
-        if isinstance(fact.data, OutputRecorded):
-            return (self._complete(execution, fact.data),)
+        if change.output is not None:
+            return (self._complete(execution, change.output),)
         if change.status == "failed":
             return (messages.task_failed(self._task(execution), at=fact.at, reason=change.reason),)
         return ()
 
-    def _complete(self, execution: RecordedExecution, recorded: OutputRecorded) -> Message:
-        output = typed_output({**recorded.output_data(), "trace": None})  # the trace is large
+    def _complete(self, execution: RecordedExecution, output: RecordedOutput) -> Message:
+        if output.completed_at is None or output.duration_s is None:
+            raise RecordError(f"The record is damaged: output of task '{execution.id}' has no end or no duration")
+        tokens = output.metrics.get("total_tokens")
         if self._history.units:
             self._texts[execution.id] = output.raw
         task = replace(self._task(execution), description=output.task_description, agent_role=output.agent_role)
         return messages.task_completed(
             task,
-            at=output.completed_at.timestamp(),
-            duration_s=output.duration.total_seconds(),
-            token_count=output.metrics.total_tokens,
+            at=output.completed_at,
+            duration_s=output.duration_s,
+            token_count=tokens if isinstance(tokens, int) else UNKNOWN_TOKENS,
             tool_call_count=output.tool_call_count,
         )
 
@@ -211,17 +214,23 @@ class EventProjection:
         key = what.unit.rpartition("/")[2]
         unit = self._history.units.get(key)
         if isinstance(what, IterationEnded):
-            return _iteration(execution.id, what, unit, self._texts)
-        return messages.graph_state_completed(
-            name=unit.name if isinstance(unit, GraphUnit) else key,
-            state=what.state,
-            number=what.step,
-            most=unit.max_steps if isinstance(unit, GraphUnit) else 0,
-            output="\n\n".join(self._texts.get(each, "") for each in what.output.instances),
-            next_state=what.next_state,
-            duration_s=what.duration_s,
-            instance=execution.id,
-        )
+            instances, message = what.instances, _iteration(execution.id, what, unit, self._texts)
+        else:
+            instances = what.output.instances
+            message = messages.graph_state_completed(
+                name=unit.name if isinstance(unit, GraphUnit) else key,
+                state=what.state,
+                number=what.step,
+                most=unit.max_steps if isinstance(unit, GraphUnit) else 0,
+                output="\n\n".join(self._texts.get(each, "") for each in instances),
+                next_state=what.next_state,
+                duration_s=what.duration_s,
+                instance=execution.id,
+            )
+        if "/" not in what.unit:  # no unit around it shows them again
+            for each in instances:
+                self._texts.pop(each, None)
+        return message
 
 
 def _iteration(instance: str, what: IterationEnded, unit: Unit | None, texts: Mapping[str, str]) -> Message:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
     from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
@@ -51,6 +53,13 @@ class ExecutionEnded(NamedTuple):
     reason: str = ""
     #: of a completed task, unless it is an item of several tasks
     output: RecordedOutput | None = None
+    #: JSON data of `TaskMetrics`, of a failure that is recorded
+    failed_metrics: Mapping[str, object] | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, object]:
+        """JSON data of its `TaskMetrics`; empty: not recorded."""
+        return (self.failed_metrics or {}) if self.output is None else self.output.metrics
 
 
 class RoundEnded(NamedTuple):
@@ -126,6 +135,11 @@ class WorkRecorded(NamedTuple):
 
     execution: RecordedExecution
     fact: Fact
+    #: that it used; -1: the provider did not count
+    input_tokens: int = 0
+    output_tokens: int = 0
+    #: answers to servers of its tools
+    model_calls: int = 0
 
 
 #: A change of one execution.

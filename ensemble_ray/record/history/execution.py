@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from sys import intern
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ensemble_ray.facts.effects import ToolIntended
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.reviews import ReviewRequested
@@ -69,18 +63,12 @@ class RecordedExecution:
     attempts: int = 0
     #: of the last dispatch
     epoch: int | None = None
-    #: whether the run wanted it, or anything is recorded of it
-    is_begun: bool = False
+    #: whether a change told of its start, or of an execution of a unit its end
+    is_announced: bool = False
     #: when the run wanted it
     wanted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    #: -1: unknown
-    input_tokens: int = 0
-    output_tokens: int = 0
-    model_calls: int = 0
-    cost: Decimal | None = None
-    currency: str = ""
     #: one line
     error: str | None = None
     #: tool calls of the last answer
@@ -89,12 +77,6 @@ class RecordedExecution:
     open_calls: dict[str, ToolIntended] | None = None
     #: open review gates, by name; None: there are none
     gates: dict[str, Fact[ReviewRequested]] | None = None
-    has_calls: bool = False
-    #: whether a call was begun twice
-    is_repeated: bool = False
-    #: whether the outcome of a call is unknown
-    has_unknown: bool = False
-    is_reviewed: bool = False
     #: of a unit, its executions; of an execution of a unit, its members; None: none has begun
     children: dict[str, RecordedExecution] | None = None
     #: position of the last fact that changed it
@@ -116,12 +98,6 @@ class RecordedExecution:
     def has_result(self) -> bool:
         """Whether it completed, failed or ended the run."""
         return self.status in _RESULTS
-
-    @property
-    def total_tokens(self) -> int | None:
-        """Tokens of all its model calls; None: one of them was not counted."""
-        known = self.input_tokens >= 0 and self.output_tokens >= 0
-        return self.input_tokens + self.output_tokens if known else None
 
     @property
     def task(self) -> RecordedExecution:
@@ -161,29 +137,11 @@ class RecordedExecution:
         if self.status not in _ENDS or self.status in {"interrupted", "skipped"}:
             self.status, self.ended_at = "waiting" if self.gates else "running", None
 
-    def count(self, input_tokens: int, output_tokens: int) -> None:
-        """Count a model call; -1: the provider did not count."""
-        self.model_calls += 1
-        self.input_tokens = add_tokens((self.input_tokens, input_tokens))
-        self.output_tokens = add_tokens((self.output_tokens, output_tokens))
-
-    def charge(self, metrics: Mapping[str, object]) -> None:
-        """Set the cost that was estimated."""
-        estimate = as_mapping(metrics.get("cost_estimate"))
-        if not estimate:
-            return
-        try:
-            self.cost = Decimal(str(estimate.get("total_cost")))
-        except InvalidOperation:  # another program wrote the record
-            return
-        self.currency = intern(as_text(estimate.get("currency")))
-
     def open_call(self, name: str, intent: ToolIntended) -> None:
         """Note a call that begins."""
         if self.open_calls is None:
             self.open_calls = {}
         self.open_calls[name] = intent
-        self.has_calls = True
 
     def close_call(self, name: str) -> ToolIntended | None:
         """Note a call that ended and return its intent; None: it had none."""
@@ -203,7 +161,6 @@ class RecordedExecution:
 
     def close_gate(self, name: str) -> Fact[ReviewRequested] | None:
         """Note a decision at a gate and return its request; None: no such gate was open."""
-        self.is_reviewed = True
         asked = None if self.gates is None else self.gates.pop(name, None)
         if not self.gates:
             self.gates = None

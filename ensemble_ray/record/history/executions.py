@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.plan.plan import MANAGER_KEY, GraphUnit, LoopUnit, PhaseUnit, members_of
-from ensemble_ray.record.history.execution import ROUND_KINDS, UNIT_KINDS, RecordedExecution
+from ensemble_ray.record.history.execution import UNIT_KINDS, RecordedExecution
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.schedule.instructions import IterationEnded, PhaseResult
 from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key
@@ -58,15 +58,16 @@ class ExecutionTree:
 
     # Executions.
 
-    def begin(self, plan: Plan | None, *, is_dynamic: bool) -> None:
-        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+    def begin(self, plan: Plan, *, is_dynamic: bool) -> None:
+        """Read the plan."""
         self._is_dynamic = is_dynamic
-        if plan is None:
-            return
         self._is_hierarchical = plan.hierarchy is not None
         self.nodes = {node.key: node for node in plan.nodes}
         self.units = {unit.key: unit for unit in plan.units}
-        inside = {member for unit in plan.units for member in members_of(unit)}
+
+    def add_declared(self) -> None:
+        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+        inside = {member for unit in self.units.values() for member in members_of(unit)}
         for key in self.nodes:
             if key not in inside:
                 self._store(self._make(instance_of(key)))
@@ -100,10 +101,10 @@ class ExecutionTree:
         execution.touch(self.seq)
         parent = execution.parent
         if parent is not None:
-            if parent.kind in ROUND_KINDS or parent.kind in UNIT_KINDS:
-                self._member_changed(parent, execution)
-            else:
+            if not parent.is_unit:
                 parent.touch(execution.changed)
+            elif not _is_running_on(parent, execution):
+                self._member_changed(parent, execution)
 
     def _store(self, execution: RecordedExecution) -> None:
         if self._limit is not None and len(self.found) >= self._limit:
@@ -127,7 +128,7 @@ class ExecutionTree:
         node = self.nodes.get(key)
         if node is not None:
             kind = self._kind_of(node)
-            return RecordedExecution(id=instance, kind=kind, node=key, agent=node.agent_role, level=node.level)
+            return RecordedExecution(id=instance, kind=kind, node=node.key, agent=node.agent_role, level=node.level)
         return self._make_dynamic(instance, key) if self._is_dynamic else RecordedExecution(id=instance, kind="task")
 
     def _make_dynamic(self, instance: str, key: str) -> RecordedExecution:
@@ -288,6 +289,15 @@ class ExecutionTree:
 
     def _open_tasks(self) -> Iterator[RecordedExecution]:
         return (each for each in self.found.values() if not each.is_ended and not each.is_unit)
+
+
+def _is_running_on(parent: RecordedExecution, child: RecordedExecution) -> bool:
+    """Return whether a unit and a known member of it run, as after most facts: then nothing changes for the unit."""
+    return (
+        child.status == parent.status == "running"
+        and (child.started_at or 0.0) >= (parent.started_at or 0.0)
+        and child.id in (parent.children or ())
+    )
 
 
 def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | None, seq: int) -> None:

@@ -17,22 +17,7 @@ from ensemble_ray.values.outputs import ExitReason
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from ensemble_ray.events import (
-        DelegationCompletedEvent,
-        DelegationFailedEvent,
-        DelegationStartedEvent,
-        Event,
-        GraphStateCompletedEvent,
-        LlmIterationCompletedEvent,
-        LlmIterationStartedEvent,
-        LoopIterationCompletedEvent,
-        TaskCompleteEvent,
-        TaskFailedEvent,
-        TaskInputEvent,
-        TaskStartEvent,
-        TokenEvent,
-        ToolCallEvent,
-    )
+    from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
     from ensemble_ray.studio.dashboard.hub import MessageHub
 
 
@@ -85,65 +70,26 @@ class WebSocketStreamingListener(EnsembleListener):
         if run is not None and (message := run.end(exit_reason.value, self._clock.now())) is not None:
             self._hub.publish(run_id, message)
 
-    def on_task_start(self, event: TaskStartEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_task_complete(self, event: TaskCompleteEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_task_failed(self, event: TaskFailedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_tool_call(self, event: ToolCallEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_task_input(self, event: TaskInputEvent) -> None:
-        """Send it."""
-        self._send(event)
-
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
-        """Send it, also to those who follow its run alone."""
+        """Send it, also to pages that follow its run alone."""
         if (live := self._live.get(event.run_id)) is not None:
             live.begin_answer(event)
         self._send(event)
 
-    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
     def on_token(self, event: TokenEvent) -> None:
-        """Send it, also to those who follow its run alone."""
+        """Send it, also to pages that follow its run alone."""
         if (live := self._live.get(event.run_id)) is not None:
             live.on_token(event)
         self._send(event)
 
-    def on_delegation_started(self, event: DelegationStartedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_delegation_completed(self, event: DelegationCompletedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_delegation_failed(self, event: DelegationFailedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
-    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> None:
-        """Send it."""
-        self._send(event)
-
     def _send(self, event: Event) -> None:
+        """Send it."""
         with self._lock:
             run_id = event.run_id or self._latest
             run = self._runs.setdefault(run_id, RunMessages(run_id))
         if (message := run.apply(event, self._clock.now())) is not None:
             self._hub.publish(run_id, message)
+
+    on_task_start = on_task_input = on_task_complete = on_task_failed = on_tool_call = _send
+    on_llm_iteration_completed = on_loop_iteration_completed = on_graph_state_completed = _send
+    on_delegation_started = on_delegation_completed = on_delegation_failed = _send

@@ -6,39 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
 from ensemble_ray.studio.schemas.runs import ReviewSchema, RunDetailSchema
 from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, StudioSchema, Text
 
-StepKind = Literal[
-    "task",
-    "handler",
-    "manager",
-    "delegation",
-    "map",
-    "reduce",
-    "final-reduce",
-    "direct",
-    "loop",
-    "iteration",
-    "phase",
-    "attempt",
-    "graph",
-    "state",
-    "fork",
-    "remote",
-]
-StepStatus = Literal[
-    "pending",
-    "ready",
-    "running",
-    "waiting",
-    "completed",
-    "failed",
-    "exited",
-    "skipped",
-    "cancelled",
-    "interrupted",
-]
 #: What the time of a step went to.
 SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
 #: Whether what was done is known: recorded, done again after an interruption, or nobody knows.
@@ -81,10 +52,10 @@ class StepSchema(StudioSchema):
     id: str
     node: str | None = None
     parent: str | None = None
-    kind: StepKind
+    kind: ExecutionKind
     title: Text
     agent: Text = ""
-    status: StepStatus
+    status: ExecutionStatus
     number: int | None = None
     attempts: int = 0
     started_at: Millis | None = None

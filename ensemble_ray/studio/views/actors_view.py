@@ -50,8 +50,6 @@ class RunAndOwner:
     #: steps that run, and how many more there are
     running: Sequence[TaskHere] = ()
     more_running: int = 0
-    #: steps that wait for a place
-    ready: int = 0
     memory_mb: float | None = None
 
 
@@ -97,9 +95,10 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
             places.add(process.node_id, process.host, _info(process, asked, scheduler))
             endpoints += process.endpoints
         here = [key for key in owners if key[:2] == (actor.process.host, actor.process.pid)]
-        ready = sum(run.ready for key in here for run in owners.pop(key))
+        for key in here:
+            del owners[key]
         if here or _is_actor_shown(actor, asked, has_shown=bool(shown)):
-            places.add(actor.process.node_id, actor.process.host, _shared_info(actor.process, asked, ready))
+            places.add(actor.process.node_id, actor.process.host, _shared_info(actor.process, asked))
         if asked.is_all_seen:
             more += actor.more_processes
             buckets += _limiters(actor, residents)
@@ -222,25 +221,22 @@ def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> Process
         kind="driver",
         runs=[RunHere(run_id=each.run_id) for each in runs[:_MOST]],
         more_runs=max(0, len(runs) - _MOST),
-        queue=sum(each.ready for each in runs),
+        queue=0,
         in_flight=running[:_MOST],
         more_in_flight=max(0, len(running) - _MOST) + sum(each.more_running for each in own),
         memory_mb=runs[0].memory_mb,
     )
 
 
-def _shared_info(process: ProcessDescription, asked: ActorsQuestion, ready: int) -> ProcessInfo:
-    """Return an actor that has no agents; a scheduler with what waits in its runs for a place under their caps.
-
-    What waits in the scheduler itself is of all runs, so that it is told where all of them are shown.
-    """
+def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessInfo:
+    """Return an actor that has no agents. What waits in a scheduler is of all runs: shown where all of them are."""
     is_whole = asked.is_all_seen and asked.run_id is None
     return ProcessInfo(
         pid=process.pid,
         name=process.name,
         kind=process.kind,
         state=process.state,
-        queue=(process.queue if is_whole else 0) + ready if process.kind == "scheduler" else None,
+        queue=(process.queue if is_whole else 0) if process.kind == "scheduler" else None,
         restarts=process.restarts,
         memory_mb=_megabytes(process.memory_bytes),
         note=(process.note if asked.is_all_seen else "") or None,

@@ -34,14 +34,15 @@ def _sides(view: StepsView) -> Mapping[str, ComparedSide]:
     return {
         state.id: ComparedSide(
             status=state.status,
-            tokens=state.total_tokens if state.model_calls else None,
+            tokens=shown.total_tokens if shown.model_calls else None,
             duration_ms=None
             if state.started_at is None or state.ended_at is None
             else max(0, round((state.ended_at - state.started_at) * 1000)),
-            output_digest=view.show(state).output_digest,
+            output_digest=shown.output_digest,
         )
         for state in view.states.values()
         if not state.is_unit
+        for shown in (view.show(state),)
     }
 
 

@@ -83,7 +83,7 @@ class RunView:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.steps = StepsView()
-        self.totals = RunTotals(self.steps.totals)
+        self.totals = RunTotals(self.steps.usage)
 
     @property
     def cursor(self) -> int:
@@ -97,8 +97,11 @@ class RunView:
             RecordError: one of them is damaged.
         """
         for fact in facts:
-            self.totals.apply(fact)
-            self.steps.apply(fact)
+            output = None
+            try:
+                output = self.steps.apply(fact)
+            finally:  # the next facts are read behind a damaged one, too
+                self.totals.add(fact, output)
 
     def settle(self, summary: RecordedRun) -> None:
         """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
@@ -199,9 +202,10 @@ class RunView:
         for state in self.steps.states.values():
             if state.is_unit or not (state.agent and state.started_at is not None):
                 continue
-            agents.setdefault(state.agent, []).append(state.total_tokens)
-            if state.cost is not None:
-                costs[state.agent] = costs.get(state.agent, Decimal(0)) + state.cost
+            shown = self.steps.show(state)
+            agents.setdefault(state.agent, []).append(shown.total_tokens)
+            if shown.cost is not None:
+                costs[state.agent] = costs.get(state.agent, Decimal(0)) + shown.cost[0]
         by_agent = [
             AgentBudget(
                 agent=agent,
@@ -213,7 +217,7 @@ class RunView:
         ]
         max_cost = None if limits is None else limits.max_cost
         return BudgetSchema(
-            tokens=SpentTokens(spent=totals.spent_tokens, allowed=None if limits is None else limits.max_tokens),
+            tokens=SpentTokens(spent=totals.usage.spent_tokens, allowed=None if limits is None else limits.max_tokens),
             cost=SpentCost(
                 spent=None if totals.cost is None else f"{totals.cost:f}",
                 allowed=None if max_cost is None else f"{Decimal(max_cost) / _UNITS:f}",

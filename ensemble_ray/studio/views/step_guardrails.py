@@ -1,6 +1,6 @@
 """What the guardrails of a step said. Pure.
 
-In: what is recorded of the step, and the definition that its run began with. Out: a verdict for each guardrail that is known to have
+In: how far the step came, and the definition that its run began with. Out: a verdict for each guardrail that is known to have
 given one. That a guardrail accepted is no fact of its own: a task goes on past a stage only when all guardrails of it accepted.
 """
 
@@ -9,37 +9,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.execute.guardrails import GuardrailType
-from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.studio.schemas.steps import GuardrailCheck
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
 
 _VIOLATION = "GuardrailViolationError"
 
 
 def guardrail_checks(
-    facts: Sequence[Fact], header: PlanRecorded, node: str | None, links: Sequence[Mapping[str, object]]
+    header: PlanRecorded,
+    node: str | None,
+    links: Sequence[Mapping[str, object]],
+    *,
+    has_answer: bool,
+    has_output: bool,
 ) -> list[GuardrailCheck]:
     """Return what the guardrails of a step said, in the order in which they were asked.
 
     Args:
-        facts: What is recorded of the step.
         header: The run's first fact.
         node: The task's name in the plan; None: it has none.
         links: The error that the step failed with and its causes; empty: it did not fail.
+        has_answer: Whether an answer of its model is recorded.
+        has_output: Whether its output is.
     """
     task = as_mapping(as_mapping((header.definition or {}).get("tasks")).get(node or ""))
     refusal = next((each for each in links if as_text(each.get("type")).endswith(_VIOLATION)), None)
     refused = [] if refusal is None else [_refusal(refusal)]
-    has_output = any(isinstance(fact.data, OutputRecorded) for fact in facts)
-    is_past_input = has_output or any(isinstance(fact.data, ModelAnswered) for fact in facts)
-    is_past_input = is_past_input or GuardrailType.OUTPUT in [each.kind for each in refused]
+    is_past_input = has_output or has_answer or GuardrailType.OUTPUT in [each.kind for each in refused]
     found = _list_accepted(task, "input") if is_past_input else []
     return [*found, *(_list_accepted(task, "output") if has_output else []), *([] if has_output else refused)]
 

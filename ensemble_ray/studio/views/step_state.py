@@ -5,18 +5,21 @@ It never holds a text of a model or a tool longer than a line.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from sys import intern
+from typing import TYPE_CHECKING, ClassVar
 
+from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.record import history
 from ensemble_ray.studio.schemas.steps import StepSchema, StepTokens
 from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.studio.schemas.steps import Effect, SegmentKind
 
 #: Longest title, characters.
@@ -39,37 +42,51 @@ def title_of(text: str) -> str:
     return shown if len(shown) <= TITLE else f"{shown[: TITLE - 1]}…"
 
 
+def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
+    """Return the cost that was estimated in JSON data of `TaskMetrics`, and its currency; None: it is not known."""
+    estimate = as_mapping(metrics.get("cost_estimate"))
+    if not estimate:
+        return None
+    try:
+        return Decimal(str(estimate.get("total_cost"))), intern(as_text(estimate.get("currency")))
+    except InvalidOperation:  # another program wrote the record
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class ShownStep:
     """One row of a run's steps."""
 
     execution: history.RecordedExecution
     title: str
+    #: -1: unknown
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model_calls: int = 0
     #: of its output's text
     output_digest: str | None = None
+    #: with its currency; None: not known
+    cost: tuple[Decimal, str] | None = None
+    #: of the calls that have ended or began again; None: it made none
+    effect: Effect | None = None
+    is_reviewed: bool = False
     spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
     tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+    #: names of the calls that began, while it is not completed
+    _begun_calls: set[str] | None = None
     _row: tuple[int, StepSchema] | None = None
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens that it used; None: a provider did not count."""
+        known = self.input_tokens >= 0 and self.output_tokens >= 0
+        return self.input_tokens + self.output_tokens if known else None
 
     def apply(self, change: history.ExecutionChange) -> None:
         """Add what a change tells of its time, calls and output."""
-        match change:
-            case history.ModelReplied(fact=fact):
-                self._begin(fact.data.started_at)
-                self._add_answer(fact.data)
-            case history.CallEnded(fact=fact):
-                self._begin(fact.data.started_at)
-                self._add_call(change)
-            case history.CallStarted(fact=fact) | history.GateOpened(fact=fact) | history.WorkRecorded(fact=fact):
-                self._begin(fact.at)
-            case history.DelegationStarted(fact=fact):
-                self._begin(fact.data.started_at)
-            case history.GateClosed(fact=fact, asked=asked) if asked is not None:
-                self._spend("person", asked.at, fact.at)
-            case history.ExecutionEnded(output=output) if output is not None:
-                self._add_output(output)
-            case _:
-                pass
+        rule = self._RULES.get(type(change))
+        if rule is not None:
+            rule(self, change)
 
     def row(self) -> StepSchema:
         """Return the row."""
@@ -91,24 +108,67 @@ class ShownStep:
             kind, start, _ = self.spans[-1]
             self.spans[-1] = (kind, start, end)
 
-    def _add_answer(self, answer: ModelAnswered) -> None:
+    def _count(self, sent: int, received: int) -> None:
+        self.input_tokens = add_tokens((self.input_tokens, sent))
+        self.output_tokens = add_tokens((self.output_tokens, received))
+
+    def _open_gate(self, change: history.GateOpened) -> None:
+        self._begin(change.fact.at)
+
+    def _add_work(self, change: history.WorkRecorded) -> None:
+        self._begin(change.fact.at)
+        self.model_calls += change.model_calls
+        self._count(change.input_tokens, change.output_tokens)
+
+    def _delegate(self, change: history.DelegationStarted) -> None:
+        self._begin(change.fact.data.started_at)
+
+    def _add_answer(self, change: history.ModelReplied) -> None:
+        answer = change.fact.data
+        self._begin(answer.started_at)
+        self.model_calls += 1
+        self._count(int(answer.input_tokens), int(answer.output_tokens))
         asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
         if answer.waited_s:
             self._spend("rate_limit", answer.started_at, asked_at)
         self._spend("model", asked_at, answer.started_at + answer.latency_s)
 
+    def _begin_call(self, change: history.CallStarted) -> None:
+        name = change.fact.name
+        self._begin(change.fact.at)
+        if self._begun_calls is None:
+            self._begun_calls = set()
+        if name in self._begun_calls and self.effect != "unknown":
+            self.effect = "repeated"
+        self._begun_calls.add(name)
+        self.effect = self.effect or "recorded"
+
     def _add_call(self, change: history.CallEnded) -> None:
         result, name = change.fact.data, change.fact.name
+        self._begin(result.started_at)
         ended = result.started_at + max(0.0, result.duration_s)
         if name.endswith("/handler"):
             self._spend("other", result.started_at, ended)
-        elif not name.endswith("/runner"):  # its answer is shown as that of a model
+            return
+        if result.is_unknown:
+            self.effect = "unknown"
+        if not name.endswith("/runner"):  # its answer is shown as that of a model
             self._spend("tool", result.started_at, ended)
             if len(self.tools) < _MOST_PARTS:
                 outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
                 self.tools.append((str(one_line(_tool_of(change), TITLE)), outcome, ended))
 
-    def _add_output(self, output: RecordedOutput) -> None:
+    def _close_gate(self, change: history.GateClosed) -> None:
+        self.is_reviewed = True
+        if change.asked is not None:
+            self._spend("person", change.asked.at, change.fact.at)
+
+    def _end(self, change: history.ExecutionEnded) -> None:
+        self.cost = cost_of(change.metrics) or self.cost
+        output = change.output
+        if output is None:
+            return
+        self._begun_calls = None
         self.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         if self.execution.node is None or not self.title or self.title == self.execution.node:
             self.title = title_of(output.task_description) or self.title
@@ -121,8 +181,8 @@ class ShownStep:
         for asked in step.gates.values() if step.gates and not step.is_ended else ():
             spans.append(("person", as_millis(asked.at), as_millis(asked.at)))  # noqa: PERF401  a list would lose the kind's type
         tokens = None
-        if step.model_calls:
-            tokens = StepTokens(input=_drop_unknown(step.input_tokens), output=_drop_unknown(step.output_tokens))
+        if self.model_calls:
+            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
         return StepSchema(
             id=step.id,
             node=step.node,
@@ -138,13 +198,25 @@ class ShownStep:
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
             tokens=tokens,
-            cost=None if step.cost is None else CostSchema(amount=f"{step.cost:f}", currency=step.currency),
+            cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
             level=step.level,
             error=step.error,
-            effect=_effect_of(step),
+            effect="unknown" if step.is_ended and step.open_calls else self.effect,
             place=None,
-            reviewed=step.is_reviewed,
+            reviewed=self.is_reviewed,
         )
+
+    #: What a change adds. A change that is not here adds nothing.
+    _RULES: ClassVar[Mapping[type[history.Change], Callable[..., None]]] = {
+        history.ModelReplied: _add_answer,
+        history.CallStarted: _begin_call,
+        history.CallEnded: _add_call,
+        history.DelegationStarted: _delegate,
+        history.GateOpened: _open_gate,
+        history.GateClosed: _close_gate,
+        history.WorkRecorded: _add_work,
+        history.ExecutionEnded: _end,
+    }
 
 
 def _tool_of(change: history.CallEnded) -> str:
@@ -152,15 +224,6 @@ def _tool_of(change: history.CallEnded) -> str:
         return change.intent.tool_name
     requested = "" if change.requested is None else change.requested.name
     return requested if requested.startswith(_DELEGATING) else _DELEGATING
-
-
-def _effect_of(step: history.RecordedExecution) -> Effect | None:
-    """Return what is known of its calls; None: it made none."""
-    if step.has_unknown or (step.is_ended and step.open_calls):
-        return "unknown"
-    if step.is_repeated:
-        return "repeated"
-    return "recorded" if step.has_calls else None
 
 
 def _drop_unknown(tokens: int) -> int | None:

@@ -1,14 +1,25 @@
 """Facts as runs record them; for the tests of folds, of re-runs and of the tree."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from ensemble_ray import CostEstimate, LlmInteraction, TaskMetrics, TaskOutput, TaskPrompts, TaskTrace, ToolCallTrace
+from ensemble_ray import (
+    CostConfiguration,
+    CostEstimate,
+    LlmInteraction,
+    TaskMetrics,
+    TaskOutput,
+    TaskPrompts,
+    TaskTrace,
+    ToolCallTrace,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.totals import UsageTally
+from ensemble_ray.values.metrics import Amount
 from ensemble_ray.values.value import utc_of
 
 RUN = "run-1"
@@ -23,6 +34,13 @@ def fact(kind: str, name: str, at: float, /, **data: object) -> Fact:
 def altered(told: Fact, **data: object) -> Fact:
     """The fact with other values recorded under these keys."""
     return replace(told, data=told.data.from_data({**told.data.to_data(), **data}, told.at))
+
+
+def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
+    """What a budget counts of them."""
+    tally = UsageTally(costs)
+    tally.apply_all(facts)
+    return tally.spent
 
 
 def node(key: str, description: str, role: str = "Reader", **more: object) -> dict[str, object]:

@@ -10,9 +10,10 @@ from ensemble_ray import CostConfiguration, RunOptions, ValidationError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.spent import SpentTally, spent_of, with_account
+from ensemble_ray.record.totals import UsageTally
+from ensemble_ray.runs.claimed import with_account
 from ensemble_ray.values.metrics import Amount, RunBudget
-from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
+from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output, spent_of
 
 READ = node("read", "Read Ray")
 
@@ -67,10 +68,10 @@ def test_call_that_is_noted_twice_is_counted_once() -> None:
     """S-BUD-9: who goes on notes again what was asked before the run began; several calls of one name are several."""
     facts = [answer("a#0/0/synthesis", at, (1, 1)) for at in (1, 2, 1)]
     assert spent_of(facts, None) == Amount(4)
-    tally = SpentTally(None)
+    tally = UsageTally()
     for each in facts:  # page by page
-        tally.apply([each])
-    assert tally.total == Amount(4)
+        tally.apply_all([each])
+    assert tally.spent == Amount(4)
 
 
 def test_owner_of_a_run_opens_an_account_of_its_own() -> None:

@@ -63,7 +63,7 @@ def asked(*visible: str, run_id: str | None = None, is_all_seen: bool = True) ->
     return ActorsQuestion(visible=frozenset(visible), is_all_seen=is_all_seen, run_id=run_id, at=NOW)
 
 
-def owner(run_id: str, *, pid: int = 77, host: str = "alpha", ready: int = 0) -> RunAndOwner:
+def owner(run_id: str, *, pid: int = 77, host: str = "alpha") -> RunAndOwner:
     """A run that some process owns, with a step that runs."""
     return RunAndOwner(
         run_id=run_id,
@@ -71,7 +71,6 @@ def owner(run_id: str, *, pid: int = 77, host: str = "alpha", ready: int = 0) ->
         pid=pid,
         name=f"process {pid}",
         running=[TaskHere(run_id=run_id, step="t#0")],
-        ready=ready,
     )
 
 
@@ -135,14 +134,14 @@ def test_an_endpoint_is_shown_once_as_it_is_worst() -> None:
 
 def test_owners_are_shown_once_beside_what_the_cluster_says() -> None:
     """S-STU-32: a scheduler is no second process; one that drives runs is one row for all of them, and its tasks are elsewhere."""
-    owned = [owner("a", pid=4, ready=5), owner("b"), owner("inline"), owner("far", host="beta")]
+    owned = [owner("a", pid=4), owner("b"), owner("inline"), owner("far", host="beta")]
     told = actors_of([cluster(process("one", "a", "b"))], owned, asked("a", "b", "inline", "far"))
     found = everyone(told)
-    assert found["scheduler"].queue == 6
+    assert found["scheduler"].queue == 1
     assert "process 4" not in found
     assert [node.node for node in told.nodes] == ["alpha", "beta"]
-    of_one = actors_of([cluster(process("one", "a", "b"))], [owner("a", pid=4, ready=5)], asked("a", run_id="a"))
-    assert everyone(of_one)["scheduler"].queue == 5
+    of_one = actors_of([cluster(process("one", "a", "b"))], [owner("a", pid=4)], asked("a", run_id="a"))
+    assert everyone(of_one)["scheduler"].queue == 0
     driver = told.nodes[0].processes[0]
     assert (driver.kind, [run.run_id for run in driver.runs]) == ("driver", ["b", "inline"])
     assert [task.run_id for task in driver.in_flight] == ["inline"]
@@ -165,10 +164,10 @@ def test_a_visitor_sees_nothing_of_others() -> None:
                 process("one", "a", "secret", more_tasks=9, endpoints=(bad,)), process("secret", "secret"), left_out=3
             )
         ],
-        [owner("a", pid=4, ready=5)],
+        [owner("a", pid=4)],
         asked("a", is_all_seen=False),
     )
-    assert everyone(told)["scheduler"].queue == 5
+    assert everyone(told)["scheduler"].queue == 0
     assert "secret" not in told.model_dump_json()
     one = everyone(told)["one"]
     assert (len(one.in_flight), one.more_in_flight, one.queue) == (1, 0, 0)

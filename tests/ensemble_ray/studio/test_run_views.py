@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Ensemble, InlineRuntime, Task, afork
+from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
+from ensemble_ray.studio.views.run_view import RunView
+from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 
-from .stored_runs import Anybody
+from .stored_runs import Anybody, numbered
 
 
 class CountingStore(SqliteStore):
@@ -91,3 +94,21 @@ async def test_forks_that_somebody_may_not_see_are_not_named(tmp_path: Path) -> 
         for name in ("seen", "hidden"):
             await reader._listing.row(await reader._views.summary(name))
         assert set((await reader.run("whole", visitor)).forks) == forks
+
+
+def test_a_view_goes_on_behind_a_damaged_fact() -> None:
+    """S-STU-6: what is left of a record is shown, with what is wrong."""
+    facts = numbered(
+        [
+            *begun(node("a", "Read Ray")),
+            fact("delegation", "a#0/0/call-0", 101, request={"no": "request"}, worker="b", started_at=101.0),
+            *completed("a", output("Read Ray", "x"), 105),
+        ]
+    )
+    damaged = next(place for place, each in enumerate(facts) if each.kind == "delegation")
+    view = RunView("run-1")
+    with pytest.raises(RecordError, match="damaged"):
+        view.apply(facts)
+    assert view.cursor == facts[damaged].seq
+    view.apply(facts[damaged + 1 :])
+    assert view.steps.states["a#0"].status == "completed"

@@ -2,7 +2,7 @@
 // value has too ends in `Schema` there.
 
 /** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
-/** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
+/** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string}} Cost */
 /** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ensemble_ray.cli.view.followed import FollowedEvents
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.events.messages import WireEvent
@@ -15,8 +15,7 @@ ASKED = {"instance": "draft#0", "delegation_id": "1", "delegating_agent_role": "
 
 
 def _lines(progress: TaskProgress | ItemProgress, *messages: tuple[str, Mapping[str, object]]) -> list[str]:
-    events = FollowedEvents()
-    found = [events.event_of(WireEvent(type=name, data=data)) for name, data in messages]
+    found = [event_of(WireEvent(type=name, data=data)) for name, data in messages]
     received = [progress.receive(event, at) for at, event in enumerate(found) if event is not None]
     return [line for line in received if line is not None]
 
@@ -56,9 +55,12 @@ def test_loops_and_graphs_have_their_lines() -> None:
 
 
 def test_items_are_counted_with_the_tokens_of_their_answers() -> None:
-    """S-CLU-21: a message about a task's end has no input and output tokens; those about its answers do."""
+    """S-CLU-21, S-MET-38: also of those that fail; a message about a task's end has no input and output tokens."""
     progress = ItemProgress("r")
     item = {**TASK, "instance": "map-1#0"}
     again = {**ANSWER, "instance": "map-1#0"}
     _lines(progress, ("task_started", item), *[("llm_iteration_completed", again)] * 2, ("task_completed", item))
     assert (progress.items_done, progress.input_tokens, progress.output_tokens) == (1, 20, 10)
+    other = {"instance": "map-2#0"}
+    _lines(progress, ("llm_iteration_completed", {**again, **other}), ("task_failed", {**item, **other, "reason": "x"}))
+    assert (progress.items_failed, progress.input_tokens, progress.output_tokens) == (1, 30, 15)

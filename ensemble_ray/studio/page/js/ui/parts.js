@@ -5,7 +5,7 @@ import { formatCount, roleClass, statusGlyph, statusTone, statusWord } from "../
 import { FIRST_SHOWN, diff, head, oneLine, pieces, visible } from "../text.js";
 
 /** Statuses in the order in which a bar shows them. */
-const ORDER = ["completed", "running", "waiting", "interrupted", "failed", "exited", "cancelled", "skipped", "ready", "pending"];
+const ORDER = ["completed", "running", "waiting", "interrupted", "failed", "exited", "cancelled", "skipped", "pending"];
 
 /**
  * A state with its word.

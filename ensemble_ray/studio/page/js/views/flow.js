@@ -17,7 +17,7 @@ import { runSelector } from "../ui/series.js";
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 
 /** Statuses by how much they say of a node whose steps have several. */
-const LOUDEST = ["failed", "running", "waiting", "interrupted", "exited", "cancelled", "completed", "skipped", "ready", "pending"];
+const LOUDEST = ["failed", "running", "waiting", "interrupted", "exited", "cancelled", "completed", "skipped", "pending"];
 
 /**
  * The status that stands for many.
@@ -211,7 +211,7 @@ export function flowTab(app, model, route) {
     card.dataset.state = state;
     card.classList.remove(...[...card.classList].filter((name) => name.startsWith("is-")));
     card.classList.add(`is-${statusTone(status)}`);
-    card.classList.toggle("is-pending", status === "pending" || status === "ready");
+    card.classList.toggle("is-pending", status === "pending");
     card.classList.toggle("critical", node.critical);
     card.setAttribute("aria-pressed", String(isChosen));
     const words = [node.title, node.agent, statusWord(status), node.critical ? "on the critical path" : "", node.count ? `${node.count} steps` : ""].filter(Boolean);
