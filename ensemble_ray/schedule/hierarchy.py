@@ -232,13 +232,13 @@ class DelegationEnforcer:
             AssertionError: something does not hold.
         """
         rules, reapplied = self._rules, self._reapplied
-        assert all(count >= 0 for count in self._approved.values()), "charges"  # noqa: S101  invariants
+        assert all(count >= 0 for count in self._approved.values()), "charges"
         for role, cap in rules.max_calls_per_worker.items():
-            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"  # noqa: S101
+            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"
         if rules.global_max_delegations > 0:
             most = rules.global_max_delegations + reapplied.total()
-            assert self._approved.total() <= most, "global cap"  # noqa: S101
-        assert self._completed == {role for role, _ in self._done}, "completed roles"  # noqa: S101
+            assert self._approved.total() <= most, "global cap"
+        assert self._completed == {role for role, _ in self._done}, "completed roles"
 
 
 def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tuple[str, ...]:

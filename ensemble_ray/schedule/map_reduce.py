@@ -143,7 +143,7 @@ class MapReduceMachine:
                 self._is_cancelled = True
                 self._stop(done)
             case Decided() | Waiting() | Continued():
-                raise TypeError(f"nothing waits for {stimulus}")
+                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
@@ -347,14 +347,14 @@ class MapReduceMachine:
         Raises:
             AssertionError: one does not hold.
         """
-        assert len(self._running) <= self._rules.window, "window"  # noqa: S101  invariants
-        assert self._counting <= self._running.keys(), "only what is in flight is counted"  # noqa: S101
-        assert 0 <= self._next_map <= self._pulled, "maps start after their items came"  # noqa: S101
-        assert self._waiting >= 0, "refused items are pulled ones"  # noqa: S101
-        assert self._waiting + self._asked <= self._rules.window, "never more than the window ahead"  # noqa: S101
+        assert len(self._running) <= self._rules.window, "window"
+        assert self._counting <= self._running.keys(), "only what is in flight is counted"
+        assert 0 <= self._next_map <= self._pulled, "maps start after their items came"
+        assert self._waiting >= 0, "refused items are pulled ones"
+        assert self._waiting + self._asked <= self._rules.window, "never more than the window ahead"
         if self._is_ended:
-            assert not self._running, "nothing runs at the end"  # noqa: S101
+            assert not self._running, "nothing runs at the end"
         elif self._is_begun:
-            assert self._running or self._asked, "something is waited for"  # noqa: S101
+            assert self._running or self._asked, "something is waited for"
         self._groups.validate()
         self._grouper.validate()

@@ -223,8 +223,8 @@ class Groups:
         Raises:
             AssertionError: it does not.
         """
-        assert self._starts[-1] == len(self._members), "the record's groups cover their members"  # noqa: S101  invariants
-        assert min(self._missing, default=0) >= 0, "no input of the record comes twice"  # noqa: S101
+        assert self._starts[-1] == len(self._members), "the record's groups cover their members"
+        assert min(self._missing, default=0) >= 0, "no input of the record comes twice"
         self._queue.validate()
 
 
@@ -272,10 +272,10 @@ class _Queue:
         self._popped_groups = self._popped_inputs = 0
 
     def validate(self) -> None:
-        assert len(self._codes) == len(self._sizes) == len(self._counts), "queue"  # noqa: S101  invariants
-        assert 0 <= self._popped_groups <= len(self._codes), "queue's start"  # noqa: S101
+        assert len(self._codes) == len(self._sizes) == len(self._counts), "queue"
+        assert 0 <= self._popped_groups <= len(self._codes), "queue's start"
         waiting = sum(self._counts[self._popped_groups :])
-        assert self._popped_inputs + waiting == len(self._inputs), "queue's inputs"  # noqa: S101
+        assert self._popped_inputs + waiting == len(self._inputs), "queue's inputs"
 
 
 def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
@@ -580,8 +580,8 @@ class PoolGrouper(Grouper):
 
     def validate(self) -> None:
         """Check the pools."""
-        assert all(pool.size <= self._capacity for pool in self._pools), "the pools fit"  # noqa: S101  invariants
-        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"  # noqa: S101
+        assert all(pool.size <= self._capacity for pool in self._pools), "the pools fit"
+        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"
 
 
 class OrderedGrouper(Grouper):
@@ -663,9 +663,9 @@ class OrderedGrouper(Grouper):
     def validate(self) -> None:
         """Check the open groups."""
         for level, sequence in enumerate(self._levels):
-            assert sequence.cursor <= len(sequence.sizes), "cursor"  # noqa: S101  invariants
+            assert sequence.cursor <= len(sequence.sizes), "cursor"
             is_sound = sequence.open_size <= self._capacity or len(sequence.open) == 1 or self._is_capped(level)
-            assert is_sound, "the open group fits"  # noqa: S101
+            assert is_sound, "the open group fits"
 
 
 @dataclass(slots=True, kw_only=True)
