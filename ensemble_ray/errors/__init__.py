@@ -1,7 +1,7 @@
 """The error tree.
 
 Exception
-├─ EnsembleError                     everything that `run()` raises by contract
+├─ EnsembleError                     all errors that `run()` raises by contract
 │  ├─ ValidationError (ValueError)   invalid configuration, found before any model call
 │  ├─ TaskExecutionError             a task failed; carries what was completed
 │  │  └─ OutputParsingError          no answer had the declared type

@@ -40,7 +40,7 @@ _OUT_OF_CREDIT = re.compile(
     r"|exceeded your current quota, please check your plan|billing (?:hard )?limit has been reached"
     r"|reached (?:your|its) (?:monthly )?spending limit"
 )
-#: Parts of error codes whose messages may quote the prompt, or name another limit.
+#: Parts of other error codes: their messages may quote the prompt, or name another limit.
 _OTHER_CAUSE = re.compile(r"policy|policies|filter|safety|moderation|flagged|prompt|context_length|rate_limit")
 _BAD_GENERATION_CODES = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
 #: Messages of endpoints about an unreadable tool call of the model.
@@ -78,8 +78,6 @@ _LONGEST_TEXT = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """The meaning of an error body."""
-
     #: HTTP status in the body, as a number or as a code; None: none
     status: int | None = None
     #: the provider's message; the message of a provider behind a gateway is last
@@ -90,7 +88,7 @@ class ErrorBody:
     failed_generation: str = ""
     #: the account has no credit or quota: every attempt fails until a person pays
     is_out_of_credit: bool = False
-    #: the endpoint rejected text of its own model, such as a malformed tool call: another attempt may succeed
+    #: the endpoint rejected the text of its model, such as a malformed tool call: another attempt may succeed
     is_bad_generation: bool = False
 
 
@@ -170,7 +168,6 @@ def _codes(entry: Mapping[str, object]) -> Iterator[str]:
 
 
 def _texts(parts: Iterable[Mapping[str, object] | str]) -> Iterator[str]:
-    """Yield the messages of an error, the outermost first."""
     for part in parts:
         if isinstance(part, str):
             found = part
@@ -183,7 +180,6 @@ def _texts(parts: Iterable[Mapping[str, object] | str]) -> Iterator[str]:
 
 
 def _named_status(objects: Sequence[Mapping[str, object]], codes: Iterable[str]) -> int | None:
-    """Return the status of an error: a number if it has one, else the status of its codes."""
     for entry in objects:
         for name in _STATUS_MEMBERS:
             value = entry.get(name)
@@ -281,7 +277,6 @@ def tls_flaw(error: BaseException | None) -> str:
 
 
 def _chain(error: object) -> Iterator[BaseException]:
-    """Yield an error and the errors below it, without duplicates."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _MOST_LINKS:
         each = waiting.pop(0)

@@ -31,7 +31,7 @@ _MOST_FRAMES = 30
 _MOST_OF_GROUP = 5
 #: Most failed tasks in the message of a run.
 _MOST_LISTED = 3
-#: Packages whose messages have a limit already: this library, and the endpoint errors that it creates.
+#: Packages with short messages: this library, and the endpoint errors that it creates.
 _BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})
 #: Packages beside the standard library that are no user code, although they call it or this library calls them.
 _CALLERS = frozenset({
@@ -85,7 +85,6 @@ def format_with_class(error: BaseException) -> str:
 
 
 def agent_failure(role: str, error: BaseException) -> str:
-    """Return the message for the failure of an agent (S-ENG-50)."""
     return f"Agent '{brief(role)}': {describe(error)}"
 
 
@@ -222,7 +221,6 @@ def remote_note(error: BaseException) -> str:
 
 
 def _find_user_code(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame of user code on; None without user code."""
     at = error.__traceback__
     while at is not None and _is_caller(at.tb_frame):
         at = at.tb_next

@@ -11,12 +11,13 @@ import importlib
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body
-from ensemble_ray.errors.texts import REMOTE, message_of, remote_note
+from ensemble_ray.errors.texts import REMOTE, list_causes, message_of, remote_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,13 +76,10 @@ def is_out_of_credit(error: BaseException | None) -> bool:
     return any(told_by(each).is_out_of_credit for each in _causes(error))
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, up to an error of a callable."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and not getattr(error, "is_of_callable", False):
-        yield error
-        seen.add(id(error))
-        error = error.__cause__
+def _causes(error: BaseException | None) -> Iterable[BaseException]:
+    """Return an error and its causes, up to an error of a callable."""
+    chain = () if error is None else (error, *list_causes(error))
+    return takewhile(lambda each: not getattr(each, "is_of_callable", False), chain)
 
 
 def is_refusal_data(data: object) -> bool:
@@ -101,7 +99,6 @@ def is_refusal_data(data: object) -> bool:
 
 
 def _is_out_of_credit(link: Mapping[str, object]) -> bool:
-    """Whether a recorded error reports an account without credit."""
     fields = link.get("fields")
     known = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) else {}
     statuses = [each for name in _STATUS_FIELDS if isinstance(each := known.get(name), int)]
@@ -147,7 +144,6 @@ def unpack_provider_error(data: Mapping[str, Any]) -> Exception | None:
 
 
 def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
-    """Set the request and the response of an error."""
     asked, answered = data.get("request"), data.get("response")
     # openai 3 uses httpx2, earlier versions httpx.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
@@ -160,7 +156,6 @@ def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return the value as JSON data of bounded size."""
     text = json.dumps(value, default=str)
     return json.loads(text) if len(text) <= _MOST_BODY else text[:_MOST_BODY]
 
@@ -227,17 +222,13 @@ _MAX_CHAIN = 32
 def _links(error: BaseException) -> list[tuple[Any, ...]]:
     """Return the chain of causes as data, one link per error. Pickle itself loses the causes of foreign errors."""
     links: list[tuple[Any, ...]] = []
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen and len(links) < _MAX_CHAIN:
-        seen.add(id(at))
+    for at in [error, *list_causes(error)][:_MAX_CHAIN]:
         if isinstance(at, PicklableError):
             fields = {name: value for name, value in at.state().items() if name != "__notes__"}
             link: tuple[object, ...] = (rebuild, type(at), at.args, fields)
         else:
             link = _foreign_link(at)
         links.append((notes_of(at), *link))
-        at = at.__cause__
     return links
 
 
@@ -269,7 +260,6 @@ def _provider_or_stand_in(
 
 
 def _travels(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | None:
-    """Return the pickled error if pickling preserves class name and text, else None."""
     try:
         data = dumps(error)
         copy = pickle.loads(data)  # noqa: S301  own bytes
@@ -301,7 +291,6 @@ class _Rebuilt:
 
 
 def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
-    """Return the first error of a chain, with its causes."""
     cause: BaseException | None = None
     for notes, make, *args in reversed(links):
         error = cast("Callable[..., BaseException]", make)(*args)

@@ -11,7 +11,7 @@ __all__ = ["machine_for"]
 
 
 def machine_for(plan: Plan) -> PlanSource:
-    """Return the machine of a plan: that of its workflow, or a tree of machines if the plan has units."""
+    """Return the machine of a plan's workflow, or a tree of machines if the plan has units."""
     if plan.units:
         return NestedSource(plan, make_machine)
     match plan.workflow:

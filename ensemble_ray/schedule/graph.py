@@ -208,7 +208,6 @@ class BranchTree:
         self._all.branches.append(self.first)
 
     def divide(self, branch: GraphBranch, count: int) -> list[GraphBranch]:
-        """Return the branches of a fork, in order."""
         fork = Fork(branch)
         fork.branches = [GraphBranch(fork, Rank(0, position)) for position in range(count)]
         branch.trail.append(fork)
@@ -358,8 +357,6 @@ def _depth(fork: Fork) -> int:
 
 
 class UnroutedStep(NamedTuple):
-    """A completed step that is not routed."""
-
     branch: GraphBranch
     duration_s: float
     output: ContextPart
@@ -421,7 +418,7 @@ class GraphMachine:
 
     @property
     def history(self) -> Sequence[HistoryEntry]:
-        """The steps whose routing began, oldest first."""
+        """The steps from the start of their routing on, oldest first."""
         return self._history
 
     def results(self) -> tuple[GraphResult, ...]:
@@ -539,7 +536,7 @@ class GraphMachine:
                 assert_never(end)
 
     def _store_output(self, branch: GraphBranch, end: Completed | Exited) -> None:
-        """Store a step's output as the one of its state, and append the step to the trail."""
+        """Store a step's output for its state, and append the step to the trail."""
         scopes, key = self._execution.scopes, node_key(end.instance)
         own = scopes.own(scope_of(end.instance))
         parts = own.get(key) or (ContextPart((end.instance,)),)
@@ -685,7 +682,6 @@ class GraphMachine:
         done.append(replace(usual, units=self.results(), unit_failures=failures))
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two stimuli."""
         leaves = self._tree.leaves()
         in_state = {state: {id(each) for each in leaves if each.state is state} for state in BranchState}
         running = {id(each) for each in self._running.values() if each.state is BranchState.RUNNING}

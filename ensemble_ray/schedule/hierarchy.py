@@ -208,7 +208,6 @@ class DelegationEnforcer:
         return f"'{role}'" if left is None else f"'{role}' ({left} left)"
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls."""
         rules, reapplied = self._rules, self._reapplied
         assert all(count >= 0 for count in self._approved.values()), "charges"
         for role, cap in rules.max_calls_per_worker.items():

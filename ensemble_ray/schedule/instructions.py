@@ -62,8 +62,6 @@ class PhaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step of a graph."""
-
     state: str
     #: of the state's task; for a loop, its path without an occurrence
     instance: str

@@ -360,7 +360,6 @@ class LoopMachine:
         self._execution.scopes.drop(instance_of(self._unit.key, occurrence=number, parent=self._scope))
 
     def _note_exit(self, stimulus: UnitStimulus) -> None:
-        """Store why the run ends early."""
         if isinstance(stimulus, Exited):
             self._exit_reason = stimulus.reason
         elif isinstance(stimulus, StopRequested) and stimulus.exit_reason is not None:

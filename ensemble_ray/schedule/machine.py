@@ -63,7 +63,7 @@ class PlanSource(Source, Protocol):
         ...
 
     def is_cancelling(self, instance: str) -> bool:
-        """Whether a task is running and was asked to stop."""
+        """Whether a running task has a `Cancel`."""
         ...
 
     def list_unanswered(self) -> list[Instruction]:
@@ -178,12 +178,10 @@ class Machine:
 
     @property
     def states(self) -> Mapping[str, TaskState]:
-        """The state of every task, by instance."""
         return self._states
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The started tasks, in plan order."""
         return tuple(key for key in self._states if key in self._running)
 
     @property

@@ -89,12 +89,10 @@ class MapReduceMachine:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The tasks in flight, in the order of their starts."""
         return tuple(self._running)
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has returned its `End`."""
         return self._is_ended
 
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
@@ -310,7 +308,6 @@ class MapReduceMachine:
         done.append(Start(instance=instance, changes=task))
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls of `handle`."""
         assert len(self._running) <= self._rules.window, "window"
         assert self._counting <= self._running.keys(), "only tasks in flight are counted"
         assert 0 <= self._next_map <= self._pulled, "maps start after their items arrived"

@@ -258,7 +258,6 @@ class Groups:
         return len(arrived)
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls."""
         assert self._starts[-1] == len(self._members), "the record's groups cover their members"
         assert min(self._missing, default=0) >= 0, "no input of the record arrives twice"
         self._queue.validate()
@@ -355,7 +354,6 @@ def chunks(count: int, size: int) -> list[range]:
 
 
 def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
-    """Return the grouper for the rules."""
     if not rules.is_pipelined:
         return LevelGrouper(rules, groups)
     return OrderedGrouper(rules, groups) if rules.is_ordered else PoolGrouper(rules, groups)

@@ -113,7 +113,7 @@ class NestedSource:
         self._running: dict[str, Start] = {}
         #: tasks that wait at gates, in order; they hold no slot, and their machines see them as running
         self._suspended: dict[str, Start] = {}
-        #: running tasks that were asked to stop
+        #: running tasks with a `Cancel`
         self._cancelling: set[str] = set()
         #: the unit that asked each open question, in order
         self._questions: dict[Question, str] = {}
@@ -126,7 +126,6 @@ class NestedSource:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The started tasks, in the order of their starts."""
         return tuple(self._running)
 
     def is_running(self, instance: str) -> bool:
@@ -309,9 +308,8 @@ class NestedSource:
         return replace(end, units=self.results(), unit_failures=self.failures())
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls of `handle`."""
         assert len(self._running) <= self._cap, "cap"
-        assert self._cancelling <= self._running.keys(), "only running tasks are asked to stop"
+        assert self._cancelling <= self._running.keys(), "only running tasks have a cancel"
         assert self._owners.keys() == {*self._running, *self._queued, *self._suspended}, "owners"
         assert not self._queued or len(self._running) == self._cap, "no free slot while tasks wait"
         for each in (*self._owners.values(), *self._questions.values()):

@@ -180,7 +180,6 @@ class PhasesMachine:
 
     @property
     def states(self) -> dict[str, PhaseState]:
-        """The state of every phase, by key."""
         return {key: phase.state for key, phase in self._phases.items()}
 
     @property
@@ -428,7 +427,6 @@ class PhasesMachine:
             self._move(phase, PhaseEvent.REFLECTED, at, done)
 
     def _stop(self, at: float, done: list[Instruction]) -> None:
-        """Begin no more phases."""
         for phase in self._phases.values():
             if phase.state is PhaseState.WAITING:
                 self._move(phase, PhaseEvent.RUN_ENDED, at, done)
@@ -466,7 +464,6 @@ class PhasesMachine:
         )
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two stimuli."""
         active = {PhaseState.RUNNING, PhaseState.REVIEWING}
         for phase in self._phases.values():
             runs = sum(each is phase for each in self._running.values())

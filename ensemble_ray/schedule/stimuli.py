@@ -19,8 +19,6 @@ from ensemble_ray.values.outputs import ExitReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The run begins."""
-
     at: float
 
 
@@ -44,8 +42,6 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A task failed."""
-
     at: float
     instance: str
     error_type: str = ""

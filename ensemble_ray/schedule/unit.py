@@ -83,7 +83,7 @@ class UnitMachine(Protocol):
         ...
 
     def projection(self) -> Parts:
-        """Return the outputs that a context entry of the completed unit stands for."""
+        """Return the outputs of the completed unit for a context entry."""
         ...
 
 

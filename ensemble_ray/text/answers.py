@@ -64,7 +64,6 @@ class ReasoningSplitter:
         return parts
 
     def finish(self) -> list[tuple[str, bool]]:
-        """Return the text that was held back."""
         held, self._held = self._held, ""
         return [(held, self._closing is not None)] if held else []
 
@@ -141,15 +140,12 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundJson:
-    """A JSON value in a text."""
-
     value: object
     start: int
     end: int
 
 
 def find_json(text: str, openings: re.Pattern[str]) -> FoundJson | None:
-    """Return the first JSON value in a text, or None."""
     return next(iter_json(text, openings), None)
 
 

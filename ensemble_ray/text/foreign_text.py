@@ -76,7 +76,6 @@ class WholePieces:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return the text that is complete now."""
         piece = self._held + piece
         self._held = ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
@@ -84,7 +83,6 @@ class WholePieces:
         return whole_text(piece)
 
     def finish(self) -> str:
-        """Return the rest: U+FFFD for half of a pair."""
         return whole_text(self._held)
 
 
@@ -200,7 +198,6 @@ def header_flaw(value: str) -> str:
 
 
 def header_name_flaw(name: str) -> str:
-    """Return why a text cannot be a header's name; empty if it can."""
     return "" if _NAME.fullmatch(name) else "is no name of a header"
 
 

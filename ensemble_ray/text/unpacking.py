@@ -42,7 +42,7 @@ def bound_response(
     """Decompress and limit the body of an `httpx` or `httpx2` response while it is read.
 
     Args:
-        response: A response whose body is not read yet.
+        response: A response with an unread body.
         fail: Creates the error for a body that is too long or invalid, from the reason.
         max_bytes: Limit of the decompressed body.
         check: Raises a `ValueError` if a number of decompressed bytes is too large; None: `max_bytes` is the limit.
@@ -62,7 +62,7 @@ def bound_response(
         if received_bytes > max_bytes:
             raise UnpackingError(f"it is longer than {max_bytes} bytes, the limit of an answer")
 
-    # A response accepts only streams of its own package.
+    # The stream must be a class of the same package as the response.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
     bounded = cast("Any", type("BoundedBody", (_BoundedBody, package.AsyncByteStream), {}))
     response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail, on_piece=on_piece)
@@ -134,7 +134,7 @@ class BodyUnpacker:
     def __init__(self, codings: Sequence[str], *, max_bytes: int) -> None:
         allowed = max_bytes + max_bytes // _SLACK_PART + _SLACK_BYTES
         self._layers = [_Layer(coding) for coding in reversed(codings)]
-        #: remaining bytes of the compressed body, and of each layer except the last
+        #: remaining bytes of the compressed body, and of all layers except the last
         self._left = [allowed] * len(codings)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -156,7 +156,6 @@ class BodyUnpacker:
             raise UnpackingError("the packed body ends in the middle")
 
     def _through(self, number: int, data: bytes) -> Iterator[bytes]:
-        """Pass a piece through the layers from this number on."""
         if number == len(self._layers):
             yield data
             return

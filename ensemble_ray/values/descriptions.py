@@ -26,8 +26,6 @@ ActorState: TypeAlias = Literal["ready", "starting", "silent", "kept", "retiring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketDescription:
-    """A shared limit of requests."""
-
     name: str
     #: permits per period
     requests: int
@@ -62,8 +60,6 @@ class EndpointDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDescription:
-    """An execution of a task whose end is not reported."""
-
     run_id: str
     instance: str
     #: when it began in its process, Unix time in s; None: it waits there, or is in transit
@@ -74,8 +70,6 @@ class TaskDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
-    """The part of a run in one process."""
-
     run_id: str
     #: roles of the run's agents in the process
     agents: tuple[str, ...] = ()
@@ -89,8 +83,6 @@ class RunDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessDescription:
-    """A process of the cluster."""
-
     name: str
     kind: ActorKind
     state: ActorState = "ready"
@@ -126,8 +118,6 @@ class ActorDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
-    """A living node."""
-
     node_id: str
     #: its host's name, or its address
     name: str
@@ -136,8 +126,6 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """The descriptions of all actors of a cluster."""
-
     address: str
     nodes: tuple[NodeDescription, ...] = ()
     actors: tuple[ActorDescription, ...] = ()
@@ -156,29 +144,23 @@ def _cluster() -> TypeAdapter[ClusterDescription]:
 
 
 def dump_actor(described: ActorDescription) -> bytes:
-    """Return a description as JSON."""
     return _actor().dump_json(described)
 
 
 def load_actor(body: bytes) -> ActorDescription:
-    """Return the description of a JSON text; raises pydantic's `ValidationError`."""
     return _actor().validate_json(body)
 
 
 def dump_cluster(described: ClusterDescription) -> bytes:
-    """Return a description as JSON, in one line."""
     return _cluster().dump_json(described)
 
 
 def load_cluster(body: bytes) -> ClusterDescription:
-    """Return the description of a JSON text; raises pydantic's `ValidationError`."""
     return _cluster().validate_json(body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointQuestion:
-    """A model endpoint that a node must reach."""
-
     #: base URL without a user; empty: the node's own `OPENAI_BASE_URL`
     url: str
     #: whether the model has its key, so that the node needs none
@@ -187,8 +169,6 @@ class EndpointQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQuestion:
-    """The requirements of a run on each node."""
-
     #: names of distributions that must have the same version
     packages: Sequence[str] = ()
     #: pickles that import modules of the user, by the user's name for them: `Agent 'Writer'`
@@ -198,8 +178,6 @@ class NodeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """The answer of one node."""
-
     #: Ray's address of the node
     address: str
     #: Ray's id of the node; two nodes may share an address
@@ -216,7 +194,6 @@ class NodeReport:
     duration_s: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as JSON data."""
         return {
             "address": self.address,
             "node_id": self.node_id,
@@ -240,7 +217,6 @@ class NodesReport:
 
     @property
     def is_fine(self) -> bool:
-        """Whether a run can begin."""
         return all(not self.problems(node) for node in self.nodes)
 
     def problems(self, node: NodeReport) -> Sequence[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Errors as JSON-able data for records, and back (S-DUR-39).
 
-No class is imported because a record names it. The library's own errors, built-in ones and listed provider errors come
-back as themselves; every other error comes back as a stand-in with its class name and text. Task outputs and traces are
+No class is imported because a record names it. The library's own errors, built-in ones and listed provider errors keep
+their classes; a stand-in with the class name and text replaces every other error. Task outputs and traces are
 omitted: the record contains them elsewhere, and a run adds its own.
 """
 

@@ -22,7 +22,6 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 def new_object_id() -> str:
-    """Return a new id for a definition (S-CONV-30)."""
     return os.urandom(16).hex()
 
 
@@ -40,7 +39,6 @@ def uuid_of(name: str) -> str:
 
 
 def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
-    """Return the instance of a task key: `parent/key#occurrence`."""
     here = f"{key}#{occurrence}"
     return f"{parent}/{here}" if parent else here
 
@@ -61,7 +59,6 @@ def node_key(instance: str) -> str:
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
-    """Return the name of an effect: a call in a turn of an instance."""
     return f"{instance}/{turn}/{call}"
 
 

@@ -210,14 +210,11 @@ class MemoryRules:
 
     @property
     def has_ensemble_memory(self) -> bool:
-        """Whether all tasks share some memory."""
         return self.has_short_term or self.has_long_term or self.has_entities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuery:
-    """The question of a task to memory, before its prompt is built."""
-
     #: names of scopes, in the order of their sections
     scopes: tuple[str, ...] = ()
     #: the task's description
@@ -228,8 +225,6 @@ class MemoryQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecalledMemory:
-    """The answer of memory to a task."""
-
     #: (scope, contents) of all requested scopes
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     #: (agent's role, description, content) in recording order; None: there is no short-term memory
@@ -263,8 +258,6 @@ class MemoryNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedNote:
-    """The result of storing a note."""
-
     #: memories of the ensemble that stored it: `short_term`, `long_term`
     taken_by: tuple[str, ...] = ()
     #: tokens that an endpoint embedded to store it

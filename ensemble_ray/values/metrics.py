@@ -229,7 +229,6 @@ class MetricsSum:
             self._by_role[output.agent_role] = output.metrics
 
     def total(self) -> ExecutionMetrics:
-        """Return the sums so far; EMPTY before the first task."""
         if self._sum is None:
             return ExecutionMetrics.EMPTY
         return ExecutionMetrics(
@@ -268,7 +267,6 @@ class Amount:
         return Amount(self.tokens - other.tokens, self.cost - other.cost)
 
     def at_least(self, other: Amount) -> Amount:
-        """Return the larger number of tokens and the larger cost."""
         return Amount(max(self.tokens, other.tokens), max(self.cost, other.cost))
 
 

@@ -35,7 +35,7 @@ class ReviewTiming(StrEnum):
 
 
 class OnTimeoutAction(StrEnum):
-    """What follows when a gate has no decision in time."""
+    """The effect of a timeout at a gate."""
 
     CONTINUE = "continue"
     EXIT_EARLY = "exit_early"
@@ -126,7 +126,6 @@ class ReviewAnswer:
     by: str = ""
 
     def to_data(self) -> dict[str, object]:
-        """Return it as JSON-able data."""
         match self.decision:
             case Edit(revised_output=text):
                 data: dict[str, object] = {"verdict": "edit", "text": text}
@@ -138,7 +137,6 @@ class ReviewAnswer:
 
     @classmethod
     def from_data(cls, data: Mapping[str, object]) -> Self:
-        """Return the answer with this data."""
         decision: ReviewDecision
         match data.get("verdict"):
             case "edit":
@@ -166,7 +164,7 @@ class Review(Value):
         is_skip: Whether the task has no gate, regardless of the ensemble's policy.
         prompt: A text for the reviewer, beside the task and its output.
         timeout: How long the gate waits, a `timedelta` or seconds; 0: without limit.
-        on_timeout: What follows without a decision: `"continue"`, `"exit_early"` or `"fail"`.
+        on_timeout: Effect of the timeout: `"continue"`, `"exit_early"` or `"fail"`.
         required_role: Role of the reviewer; the handler may check it.
     """
 
@@ -226,7 +224,7 @@ class ReviewRequest(Value):
         task_output: Output of the task; empty before and during it.
         timing: When the gate opened.
         timeout: How long the gate waits from now on; None or 0: without limit.
-        on_timeout: What follows without a decision in time.
+        on_timeout: Effect of the timeout.
         prompt: A further text for the reviewer.
         required_role: Role of the reviewer.
         review_id: Id of the gate, unique among all runs of a store; the same again after a crash.
@@ -278,7 +276,7 @@ class OpenReview(Value):
         prompt: A further text for the reviewer.
         created_at: When it was opened.
         expires_at: When its timeout ends; None: without limit.
-        on_timeout: What follows then.
+        on_timeout: Effect of the timeout.
         required_role: Role of the reviewer.
     """
 
@@ -338,8 +336,6 @@ _REJECT = "REJECT"
 
 
 class DecisionText(NamedTuple):
-    """The decision of a phase's review, parsed."""
-
     decision: Literal["approve", "retry", "retry_predecessor", "reject"]
     #: feedback or reason; "" of an approval
     text: str = ""
@@ -409,7 +405,6 @@ def add_switch(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[Model
 
 
 def model_for(switches: Sequence[ModelSwitch], agent_role: str) -> str | None:
-    """Return the name of an agent's model; None: its own."""
     models = [each.model for each in switches if each.agent in {None, agent_role}]
     return models[-1] if models else None
 

@@ -65,7 +65,6 @@ def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelt
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 task`, `1,000 tasks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -484,13 +484,10 @@ class RunTracing:
         return _id_of(f"run {self.run_id} {number}", _SPAN_DIGITS)
 
     def execution_span(self, instance: str) -> str:
-        """Return the id of the span of a task or a unit."""
         return _id_of(f"execution {self.run_id} {self.beginning} {instance}", _SPAN_DIGITS)
 
     def effect_span(self, name: str) -> str:
-        """Return the id of the span of a model call or a tool call."""
         return _id_of(f"effect {self.run_id} {name}", _SPAN_DIGITS)
 
     def traceparent(self, span_id: str) -> str:
-        """Return the `traceparent` of a span of the run."""
         return str(TraceParent(self.trace_id, span_id, self.is_sampled))

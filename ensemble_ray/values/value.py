@@ -226,7 +226,6 @@ else:
 
 
 def utc_of(at_s: float) -> datetime:
-    """Return the UTC instant of a Unix time in seconds."""
     return datetime.fromtimestamp(at_s, UTC)
 
 
@@ -274,7 +273,6 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
 
 
 def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationError | None:
-    """Return the error for unknown field names, with suggestions; None if all names are known."""
     known = {info.alias or name for name, info in kind.model_fields.items()}
     unknown = [name for name in names if name not in known]
     if not unknown:
@@ -340,8 +338,6 @@ class _Signature:
 
 
 def _hints(kind: type[BaseModel]) -> dict[str, object]:
-    """Return the types of the fields without pydantic's metadata."""
-
     def fields() -> None: ...
 
     fields.__annotations__ = {name: info.annotation for name, info in kind.model_fields.items()}
