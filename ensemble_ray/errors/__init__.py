@@ -276,9 +276,9 @@ class ManagerStalledError(AgentExecutionError):
     """
 
     def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
-        last = f" The last thing it was told: {brief(last_results[-1])}" if last_results else ""
+        last = f" Its last tool result: {brief(last_results[-1])}" if last_results else ""
         super().__init__(
-            f"The manager made no progress in {turns} turns: no worker completed anything that had not been done."
+            f"The manager made no progress in {turns} turns: no worker completed a new task."
             f"{last}{'' if not last or last.endswith('.') else '.'} Change its tasks, constraints or model, or set manager_stall_turns",
             "Manager",
             task_description,

@@ -188,7 +188,7 @@ def _lines_of(error: BaseException) -> list[str]:
 def shorten_tracebacks(error: BaseException) -> None:
     """Drop this library's frames above user code from the tracebacks of an error and its causes (S-ERR-51).
 
-    A foreign error without user code keeps its traceback: it may be a defect of this library.
+    If the error itself is foreign and has no user code, it keeps its traceback: it may be a defect of this library.
     """
     seen: set[int] = set()
     at: BaseException | None = error

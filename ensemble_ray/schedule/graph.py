@@ -34,6 +34,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    TaskEnd,
 )
 from ensemble_ray.schedule.unit import Execution, HistoryEntry, Parts, StopRequested, UnitStimulus, body_of, scope_of
 from ensemble_ray.values.ids import instance_of, key_of, node_key
@@ -507,9 +508,7 @@ class GraphMachine:
             return None
         return FollowUpQuestions(questions=tuple(questions), names=(branch.at,), instances=(instance,))
 
-    def _step_ended(
-        self, branch: GraphBranch, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
-    ) -> None:
+    def _step_ended(self, branch: GraphBranch, end: TaskEnd, done: list[Instruction]) -> None:
         if isinstance(end, Exited):
             self._exit = self._exit or end.reason
             self._drop_unrouted()

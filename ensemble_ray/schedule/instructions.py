@@ -50,8 +50,8 @@ class PhaseResult:
     unit: str
     #: running: the run waits, or its record ends here
     status: Literal["running", "completed", "failed", "skipped"]
-    #: instances with outputs of the accepted attempt, or of the last one if none is accepted; for a loop, its path without
-    #: an occurrence; the order is that of S-PHASE-41. Without an accepted attempt, loops that never began are listed too
+    #: instances with outputs of the accepted attempt, in the order of S-PHASE-41; for a loop, its path without an
+    #: occurrence. If the phase runs, failed or was cut short: of its last attempt, with loops that may not have begun
     outputs: tuple[str, ...] = ()
     #: instances of its reviews, in order
     reviews: tuple[str, ...] = ()
@@ -338,7 +338,8 @@ class WarnOversized:
 class End:
     """The run ended. It is the last instruction; the machine ignores later stimuli.
 
-    With the state `waiting`, all open tasks are suspended at gates. `Continued` starts them again (S-REV-116).
+    With the state `waiting`, no task can run before a decision at a gate. `Continued` starts suspended tasks again
+    (S-REV-116).
     """
 
     state: RunState

@@ -33,6 +33,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    TaskEnd,
 )
 from ensemble_ray.schedule.unit import (
     Execution,
@@ -240,7 +241,7 @@ class LoopMachine:
             case _:
                 assert_never(stimulus)
 
-    def _event_of_task(self, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]) -> LoopEvent:
+    def _event_of_task(self, end: TaskEnd, done: list[Instruction]) -> LoopEvent:
         match end:
             case Completed():
                 return self._event_of_output(end, done)

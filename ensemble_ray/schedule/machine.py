@@ -28,6 +28,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    TaskEnd,
     Waiting,
 )
 from ensemble_ray.schedule.unit import HistoryEntry, Member, Parts, StopRequested, UnitStimulus
@@ -123,7 +124,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
     (TaskState.READY, TaskState.CANCELLED): "run cancelled",
     (TaskState.WAITING, TaskState.CANCELLED): "run cancelled, or ending",
 }
-_STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] = {
+_STATE_AFTER: Mapping[type[TaskEnd], TaskState] = {
     Completed: TaskState.COMPLETED,
     Failed: TaskState.FAILED,
     Exited: TaskState.EXITED,
@@ -284,7 +285,7 @@ class Machine:
 
     # The rules that all workflows share.
 
-    def _resolve(self, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]) -> None:
+    def _resolve(self, end: TaskEnd, done: list[Instruction]) -> None:
         self._running.remove(end.instance)
         self._move(end.instance, _STATE_AFTER[type(end)], end.at)
         match end:

@@ -35,6 +35,7 @@ from ensemble_ray.schedule.stimuli import (
     Failed,
     ItemsPulled,
     Stimulus,
+    TaskEnd,
     Waiting,
 )
 from ensemble_ray.values.outputs import ExitReason
@@ -157,7 +158,7 @@ class MapReduceMachine:
         """How many pulled items have not started."""
         return self._pulled - self._next_map - len(self._refused)
 
-    def _handle_end(self, end: Completed | Failed | Cancelled | Exited, done: list[Instruction]) -> None:
+    def _handle_end(self, end: TaskEnd, done: list[Instruction]) -> None:
         instance = end.instance
         match end:
             case Completed():

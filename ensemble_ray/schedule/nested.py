@@ -45,6 +45,7 @@ from ensemble_ray.schedule.stimuli import (
     Exited,
     Failed,
     Stimulus,
+    TaskEnd,
     Waiting,
 )
 from ensemble_ray.schedule.unit import (
@@ -373,7 +374,7 @@ def _member(unit: Unit) -> Member:
             assert_never(unit)
 
 
-def _end_of_member(instance: str, end: End, at: float) -> Completed | Failed | Exited | Cancelled:
+def _end_of_member(instance: str, end: End, at: float) -> TaskEnd:
     """Return the end of a unit as a stimulus for the machine above."""
     match end.state:
         case RunState.CANCELLED:

@@ -30,6 +30,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    TaskEnd,
 )
 from ensemble_ray.schedule.unit import Execution, HistoryEntry, Parts, StopRequested, UnitStimulus
 from ensemble_ray.values.ids import instance_of
@@ -241,9 +242,7 @@ class PhasesMachine:
             case _:
                 assert_never(stimulus)
 
-    def _event_of(
-        self, phase: ScheduledPhase, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
-    ) -> PhaseEvent:
+    def _event_of(self, phase: ScheduledPhase, end: TaskEnd, done: list[Instruction]) -> PhaseEvent:
         """Return the meaning of the end of an attempt or of its review."""
         if isinstance(end, Failed):
             return PhaseEvent.FAILED

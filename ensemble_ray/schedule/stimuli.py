@@ -128,8 +128,9 @@ class CancelRequested:
     at: float
 
 
+TaskEnd = Union[Completed, Failed, Exited, Cancelled]  # noqa: UP007  a name for the union, also at run time
 #: Stimuli for the machine of a unit. To it, a suspended task is still running.
-UnitFact = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+UnitFact = Union[Begun, TaskEnd, Evaluated, Decided, CancelRequested]  # noqa: UP007  as above
 Stimulus = Union[UnitFact, Waiting, Continued]  # noqa: UP007  as above
 
 #: Name of each stimulus in a record, and the recorded fields beside time and task.

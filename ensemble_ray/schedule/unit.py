@@ -28,7 +28,7 @@ class StopRequested:
     """The run around a unit is ending. Machines send it to each other; it is not recorded, since it follows from the record."""
 
     at: float
-    #: None: a task failed
+    #: None: a task or a unit failed
     exit_reason: ExitReason | None = None
 
 
@@ -139,7 +139,7 @@ class Scopes:
         self._scopes.get(scope, {}).pop(key, None)
 
     def enclose(self, scope: str, outer: Sequence[str]) -> None:
-        """Restrict the search from a scope to these scopes, in order.
+        """After the scope itself, search only these scopes, in order, without their outer ones.
 
         So a phase sees the attempts that were accepted when it started (S-PHASE-36).
         """

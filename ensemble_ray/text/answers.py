@@ -23,8 +23,8 @@ class ReasoningSplitter:
     """Splits reasoning in tags from the answer while the text arrives in pieces.
 
     A tag counts at the start of the text, or directly after another tag has closed. Reasoning without a closing tag lasts to
-    the end. The splitter holds back less than a tag, and the blanks before the first one. It ignores closing tags without an
-    opening one, which `split_reasoning` finds in a whole text.
+    the end. The splitter holds back less than a tag, and the blanks before the first one. A stream cannot wait for a closing
+    tag without an opening one: `split_reasoning` finds it in the whole text.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class DelegationRequest(Value):
     """A task that one agent delegates to another.
 
     Attributes:
-        task_id: Id of this delegation; a new UUID by default. The response, events and log lines have the same id.
+        task_id: Id of this delegation; a new UUID if omitted or blank. The response, events and log lines have the same id.
         agent_role: Role of the worker.
         task_description: The task.
         scope: Subject of the work, for policies.

@@ -119,7 +119,7 @@ def task_instance(name: str) -> str:
     return name
 
 
-# Epochs are decimal numbers: each depth of delegation increments a digit, and the newest epoch wins.
+# An epoch is a decimal number, and the highest epoch wins. Each depth of delegation increments its own digit.
 
 #: How often a digit can be incremented.
 MOST_RESENDS = 9

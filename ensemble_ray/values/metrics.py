@@ -290,7 +290,7 @@ class RunBudget:
     max_cost: int | None = None
     #: usage of the run before its current owner
     spent: Amount = NOTHING
-    #: name of the account that the processes of a cluster share; "": each counts alone
+    #: name of the account that the processes of a cluster share; "": one process makes all requests
     account: str = ""
 
     @classmethod

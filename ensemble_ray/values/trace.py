@@ -426,7 +426,7 @@ _FIRST_VERSION, _NO_VERSION = "00", "ff"
 
 
 class TraceParent(NamedTuple):
-    """A span of another process."""
+    """A span in the form of W3C's `traceparent` header."""
 
     #: 32 and 16 hexadecimal digits
     trace_id: str
