@@ -29,6 +29,7 @@ REMOTE = "Raised in another process (most recent call last):"
 _MOST_FRAMES = 30
 #: Most errors of an exception group in a note.
 _MOST_OF_GROUP = 5
+_MOST_CAUSES = 100
 #: Most failed tasks in the message of a run.
 _MOST_LISTED = 3
 #: Packages with short messages: this library, and the endpoint errors that it creates.
@@ -148,14 +149,20 @@ def user_line(errors: Iterable[BaseException]) -> str:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return the chain of an error's causes, nearest first, without duplicates."""
-    found: list[BaseException] = []
-    at, seen = error.__cause__, {id(error)}
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        found.append(at)
-        at = at.__cause__
-    return found
+    """Return the causes of an error, nearest first, without duplicates, 100 at most (S-ERR-70).
+
+    A cause is the error named by `from`, else the error that was being handled, and the first members of a group.
+    """
+    found, seen = [error], {id(error)}
+    for at in found:  # it grows
+        near = [at.__cause__ or (None if at.__suppress_context__ else at.__context__)]
+        if isinstance(at, BaseExceptionGroup):
+            near += cast("BaseExceptionGroup[BaseException]", at).exceptions[:_MOST_OF_GROUP]
+        for each in near:
+            if each is not None and id(each) not in seen and len(found) <= _MOST_CAUSES:
+                seen.add(id(each))
+                found.append(each)
+    return found[1:]
 
 
 def own_line(error: BaseException) -> str:
