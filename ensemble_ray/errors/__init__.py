@@ -1,38 +1,38 @@
-"""The error tree. Layer: lowest but for how errors travel; imported by everybody.
+"""The error tree.
 
 Exception
-├─ EnsembleError                     everything that `run()` raises by contract
-│  ├─ ValidationError (ValueError)   bad configuration, found before any model call
+├─ EnsembleError                     all errors that `run()` raises by contract
+│  ├─ ValidationError (ValueError)   invalid configuration, found before any model call
 │  ├─ TaskExecutionError             a task failed; carries what was completed
-│  │  └─ OutputParsingError          the answer never became the declared type
+│  │  └─ OutputParsingError          no answer had the declared type
 │  ├─ ParallelExecutionError         continue_on_error, and some tasks failed
 │  ├─ ConstraintViolationError       a hierarchical constraint was not met
 │  ├─ AgentExecutionError            model, handler or tool batch failed
-│  │  └─ ManagerStalledError         a manager's turns brought nothing new
-│  ├─ MaxIterationsExceededError     the agent went on calling tools
-│  ├─ ToolExecutionError             tool infrastructure; logged, never raised out of a run
+│  │  └─ ManagerStalledError         a manager's turns made no progress
+│  ├─ MaxIterationsExceededError     the agent kept calling tools
+│  ├─ ToolExecutionError             tool infrastructure; logged, `run()` never raises it
 │  ├─ PromptTemplateError            inputs are missing
-│  ├─ GuardrailViolationError        a guardrail said no
-│  ├─ RateLimitTimeoutError          no permit in time
+│  ├─ GuardrailViolationError        a guardrail rejected an input or an output
+│  ├─ RateLimitTimeoutError          no permit within the timeout
 │  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
-│  ├─ RunExistsError                 a run of that id is running
+│  ├─ RunExistsError                 another run with this id is running
 │  ├─ RecordError                    the run's record cannot be written or read
 │  ├─ MaxLoopIterationsExceededError a loop did not converge, and its cap raises
 │  ├─ GraphNoEdgeMatchedError        no edge of a graph's state matched
 │  ├─ MaxGraphStepsExceededError     a graph did not reach its end, and its cap raises
-│  ├─ StaleEpochError                somebody newer does this work; the writer must stop
-│  ├─ ReviewTimeoutError             a gate with on_timeout=fail was not answered in time
-│  ├─ ReviewDecidedError             somebody was first at a gate, or its time was up
-│  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
-│  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
-├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
-│  └─ ToolConfigurationError         a tool is set up wrongly
+│  ├─ StaleEpochError                a newer writer does this work; the writer must stop
+│  ├─ ReviewTimeoutError             a gate with on_timeout=fail had no decision in time
+│  ├─ ReviewDecidedError             a gate has a decision, or its timeout has passed
+│  ├─ UnknownOutcomeError            a tool call began before a crash; its outcome is unknown
+│  └─ CircuitOpenError               an endpoint keeps failing; the circuit breaker blocks calls
+├─ IllegalStateError (RuntimeError)  the object has the wrong state for this call
+│  └─ ToolConfigurationError         the configuration of a tool is invalid
 ├─ TryAgain                          control flow: a tool or guardrail asks the model to try again
-└─ ExitEarlyError                    control flow: end the run, keep what is done
-   └─ BudgetExhaustedError           what the run may spend is spent; never raised out of a run
+└─ ExitEarlyError                    control flow: end the run, keep the outputs so far
+   └─ BudgetExhaustedError           the budget is used up; `run()` never raises it
 
-Every class crosses processes with its text, fields and chain of causes (S-ERR-33). A cause that cannot travel is
-replaced by a stand-in of the same class name and text (S-ERR-31).
+Every class crosses processes with its text, fields and chain of causes (S-ERR-33). A stand-in with the same class name
+and text replaces a cause that cannot be pickled (S-ERR-31).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.errors.travel import Chain, Portable, portable
+from ensemble_ray.errors.travel import Chain, PicklableError, portable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,24 +86,24 @@ __all__ = [
 ]
 
 
-class EnsembleError(Portable):
-    """Root of everything that `run()` raises by contract.
+class EnsembleError(PicklableError):
+    """Root of all errors that `run()` raises by contract.
 
     Attributes:
-        trace: The run's trace up to the failure; None where the run had not begun.
-        run_id: The run's id; None where the run had not begun.
+        trace: The run's trace up to the failure; None if the run had not begun.
+        run_id: The run's id; None if the run had not begun.
     """
 
     trace: ExecutionTrace | None = None
     run_id: str | None = None
 
 
-#: Characters of an output in a message (S-GRAPH-45).
+#: Most characters of an output in a message (S-GRAPH-45).
 _LONGEST_PREVIEW = 200
 
 
 class MaxLoopIterationsExceededError(EnsembleError):
-    """A loop's predicate never held, and its cap raises. Unrelated to the cap of an agent's tool loop."""
+    """A loop reached its cap, and the cap raises an error. Unrelated to the cap of an agent's tool loop."""
 
     def __init__(self, loop_name: str, max_iterations: int, completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         super().__init__(f"Loop '{loop_name}' did not converge after {max_iterations} iterations")
@@ -113,11 +113,11 @@ class MaxLoopIterationsExceededError(EnsembleError):
 
 
 class GraphNoEdgeMatchedError(EnsembleError):
-    """No edge of a graph's state matched what the state gave.
+    """No edge of a graph's state matched its output.
 
     Attributes:
-        output_preview: Text of the state's output, uncut.
-        candidate_edges: The edges that were tried, in declared order.
+        output_preview: The full text of the state's output.
+        candidate_edges: The tried edges, in declared order.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GraphNoEdgeMatchedError(EnsembleError):
 
 
 class MaxGraphStepsExceededError(EnsembleError):
-    """A graph did not come to its end within its steps, and its cap raises."""
+    """A graph reached its cap on steps before its end, and the cap raises an error."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class MaxGraphStepsExceededError(EnsembleError):
 
 
 class ValidationError(EnsembleError, ValueError):
-    """Configuration that cannot work, found at construction or at the start of a run. Unrelated to pydantic's."""
+    """The configuration is invalid; found at construction or at the start of a run. Unrelated to pydantic's error."""
 
 
 class PromptTemplateError(EnsembleError):
-    """Template variables without a value: all of them, and the template uncut."""
+    """A template has variables without a value: all of them, and the full template."""
 
     def __init__(self, message: str, missing_variables: Sequence[str] = (), template: str = "") -> None:
         super().__init__(message)
@@ -176,11 +176,11 @@ class PromptTemplateError(EnsembleError):
 
 
 class TaskExecutionError(EnsembleError):
-    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before.
+    """A task failed; `__cause__` is the reason, `completed_task_outputs` are the outputs before it.
 
     Attributes:
         phase_statuses: Status of each phase by its name; empty for a run without phases.
-        task_name: Name of the task, else its description; empty where no task of the plan failed.
+        task_name: Name of the task, else its description; empty if no task of the plan failed.
     """
 
     phase_statuses: Mapping[str, PhaseStatus] = MappingProxyType({})
@@ -200,7 +200,7 @@ class TaskExecutionError(EnsembleError):
 
 
 class OutputParsingError(TaskExecutionError):
-    """No attempt gave an answer of the declared type."""
+    """No attempt produced an answer of the declared type."""
 
     def __init__(  # noqa: PLR0917  S-SET-3 fixes the order
         self,
@@ -238,7 +238,7 @@ class ParallelExecutionError(EnsembleError):
         self.completed_count = len(self.completed_task_outputs) if completed_count is None else completed_count
 
     def state(self) -> dict[str, object]:
-        """Return the fields; the failed tasks' causes keep their own causes."""
+        """Return the fields; the errors of failed tasks keep their causes."""
         return {**super().state(), "failed_task_causes": {key: Chain(e) for key, e in self.failed_task_causes.items()}}
 
 
@@ -258,7 +258,7 @@ class ConstraintViolationError(EnsembleError):
 class AgentExecutionError(EnsembleError):
     """The model, the handler, the tool batch or the agent's process failed."""
 
-    #: whether a guardrail failed; what it called is no model of the run (S-MR-155)
+    #: whether a guardrail failed; its model is no model of the run (S-MR-155)
     is_of_callable = False
 
     def __init__(self, message: str, agent_role: str = "", task_description: str = "") -> None:
@@ -268,17 +268,17 @@ class AgentExecutionError(EnsembleError):
 
 
 class ManagerStalledError(AgentExecutionError):
-    """A manager's turns brought nothing new for too long; what its workers gave stands on the run's error.
+    """A manager made no progress in too many turns; the run's error has the outputs of its workers.
 
     Attributes:
         turns: How many turns in a row.
-        last_results: What the manager was told in its last turns, the newest last.
+        last_results: Tool results of the last turns, the newest last.
     """
 
     def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
-        last = f" The last thing it was told: {brief(last_results[-1])}" if last_results else ""
+        last = f" Its last tool result: {brief(last_results[-1])}" if last_results else ""
         super().__init__(
-            f"The manager made no progress in {turns} turns: no worker completed anything that had not been done."
+            f"The manager made no progress in {turns} turns: no worker completed a new task."
             f"{last}{'' if not last or last.endswith('.') else '.'} Change its tasks, constraints or model, or set manager_stall_turns",
             "Manager",
             task_description,
@@ -288,7 +288,7 @@ class ManagerStalledError(AgentExecutionError):
 
 
 class MaxIterationsExceededError(EnsembleError):
-    """The agent went on calling tools after three stop messages."""
+    """The agent kept calling tools after three stop messages."""
 
     def __init__(self, agent_role: str, task_description: str, max_iterations: int, tool_calls_made: int) -> None:
         super().__init__(
@@ -303,7 +303,7 @@ class MaxIterationsExceededError(EnsembleError):
 
 
 class ToolExecutionError(EnsembleError):
-    """A tool's infrastructure failed; it is logged and told to the model, and never stops a run."""
+    """A tool's infrastructure failed. The library logs it and passes it to the model; it never stops a run."""
 
     def __init__(self, message: str, tool_name: str = "", tool_input: str = "") -> None:
         super().__init__(message)
@@ -312,7 +312,7 @@ class ToolExecutionError(EnsembleError):
 
 
 class GuardrailViolationError(EnsembleError):
-    """A guardrail said no. `guardrail_type` is `input` or `output`."""
+    """A guardrail rejected an input or an output. `guardrail_type` is `input` or `output`."""
 
     def __init__(self, guardrail_type: str, violation_message: str, task_description: str, agent_role: str) -> None:
         kind = str(getattr(guardrail_type, "value", guardrail_type))
@@ -327,7 +327,7 @@ class GuardrailViolationError(EnsembleError):
 
 
 class RateLimitTimeoutError(EnsembleError):
-    """No permit came within the wait timeout; the model was not called."""
+    """No permit arrived within the wait timeout; the model was not called."""
 
     def __init__(self, rate_limit: RateLimit, wait_timeout: timedelta) -> None:
         waited_ms = round(wait_timeout.total_seconds() * 1000)
@@ -341,11 +341,11 @@ class RateLimitTimeoutError(EnsembleError):
 
 
 class RateLimitInterruptedError(EnsembleError):
-    """Synchronous waiting for a permit was interrupted."""
+    """A synchronous wait for a permit was interrupted."""
 
 
 class RunExistsError(EnsembleError):
-    """A run of that id is running already."""
+    """Another run with this id is running."""
 
 
 class RecordError(EnsembleError):
@@ -357,7 +357,7 @@ class RecordError(EnsembleError):
 
 
 class StaleEpochError(EnsembleError):
-    """A newer writer does this work already; the refused one must stop before its next effect."""
+    """A newer writer does this work; the rejected writer must stop before its next effect."""
 
     def __init__(self, run: str, name: str, epoch: int, newest: int) -> None:
         super().__init__(f"Run '{run}' was taken over: '{name}' is written by epoch {newest}, epoch {epoch} must stop")
@@ -368,7 +368,7 @@ class StaleEpochError(EnsembleError):
 
 
 class UnknownOutcomeError(EnsembleError):
-    """An effect was begun before a crash, and nothing tells whether it was done."""
+    """A tool call began before a crash, and its outcome is unknown."""
 
     def __init__(self, message: str, effect: str = "", tool_name: str = "") -> None:
         super().__init__(message)
@@ -377,7 +377,7 @@ class UnknownOutcomeError(EnsembleError):
 
 
 class CircuitOpenError(EnsembleError):
-    """An endpoint fails for everybody and is not asked for now; the last failure is the cause."""
+    """An endpoint keeps failing, and the circuit breaker blocks calls; the cause is the last failure."""
 
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
@@ -385,22 +385,22 @@ class CircuitOpenError(EnsembleError):
 
 
 class ReviewTimeoutError(EnsembleError):
-    """Nobody answered at a review gate in time, and `on_timeout` is `fail`."""
+    """A review gate had no decision in time, and its `on_timeout` is `fail`."""
 
 
 class ReviewDecidedError(EnsembleError):
-    """A review gate has its decision: somebody was first, or its time was up.
+    """A review gate has a decision already, or its timeout has passed.
 
     Attributes:
         run_id: The run.
         gate_id: Id of the gate.
-        verdict: What was decided: `approve`, `edit` or `exit`; where the time was up, its `on_timeout`.
-        by: Who decided; `(timeout)` where the time was up.
-        decided_at: When.
-        comment: What was said about it.
+        verdict: The decision: `approve`, `edit` or `exit`; after a timeout, the gate's `on_timeout`.
+        by: Name of the reviewer; `(timeout)` after a timeout.
+        decided_at: Time of the decision.
+        comment: Comment on the decision.
     """
 
-    def __init__(  # noqa: PLR0917  its arguments travel by their places
+    def __init__(  # noqa: PLR0917  its arguments travel by position
         self,
         message: str,
         run_id: str = "",
@@ -419,16 +419,16 @@ class ReviewDecidedError(EnsembleError):
         self.comment = comment
 
 
-class IllegalStateError(Portable, RuntimeError):
-    """The object is not in a state for that call; never fed to a model."""
+class IllegalStateError(PicklableError, RuntimeError):
+    """The object has the wrong state for this call. The text is never sent to a model."""
 
 
 class ToolConfigurationError(IllegalStateError):
-    """A tool is set up in a way that cannot work."""
+    """The configuration of a tool is invalid."""
 
 
-class TryAgain(Portable):
-    """Raised by a tool or a guardrail: the model is given the message and tries again.
+class TryAgain(PicklableError):  # noqa: N818  control flow, and a name of the face
+    """A tool or a guardrail raises it: the model receives the message and tries again.
 
     Examples:
         >>> raise TryAgain("Give the date as YYYY-MM-DD")
@@ -440,8 +440,8 @@ class TryAgain(Portable):
         super().__init__(message)
 
 
-class ExitEarlyError(Portable):
-    """Ends the run with what is done so far; it becomes `exit_reason`, never an error of `run()`."""
+class ExitEarlyError(PicklableError):
+    """Ends the run with the outputs so far; it becomes the `exit_reason`, never an error of `run()`."""
 
     def __init__(self, message: str = "", timed_out: bool = False) -> None:  # noqa: FBT001, FBT002  S-SET-3 fixes the order
         super().__init__(message)
@@ -449,4 +449,4 @@ class ExitEarlyError(Portable):
 
 
 class BudgetExhaustedError(ExitEarlyError):
-    """Ends the run, since a request does not fit into what may still be spent (S-BUD-4); raised by the library alone."""
+    """Ends the run because a request exceeds the remaining budget (S-BUD-4). Only the library raises it."""

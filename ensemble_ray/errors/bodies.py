@@ -1,7 +1,6 @@
-"""What a provider's error body means: its status, the delay that it asks for, its innermost message. Package: errors; pure.
+"""Read the error bodies of providers, and describe failures of TLS.
 
-In: the body of an error as bytes, text or decoded JSON, of any provider. Out: an `ErrorBody`. Imports nothing of ours.
-Never: an exception because of what a body holds.
+No function here fails because of the content of a body.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import islice
 from math import isfinite
 from typing import cast
 
-#: The statuses that named codes stand for; the names are in lower case.
+#: HTTP statuses of error codes; the codes are in lower case.
 _STATUS_OF_CODE = {
     **dict.fromkeys(("invalid_request_error", "invalid_argument", "context_length_exceeded"), 400),
     **dict.fromkeys(("invalid_api_key", "authentication_error", "unauthenticated", "unauthorized"), 401),
@@ -34,43 +33,43 @@ _OUT_OF_CREDIT_CODES = frozenset({
     "billing_hard_limit_reached", "billing_not_active", "billing_limit_reached", "credit_limit_exceeded",
     "credits_exhausted", "payment_required",
 })  # fmt: skip
-#: What providers without such a code write.
+#: Messages of providers without such a code.
 _OUT_OF_CREDIT = re.compile(
     r"insufficient_quota|insufficient (?:account )?(?:balance|credits?)|credit balance is too low"
     r"|requires more credits|you(?: have| are|'ve|'re) (?:run )?out of credits|used all available credits|does ?n[o']t have any credits"
     r"|exceeded your current quota, please check your plan|billing (?:hard )?limit has been reached"
     r"|reached (?:your|its) (?:monthly )?spending limit"
 )
-#: Parts of codes of refusals whose texts may quote the prompt, or name another limit.
+#: Parts of other error codes: their messages may quote the prompt, or name another limit.
 _OTHER_CAUSE = re.compile(r"policy|policies|filter|safety|moderation|flagged|prompt|context_length|rate_limit")
 _BAD_GENERATION_CODES = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
-#: How endpoints name a tool call of the model that they cannot read.
+#: Messages of endpoints about an unreadable tool call of the model.
 _BAD_GENERATION = re.compile(
     r"failed to parse tool call|failed to call a function|tool call validation failed|tool_use_failed|json_validate_failed"
 )
 #: `try again in 6m0.5s`, `retry after 26 seconds`
 _DELAY = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([a-z]{1,12})")
-#: By the unit, or its first three letters.
+#: Seconds by unit, or by its first three letters.
 _UNITS_S = {
     "ms": 0.001, "mil": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hou": 3600.0,
     "d": 86_400.0, "day": 86_400.0,
 }  # fmt: skip
-#: Members that hold a delay, and its unit in seconds.
+#: Members with a delay, and its unit in seconds.
 _DELAYS_S = {
     "retry_after": 1.0, "retryafter": 1.0, "retry_after_seconds": 1.0, "retrydelay": 1.0, "retry_after_ms": 0.001,
 }  # fmt: skip
-#: Members that hold the status as a number; the first is OpenRouter's and Google's.
+#: Members with the status as a number; OpenRouter and Google use the first.
 _STATUS_MEMBERS = ("code", "status", "status_code", "http_status")
-#: Members that hold the error itself, or the error of the provider behind a gateway.
+#: Members with the error itself, or with the error of the provider behind a gateway.
 _INNER_MEMBERS = ("error", "errors", "metadata", "raw", "message", "detail", "details", "innererror")
 _MESSAGE_MEMBERS = ("message", "detail", "msg", "error", "raw", "error_description")
 _PAYMENT_REQUIRED = 402
-#: Refusals whose text is searched for a lack of credit; texts of other ones may quote the prompt.
+#: Statuses of errors that may report a lack of credit; other messages may quote the prompt.
 _MAYBE_OUT_OF_CREDIT = frozenset({None, 400, 402, 403, 429})
 #: llama.cpp answers 500, others 400 or 422.
 _MAYBE_BAD_GENERATION = frozenset({None, 400, 422, 500})
-#: Objects of a body that are read, and how deep they are nested in each other.
+#: Most objects to read in a body, and their deepest nesting.
 _MOST_PARTS = 50
 _DEEPEST = 8
 _LONGEST_BODY = 100_000
@@ -79,28 +78,26 @@ _LONGEST_TEXT = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """What is known of an error by its body."""
-
-    #: the HTTP status that it names, as a number or by a code; None: it names none
+    #: HTTP status in the body, as a number or as a code; None: none
     status: int | None = None
-    #: the provider's own words, those of the provider behind a gateway last; empty: there are none
+    #: the provider's message; the message of a provider behind a gateway is last
     message: str = ""
-    #: the delay that it asks for, s
+    #: the requested delay, s
     retry_after_s: float | None = None
-    #: what the model wrote, where the endpoint could not read it
+    #: text of the model that the endpoint could not read
     failed_generation: str = ""
-    #: the account has no credit or quota: no attempt succeeds before a person pays
+    #: the account has no credit or quota: every attempt fails until a person pays
     is_out_of_credit: bool = False
-    #: the endpoint refused what its own model wrote, such as a malformed tool call: another attempt may succeed
+    #: the endpoint rejected the text of its model, such as a malformed tool call: another attempt may succeed
     is_bad_generation: bool = False
 
 
 def read_error_body(body: object, status: int | None = None) -> ErrorBody:
-    """Return what an error body means.
+    """Return the meaning of an error body.
 
     Args:
         body: Bytes, text, or decoded JSON: the whole body or the object under `error`.
-        status: The HTTP status that it came with; None: there is none that says something.
+        status: HTTP status of the response; None: unknown.
     """
     parts = list(islice(_parts(body, _DEEPEST), _MOST_PARTS))
     objects = [part for part in parts if isinstance(part, Mapping)]
@@ -116,7 +113,7 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
         codes & _BAD_GENERATION_CODES or generation or _BAD_GENERATION.search(said)
     )
     has_other_cause = any(_OTHER_CAUSE.search(code) for code in codes)
-    # Gemini uses the same words for a limit per minute, and adds a delay.
+    # Gemini has the same message for a limit per minute, and adds a delay.
     is_in_text = (
         delay_s is None
         and seen in _MAYBE_OUT_OF_CREDIT
@@ -137,7 +134,7 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
 
 
 def _parts(value: object, depth: int) -> Iterator[Mapping[str, object] | str]:
-    """Yield the objects and texts of an error, each before those that it holds."""
+    """Yield the objects and texts of an error, from the outermost inwards."""
     found = _decoded(value)
     if isinstance(found, str):
         yield found
@@ -153,7 +150,7 @@ def _parts(value: object, depth: int) -> Iterator[Mapping[str, object] | str]:
 
 
 def _decoded(value: object) -> object:
-    """Return the object or list that a text is as JSON; anything else as it is."""
+    """Return the object or list in a JSON text; any other value unchanged."""
     text = value[:_LONGEST_BODY].decode(errors="replace") if isinstance(value, bytes) else value
     if not isinstance(text, str) or text.lstrip()[:1] not in {"{", "["} or len(text) > _LONGEST_BODY:
         return text
@@ -171,7 +168,6 @@ def _codes(entry: Mapping[str, object]) -> Iterator[str]:
 
 
 def _texts(parts: Iterable[Mapping[str, object] | str]) -> Iterator[str]:
-    """Yield the messages of an error, the outermost first."""
     for part in parts:
         if isinstance(part, str):
             found = part
@@ -184,7 +180,6 @@ def _texts(parts: Iterable[Mapping[str, object] | str]) -> Iterator[str]:
 
 
 def _named_status(objects: Sequence[Mapping[str, object]], codes: Iterable[str]) -> int | None:
-    """Return the status that an error names: a number where there is one, else what its codes stand for."""
     for entry in objects:
         for name in _STATUS_MEMBERS:
             value = entry.get(name)
@@ -193,7 +188,7 @@ def _named_status(objects: Sequence[Mapping[str, object]], codes: Iterable[str])
             if isinstance(value, int) and 400 <= value <= 599:  # noqa: PLR2004  HTTP's own classes
                 return int(value)
     known = sorted(_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE)
-    # A general type may stand beside a code that says more.
+    # A general code may accompany a more specific one.
     return max(known, key=lambda status: status not in {400, 500}, default=None)
 
 
@@ -217,7 +212,7 @@ def _delay_s(objects: Sequence[Mapping[str, object]], said: str) -> float | None
 
 
 def _number(value: object) -> float | None:
-    """Return a number of JSON, or one in a text such as `17s`."""
+    """Return a JSON number, or the number in a text such as `17s`."""
     if isinstance(value, str):
         found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s?", value.strip())
         return None if found is None else float(found[1])
@@ -231,7 +226,7 @@ _TRUST = (
     "self-signed) before the program starts"
 )
 _NOT_TLS = "it does not speak TLS at this port. Use http:// in the URL, or the port of HTTPS"
-#: What is wrong with a certificate, by the number of OpenSSL, and what to do.
+#: The problem with a certificate and the advice, by OpenSSL's number.
 _CERTIFICATES = {
     9: "its certificate is not valid yet. Check the clock of this machine",
     10: "its certificate has expired. Its owner must renew it; check the clock of this machine, too",
@@ -243,7 +238,7 @@ _CERTIFICATES = {
     62: "its certificate is for another host. Use the host name of the certificate in the URL",
     64: "its certificate is for another host. Use the host name of the certificate in the URL",
 }
-#: Other failures of a handshake that last, by the reason that OpenSSL names.
+#: Other permanent failures of a handshake, by OpenSSL's reason.
 _HANDSHAKES = {
     **dict.fromkeys(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"), _NOT_TLS),
     **dict.fromkeys(
@@ -255,19 +250,19 @@ _HANDSHAKES = {
         "it wants a certificate of this client, which has none that it takes",
     ),
 }
-#: Where errors hold the one below: aiohttp, urllib, urllib3.
+#: Attributes with the error below: of aiohttp, urllib, urllib3 and Python.
 _BELOW = ("certificate_error", "os_error", "reason", "__cause__", "__context__")
 _MOST_LINKS = 32
 
 
 def tls_flaw(error: BaseException | None) -> str:
-    """Return what is wrong with a certificate or a port, and what to do; empty where it is anything else.
+    """Return the problem with a certificate or a port, and advice; empty for any other error.
 
     Args:
-        error: What a client of HTTP raised; the errors below it are searched, too.
+        error: The error of an HTTP client; the errors below it are searched, too.
     """
     ssl = sys.modules.get("ssl")
-    if ssl is None:  # so it is no error of TLS
+    if ssl is None:
         return ""
     for each in _chain(error):
         if isinstance(each, ssl.SSLError):
@@ -282,7 +277,6 @@ def tls_flaw(error: BaseException | None) -> str:
 
 
 def _chain(error: object) -> Iterator[BaseException]:
-    """Yield an error and those below it, each once."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _MOST_LINKS:
         each = waiting.pop(0)

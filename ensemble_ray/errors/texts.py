@@ -1,7 +1,6 @@
-"""Texts about errors: short ones for messages and logs, and tracebacks of user code.
+"""Texts about errors: short messages for logs, and tracebacks of user code.
 
-In: any error, any text. Out: one line of bounded length, or the frames of a traceback from the user's code on. Errors
-keep their whole text; only what is said of them elsewhere is cut.
+Errors keep their whole text; only the texts here are cut.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType, TracebackType
 
-#: Characters of a text that somebody else wrote, in a message or a log line of ours.
+#: Most characters of a foreign text in a message or a log line.
 LONGEST = 200
-#: Characters of a message that this library wrote; what others wrote in it is cut already.
+#: Most characters of a message of this library, which has cut the foreign parts already.
 _LONGEST_OWN = 1500
-#: First line of the note that holds the traceback of another process.
+#: First line of a note with the traceback of another process.
 REMOTE = "Raised in another process (most recent call last):"
-#: Frames of a traceback that are kept, the innermost ones.
+#: Most frames of a traceback, from the innermost one outwards.
 _MOST_FRAMES = 30
-#: Errors of an exception group that are told.
+#: Most errors of an exception group in a note.
 _MOST_OF_GROUP = 5
 _MOST_CAUSES = 100
-#: Failed tasks whose reasons stand in the message of a run.
+#: Most failed tasks in the message of a run.
 _MOST_LISTED = 3
-#: Packages whose messages are bounded where they are made: this library's, and the endpoint errors that it makes.
+#: Packages with short messages: this library, and the endpoint errors that it creates.
 _BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})
-#: Packages that call user code, or are called by this library, beside the standard library; no user code themselves.
+#: Packages beside the standard library that are no user code, although they call it or this library calls them.
 _CALLERS = frozenset({
     "ensemble_ray", "actors", "serve", "openai", "httpx", "httpx2", "httpcore", "aiohttp", "anyio", "pydantic",
     "pydantic_core", "ray", "loky", "cloudpickle",
 })  # fmt: skip
-#: Where files of no user lie: this library and Python here, and libraries of any process, which may be of another node.
+#: Files that are no user code: of this library and Python here, and of libraries in any process on any node.
 _OWN_FILES = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
 _LIBRARY_FILE = re.compile(
     r"^<frozen |[\\/](?:site-packages|dist-packages|lib(?:64)?[\\/]python3\.\d+t?|ray[\\/]_private)[\\/]"
@@ -48,25 +47,25 @@ _LIBRARY_FILE = re.compile(
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error, or its class name where the text is empty or cannot be made (S-ENG-61)."""
+    """Return the text of an error; its class name if the text is empty or `str` fails (S-ENG-61)."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  the class may be of a user or of a library
+    except Exception:  # noqa: BLE001  the class may be the user's
         text = ""
     return whole_text(text) or type(error).__name__
 
 
 def brief(text: str, length: int = LONGEST) -> str:
-    """Return the text on one line, cut to that many characters, with `...` behind what was cut.
+    """Return a text on one line, cut to a length and with `...` after the cut.
 
-    Characters that a terminal would obey are replaced: the text may be of a model, a provider or a customer.
+    Control characters are replaced: the author may be a model, a provider or a customer.
     """
     line = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text[: 4 * length].split()))
     return line if len(line) <= length and len(text) <= 4 * length else f"{line[:length].rstrip()}..."
 
 
 def describe(error: BaseException) -> str:
-    """Return the message and the class of an error on one line: `invalid key (AuthenticationError)`."""
+    """Return message and class of an error on one line: `invalid key (AuthenticationError)`."""
     name, text = type(error).__name__, str(error)
     if not text.strip():
         return name
@@ -76,9 +75,9 @@ def describe(error: BaseException) -> str:
 
 
 def format_with_class(error: BaseException) -> str:
-    """Return the class and the whole message of an error, as Python prints it: `KeyError: 'zzz'`.
+    """Return class and whole message of an error, as Python prints it: `KeyError: 'zzz'`.
 
-    Of this library's own errors only the message: their class says nothing more.
+    For this library's own errors it returns only the message.
     """
     name, text = type(error).__name__, str(error)
     if not text or type(error).__module__.partition(".")[0] == "ensemble_ray":
@@ -87,17 +86,16 @@ def format_with_class(error: BaseException) -> str:
 
 
 def agent_failure(role: str, error: BaseException) -> str:
-    """Return the message of a task whose agent failed with that error (S-ENG-50)."""
     return f"Agent '{brief(role)}': {describe(error)}"
 
 
 def task_failure(label: str, error: BaseException) -> str:
-    """Return what a failed task is told of with: its name or description, and why (S-ENG-13)."""
+    """Return the message for a failed task: its name or description, and the reason (S-ENG-13)."""
     return f"Task '{brief(label)}' failed: {reason_in(label, error)}"
 
 
 def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -> str:
-    """Return what a run is told of with that went on beside failed tasks: how many, and why the first of them did."""
+    """Return the message for a run that continued after failures: their number, and the first reasons."""
     first = "; ".join(
         f"'{brief(label)}': {reason_in(label, error)}" for label, error in islice(causes.items(), _MOST_LISTED)
     )
@@ -106,14 +104,14 @@ def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a task failed. An agent's failure names the class behind it already."""
+    """Return why a task failed. The message of an agent's failure already contains the class of the cause."""
     if type(error).__name__ == "AgentExecutionError":
         return brief(message_of(error), _LONGEST_OWN)
     return describe(error)
 
 
 def reason_in(label: str, error: BaseException) -> str:
-    """Return why a task failed, behind its name: a reason that begins with the same name says it no second time."""
+    """Return why a task failed, without the task's name at the start of the reason."""
     reason, named = reason_of(error), f"Task '{brief(label)}'"
     for beginning in (f"{named} failed: ", f"{named}: ", f"{named} "):
         if reason.startswith(beginning):
@@ -122,7 +120,7 @@ def reason_in(label: str, error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """Return the traceback of an error from the first frame of user code on, without a heading; "" without any."""
+    """Return the traceback of an error from the first frame of user code on, without a heading; "" without user code."""
     frames = list(traceback.walk_tb(error.__traceback__))
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_caller(frame)), len(frames))
     kept = frames[first:][-_MOST_FRAMES:]
@@ -130,7 +128,7 @@ def user_frames(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of an error in user code, for a log: that of this process, else of another; "" without any."""
+    """Return the traceback in user code for a log: of this process, else of another one; "" without user code."""
     frames = user_frames(error)
     if frames:
         return f"Traceback (most recent call last):\n{frames}".rstrip("\n")
@@ -139,9 +137,9 @@ def user_traceback(error: BaseException) -> str:
 
 
 def user_line(errors: Iterable[BaseException]) -> str:
-    """Return the innermost line of user code of errors and their causes: `File "team.py", line 3, in handle` (S-ERR-52).
+    """Return the innermost line of user code in errors: `File "team.py", line 3, in handle` (S-ERR-52).
 
-    It is a line of a library where no other is known; "" without any.
+    Without user code it returns a line of a library, else "".
 
     Args:
         errors: The innermost one first.
@@ -151,9 +149,9 @@ def user_line(errors: Iterable[BaseException]) -> str:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return what caused an error, nearest first, each once, 100 at most (S-ERR-70).
+    """Return the causes of an error, nearest first, without duplicates, 100 at most (S-ERR-70).
 
-    That is the error it was raised from, else the one that was being handled then, and the first members of a group.
+    A cause is the error named by `from`, else the error that was being handled, and the first members of a group.
     """
     found, seen = [error], {id(error)}
     for at in found:  # it grows
@@ -168,36 +166,36 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 
 def own_line(error: BaseException) -> str:
-    """Return `user_line` of an error and its causes; "" where only code of libraries is known (S-ERR-67)."""
+    """Return the `user_line` of an error and its causes; "" if it is a line of a library (S-ERR-67)."""
     line = user_line((*reversed(list_causes(error)), error))
     return "" if not line or is_library_file(line.split('"')[1]) else line
 
 
 def is_library_file(path: str) -> bool:
-    """Whether a file of source code is of this library, of another installed one, or of Python itself."""
+    """Whether a source file belongs to this library, another installed package, or Python."""
     return path.startswith(_OWN_FILES) or _LIBRARY_FILE.search(path) is not None
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    """Return the lines of a traceback outside this library, here and then in another process."""
+    """Return the lines of a traceback outside this library, first of this process, then of another one."""
     found: list[str] = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).startswith("ensemble_ray.cli"):
-            found.clear()  # what is above it started the command line
+            found.clear()  # the frames above it started the command line
         elif not _is_caller(frame):
             found.append(f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}')
     note = next(
         (each for each in getattr(error, "__notes__", ()) if isinstance(each, str) and each.startswith(REMOTE)), ""
     )
-    # Headings, and what is below them, tell of other errors.
+    # Headings begin the tracebacks of other errors.
     own = takewhile(lambda line: line.startswith(" "), note.splitlines()[1:])
     return [*found, *(line.strip() for line in own if line.startswith('  File "'))]
 
 
 def shorten_tracebacks(error: BaseException) -> None:
-    """Drop the frames of this library above user code from the tracebacks of an error and of what caused it (S-ERR-51).
+    """Drop this library's frames above user code from the tracebacks of an error and its causes (S-ERR-51).
 
-    A foreign error that no task is behind, and that has no user code, keeps its traceback: that may be a defect of this library.
+    If the error itself is foreign and has no user code, it keeps its traceback: it may be a defect of this library.
     """
     seen: set[int] = set()
     at: BaseException | None = error
@@ -210,12 +208,12 @@ def shorten_tracebacks(error: BaseException) -> None:
 
 
 def user_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """Return `exc_info` for a log line: with the traceback from the first frame of user code on, where there is one."""
+    """Return `exc_info` for a log line, with the traceback from the first frame of user code on, if any."""
     return type(error), error, _find_user_code(error) or error.__traceback__
 
 
 def remote_note(error: BaseException) -> str:
-    """Return the note that tells another process where user code raised the error; "" where no user code did."""
+    """Return the note with the traceback in user code for another process; "" without user code."""
     frames = user_frames(error)
     if not frames:
         return ""
@@ -230,7 +228,6 @@ def remote_note(error: BaseException) -> str:
 
 
 def _find_user_code(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame of user code on; None without any."""
     at = error.__traceback__
     while at is not None and _is_caller(at.tb_frame):
         at = at.tb_next

@@ -1,7 +1,7 @@
-"""How errors cross processes: with text, fields, notes and causes.
+"""Errors across processes: pickling with text, fields, notes and causes, and the classification of provider errors.
 
-In: any error. Out: one that pickles and comes out with the same class name and text (S-ERR-31, S-ERR-33). A traceback
-cannot be pickled: where user code raised an error travels as a note (S-ERR-42).
+An unpickled error has the same class name and text (S-ERR-31, S-ERR-33). Tracebacks cannot be pickled, so a note
+reports where user code raised the error (S-ERR-42).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import importlib
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body
-from ensemble_ray.errors.texts import REMOTE, message_of, remote_note
+from ensemble_ray.errors.texts import REMOTE, list_causes, message_of, remote_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,20 +29,20 @@ _CLASSES = frozenset({
     "BadRequestError", "AuthenticationError", "PermissionDeniedError", "NotFoundError", "ConflictError",
     "UnprocessableEntityError", "RateLimitError", "InternalServerError",
 })  # fmt: skip
-#: A wrong key, no right to the model, no such model: every other call of it will be refused too.
+#: A wrong key, no permission, an unknown model: every other call of the model will fail, too.
 _REFUSALS = frozenset({"AuthenticationError", "PermissionDeniedError", "NotFoundError"})
-#: Where packages keep an HTTP status: openai and anthropic, aiohttp and urllib, Google's clients.
+#: Fields with an HTTP status: of openai and anthropic, aiohttp and urllib, Google's clients.
 _STATUS_FIELDS = ("status_code", "status", "code")
 _FIELDS = ("message", "status_code", "code", "param", "type", "request_id", "body")
 _HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "content-type")
-#: Errors of a recorded chain of causes that are looked at.
+#: Most errors to read in a recorded chain of causes.
 _MOST_LINKS = 32
-#: Characters of an answer's body that go along; what an endpoint sends has no bound of its own.
+#: Most characters of a response's body in a packed error.
 _MOST_BODY = 20_000
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
+    """Return the HTTP status of the endpoint's answer; None if unknown or without an answer."""
     for holder in (error, getattr(error, "response", None)):
         for field in _STATUS_FIELDS:
             value: object = getattr(holder, field, None)
@@ -51,7 +52,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def told_by(error: BaseException) -> ErrorBody:
-    """Return what the answer behind an error means: by its body, else by the text of an error with a status."""
+    """Return the meaning of the answer behind an error, from its body, else from the text of an error with a status."""
     status, body = status_of(error), getattr(error, "body", None)
     if body is None:
         return ErrorBody() if status is None else read_error_body(str(error), status)
@@ -59,9 +60,9 @@ def told_by(error: BaseException) -> ErrorBody:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether a provider refused a call as it would refuse every other call of that model.
+    """Whether a provider refuses every call of a model: status 401, 403 or 404, or an account without credit (S-LLM-21).
 
-    A status of 401, 403 or 404, or an account without credit (S-LLM-21). The causes of an error of a callable do not count.
+    The causes of a callable's error do not count.
     """
     return any(
         (type(each).__name__ in _REFUSALS and type(each).__module__.partition(".")[0] == _PACKAGE)
@@ -71,21 +72,18 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def is_out_of_credit(error: BaseException | None) -> bool:
-    """Return whether a provider refused a call because the account has no credit; a callable's causes do not count."""
+    """Whether a provider refused a call because the account has no credit. A callable's causes do not count."""
     return any(told_by(each).is_out_of_credit for each in _causes(error))
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an error and its causes, as far as they are not of a callable."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and not getattr(error, "is_of_callable", False):
-        yield error
-        seen.add(id(error))
-        error = error.__cause__
+def _causes(error: BaseException | None) -> Iterable[BaseException]:
+    """Return an error and its causes, up to an error of a callable."""
+    chain = () if error is None else (error, *list_causes(error))
+    return takewhile(lambda each: not getattr(each, "is_of_callable", False), chain)
 
 
 def is_refusal_data(data: object) -> bool:
-    """Return `is_refusal` of an error that the record has, by its data (`error_data`)."""
+    """Return `is_refusal` of a recorded error, from the data of `error_data`."""
     depth = 0
     while isinstance(data, Mapping) and depth < _MOST_LINKS:
         link = cast("Mapping[str, object]", data)
@@ -101,7 +99,6 @@ def is_refusal_data(data: object) -> bool:
 
 
 def _is_out_of_credit(link: Mapping[str, object]) -> bool:
-    """Return whether an error of the record is that of an account without credit."""
     fields = link.get("fields")
     known = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) else {}
     statuses = [each for name in _STATUS_FIELDS if isinstance(each := known.get(name), int)]
@@ -110,7 +107,7 @@ def _is_out_of_credit(link: Mapping[str, object]) -> bool:
 
 
 def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
-    """Return the error as JSON-able data, or None for an error of any other class."""
+    """Return a provider's error as JSON-able data; None for other classes."""
     kind = type(error)
     if kind.__name__ not in _CLASSES or kind.__module__.partition(".")[0] != _PACKAGE:
         return None
@@ -130,26 +127,25 @@ def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
 
 
 def unpack_provider_error(data: Mapping[str, Any]) -> Exception | None:
-    """Return the error behind the data, or None where its class is not listed, or the package is not here."""
+    """Return the error of this data; None if its class is not listed, or its package is missing."""
     name, text = data.get("class"), data.get("text")
     if name not in _CLASSES or not isinstance(text, str):
         return None
     try:
         package = importlib.import_module(_PACKAGE)
         error = cast("Exception", getattr(package, name).__new__(getattr(package, name)))
-        error.args = (text,)  # no constructor runs: their arguments differ from version to version
+        error.args = (text,)  # no constructor runs: its arguments differ between versions
         fields = cast("Mapping[str, Any]", data.get("fields") or {})
         vars(error).update({field: fields[field] for field in _FIELDS if field in fields})
         _restore_answer(error, data)
-    except Exception:  # noqa: BLE001  a package that is missing or has changed, or damaged data: a stand-in will do
+    except Exception:  # noqa: BLE001  the package is missing or has changed, or the data is damaged
         return None
     return error
 
 
 def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
-    """Give the error its request, and the response where there was one."""
     asked, answered = data.get("request"), data.get("response")
-    # openai 3 speaks httpx2, earlier ones httpx.
+    # openai 3 uses httpx2, earlier versions httpx.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
     request = None if asked is None else httpx.Request(asked["method"], asked["url"])
     if request is not None:
@@ -160,65 +156,58 @@ def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return the value as JSON has it, and of bounded size."""
     text = json.dumps(value, default=str)
     return json.loads(text) if len(text) <= _MOST_BODY else text[:_MOST_BODY]
 
 
 def _text_of(response: Any) -> str:
-    with contextlib.suppress(Exception):  # a stream that nobody has read has no text
+    with contextlib.suppress(Exception):  # an unread stream has no text
         return str(response.text)[:_MOST_BODY]
     return ""
 
 
 def _public(url: str) -> str:
-    """Return the URL without user, password and query, which may be secret."""
+    """Return a URL without user, password and query, which may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-#: What a stand-in has of the error that it stands for, so that code which asks by shape finds it.
-_KEPT = ("status_code", "status", "code", "request_id", "body")
+#: Fields of an error that its stand-in has, too: code may check them instead of the class.
+_STAND_IN_FIELDS = ("status_code", "status", "code", "request_id", "body")
 
 
-def _class_of_stand_in(name: str) -> type[Exception]:
-    """Return an exception class of that name whose instances pickle; it stands for one that does not."""
+def stand_in(name: str, text: str, fields: Mapping[str, object] | None = None) -> Exception:
+    """Return an error with this class name and text, for an error that does not exist in this process."""
 
     def reduce(self: Exception) -> tuple[object, ...]:
         return (stand_in, (name, str(self)), dict(vars(self)))
 
-    return type(name, (Exception,), {"__reduce__": reduce, "__doc__": f"Stands for a {name} of another process."})
-
-
-def stand_in(name: str, text: str, fields: Mapping[str, object] | None = None) -> Exception:
-    """Return an error of that class name and text, in place of one that cannot be had here."""
-    error = _class_of_stand_in(name)(text)
+    kind = type(name, (Exception,), {"__reduce__": reduce, "__doc__": f"Stands for a {name} of another process."})
+    error = cast("Exception", kind(text))
     vars(error).update(fields or {})
     return error
 
 
 def plain_fields(error: BaseException) -> dict[str, object]:
-    """Return the fields of a provider's error that are plain values: its status, for example."""
-    kept = {name: vars(error)[name] for name in _KEPT if name in vars(error)}
-    return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
+    """Return the plain fields of a provider's error, such as its status."""
+    fields = {name: vars(error).get(name) for name in _STAND_IN_FIELDS}
+    return {name: value for name, value in fields.items() if isinstance(value, str | int | float)}
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
-    """Return the notes of an error, its traceback in user code among them, unless another process told it already."""
+    """Return the notes of an error, and a note with its traceback in user code, unless another process added one."""
     notes = tuple(each for each in getattr(error, "__notes__", ()) if isinstance(each, str))
     note = "" if any(each.startswith(REMOTE) for each in notes) else remote_note(error)
     return (*notes, note) if note else notes
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return the error itself if it travels unchanged, else one of the same class name and text that pickles.
+    """Return the error itself if pickling preserves it, else a picklable one with the same class name and text.
 
-    A foreign error keeps class and causes in more cases where it is pickled as `Chain(error)`.
-
-    Source: S-ERR-31, S-ERR-42.
+    A foreign error keeps its class and its causes in more cases if you pickle it as `Chain(error)`.
     """
     is_plain = _travels(error, pickle.dumps) is not None or _travels(error, _dumps_by_value) is not None
-    if is_plain and (isinstance(error, Portable) or (error.__cause__ is None and not remote_note(error))):
+    if is_plain and (isinstance(error, PicklableError) or (error.__cause__ is None and not remote_note(error))):
         return error
     links = _links(error)
     if not is_plain:
@@ -226,30 +215,25 @@ def portable(error: BaseException) -> BaseException:
     return _join(links)
 
 
-#: Longest chain of causes that travels; what lies deeper is dropped.
+#: Longest pickled chain of causes.
 _MAX_CHAIN = 32
 
 
 def _links(error: BaseException) -> list[tuple[Any, ...]]:
-    """Return the chain of causes as data, one link per error; pickling would lose the causes of foreign errors."""
+    """Return the chain of causes as data, one link per error. Pickle itself loses the causes of foreign errors."""
     links: list[tuple[Any, ...]] = []
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen and len(links) < _MAX_CHAIN:
-        seen.add(id(at))
-        link = (rebuild, type(at), at.args, _fields_of(at)) if isinstance(at, Portable) else _foreign_link(at)
+    for at in [error, *list_causes(error)][:_MAX_CHAIN]:
+        if isinstance(at, PicklableError):
+            fields = {name: value for name, value in at.state().items() if name != "__notes__"}
+            link: tuple[object, ...] = (rebuild, type(at), at.args, fields)
+        else:
+            link = _foreign_link(at)
         links.append((notes_of(at), *link))
-        at = at.__cause__
     return links
 
 
-def _fields_of(error: Portable) -> dict[str, object]:
-    """Return the fields of one of our errors; its notes travel beside them."""
-    return {name: value for name, value in error.state().items() if name != "__notes__"}
-
-
 def _foreign_link(error: BaseException) -> tuple[object, ...]:
-    """Return data of an error that is not ours: as it is, by value, without its constructor, else as a stand-in."""
+    """Return a foreign error as data: pickled by reference, by value, without its constructor, or as a stand-in."""
     described = (type(error).__name__, message_of(error), plain_fields(error))
     provider = pack_provider_error(error)
     if provider is not None:
@@ -262,44 +246,42 @@ def _foreign_link(error: BaseException) -> tuple[object, ...]:
 
 
 def _loaded_or_stand_in(data: bytes, name: str, text: str, fields: Mapping[str, object]) -> BaseException:
-    """Return the error, or its stand-in where its class cannot be had, as that of a package only the sender has."""
+    """Return the error, or its stand-in if this process cannot import its class."""
     try:
         return cast("BaseException", pickle.loads(data))  # noqa: S301  bytes of our own cluster
-    except Exception:  # noqa: BLE001  whatever loading raised, what went wrong must still be told
+    except Exception:  # noqa: BLE001  the original error must be reported in any case
         return stand_in(name, text, fields)
 
 
 def _provider_or_stand_in(
     data: Mapping[str, object], name: str, text: str, fields: Mapping[str, object]
 ) -> BaseException:
-    """Return the provider's error, or its stand-in where its package cannot be had."""
     return unpack_provider_error(data) or stand_in(name, text, fields)
 
 
 def _travels(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | None:
-    """Return the pickled error if it comes out with its class name and text, else None."""
     try:
         data = dumps(error)
-        copy = pickle.loads(data)  # noqa: S301  our own bytes, made one line up
-    except Exception:  # noqa: BLE001  any failure here means one thing: it does not travel this way
+        copy = pickle.loads(data)  # noqa: S301  own bytes
+    except Exception:  # noqa: BLE001  it cannot be pickled this way
         return None
     return data if type(copy).__name__ == type(error).__name__ and str(copy) == str(error) else None
 
 
 def _dumps_by_value(error: object) -> bytes:
-    """For classes that only this process can import, such as those of a script."""
-    cloudpickle = importlib.import_module("cloudpickle")  # untyped, and only needed where plain pickling failed
+    """Pickle classes that only this process can import, such as classes of a script."""
+    cloudpickle = importlib.import_module("cloudpickle")  # untyped, and rarely needed
     return cast("bytes", cloudpickle.dumps(error))
 
 
 def _dumps_fields(error: BaseException) -> bytes:
-    """For classes whose constructor does not take what `args` holds: class, arguments and fields, as with ours."""
+    """Pickle class, arguments and fields, for classes whose constructor does not accept `args`."""
     fields = {name: value for name, value in vars(error).items() if name != "__notes__"}
     return _dumps_by_value(_Rebuilt(type(error), error.args, fields))
 
 
 class _Rebuilt:
-    """An error on its way that comes out without its constructor being called."""
+    """Unpickles as an error, without a call of its constructor."""
 
     def __init__(self, cls: type[BaseException], args: tuple[object, ...], fields: Mapping[str, object]) -> None:
         self._parts = (cls, args, fields)
@@ -309,7 +291,6 @@ class _Rebuilt:
 
 
 def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
-    """Put the chain of causes together again and return its first error."""
     cause: BaseException | None = None
     for notes, make, *args in reversed(links):
         error = cast("Callable[..., BaseException]", make)(*args)
@@ -322,7 +303,7 @@ def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
 
 
 def rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object]) -> BaseException:
-    """Return an error as it was; its constructor does not run again."""
+    """Return an error with these fields, without a call of its constructor."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
@@ -330,7 +311,7 @@ def rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[s
 
 
 class Chain:
-    """An error on its way through a pickle; it comes out as the error, with its causes."""
+    """Unpickles as the error, with its causes."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -339,12 +320,12 @@ class Chain:
         return (_join, (_links(self._error),))
 
 
-class Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as such
-    """Pickles with text, fields, notes and causes; no constructor runs again on the other side."""
+class PicklableError(Exception):
+    """An error that pickles with text, fields, notes and causes. Unpickling calls no constructor."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_join, (_links(self),))
 
     def state(self) -> dict[str, object]:
-        """Return the fields, in a form that pickles."""
+        """Return the fields in a picklable form."""
         return dict(self.__dict__)

@@ -1,9 +1,9 @@
-"""Pure machines. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
+"""Scheduling machines: stimuli in, instructions out, without I/O, clock, randomness, logging or async."""
 
 from __future__ import annotations
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.machine import Machine, PlanSource
+from ensemble_ray.schedule.machine import PlanSource
 from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.workflows import HierarchicalMachine, ParallelMachine, SequentialMachine
 
@@ -11,13 +11,9 @@ __all__ = ["machine_for"]
 
 
 def machine_for(plan: Plan) -> PlanSource:
-    """Return the source of a plan: the machine of its workflow, or a tree of machines where it has units."""
+    """Return the machine of a plan's workflow, or a tree of machines if the plan has units."""
     if plan.units:
         return NestedSource(plan, make_machine)
-    return _machine_of_tasks(plan)
-
-
-def _machine_of_tasks(plan: Plan) -> Machine:
     match plan.workflow:
         case "parallel":
             return ParallelMachine(plan.nodes, error_strategy=plan.error_strategy, max_parallel=plan.max_parallel_tasks)

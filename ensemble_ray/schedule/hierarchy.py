@@ -1,17 +1,4 @@
-"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`.
-
-Rules:
-1. An attempt is refused by the first check that fails: not allowed, global cap, own cap, stage (S-HIER-71 to S-HIER-74).
-2. Caps count attempts that passed all four; check and count are one step, so that none of a turn's many slips through
-   (S-HIER-26, S-HIER-41). What becomes of an attempt later gives nothing back.
-3. Stages and required workers count successes alone (S-HIER-42). A stage is complete when all of it succeeded once.
-4. An attempt that a policy sends elsewhere is charged to where it goes, if it may go there (S-HIER-46).
-5. A manager that wants to finish too early is reminded once, and only of what can still be done.
-6. Turns that bring nothing new are counted; enough of them end the manager.
-
-Roles are canonical here, as the workers have them (S-HIER-45). The same calls give the same answers; a manager's
-enforcer belongs to one run (S-HIER-47).
-"""
+"""The rules of a manager: which delegations it may make, and when it may finish."""
 
 from __future__ import annotations
 
@@ -22,35 +9,40 @@ from ensemble_ray.plan.plan import HierarchyRules
 
 
 class DelegationEnforcer:
-    """Decides the delegations of one manager, and keeps what the decisions depend on."""
+    """Decides the delegations of one manager in one run (S-HIER-47). The same calls always produce the same answers.
+
+    Roles are spelled as the workers spell them (S-HIER-45).
+    """
 
     def __init__(self, rules: HierarchyRules, workers: Sequence[str]) -> None:
         self._rules = rules
         self._workers = tuple(workers)
         self._stage_of = {role: index for index, stage in enumerate(rules.required_stages) for role in stage}
-        #: approved attempts by role; their sum is what the global cap counts
+        #: approved attempts by role; the global cap counts their sum. A later failure of an attempt does not reduce it
         self._approved: Counter[str] = Counter()
-        #: those among them that nobody checked
+        #: approved attempts from the record, which were not checked again
         self._reapplied: Counter[str] = Counter()
         #: successes by role and text
         self._done: Counter[tuple[str, str]] = Counter()
-        #: those of the turn; which of them is first is chance, so that they are no repetitions of each other
+        #: successes of the current turn; their order is random, so none of them repeats another
         self._new: Counter[tuple[str, str]] = Counter()
+        #: only successes complete a stage or a required worker (S-HIER-42)
         self._completed: set[str] = set()
         self._is_reminded = False
         self._has_progress = False
         self._idle_turns = 0
 
-    # Deciding.
-
     def approve(self, role: str) -> str | None:
-        """Decide an attempt; one that passes is counted in the same step.
+        """Decide an attempt to delegate.
+
+        The check and the count are one step, so that parallel calls of a turn cannot pass a cap together (S-HIER-26,
+        S-HIER-41).
 
         Args:
-            role: The worker that was asked for.
+            role: The requested worker.
 
         Returns:
-            Why it is refused (S-HIER-71 to S-HIER-74); None: it is approved.
+            Why the attempt is rejected (S-HIER-71 to S-HIER-74); None: it is approved and counted.
         """
         reason = self._refusal(role)
         if reason is None:
@@ -61,20 +53,19 @@ class DelegationEnforcer:
         """Decide about another worker for an approved attempt (S-HIER-46).
 
         Args:
-            charged: The worker that the attempt was approved for.
-            role: The one that a policy wants.
+            charged: The worker that the attempt counts for.
+            role: The worker that a policy chose.
 
         Returns:
-            Why it may not go there, in which case it stays charged where it was; None: it is charged to `role` now.
+            Why the move is rejected; the attempt then counts as before. None: it counts for `role` now.
 
         Raises:
-            ValueError: no attempt is charged to that worker.
+            ValueError: No attempt counts for `charged`.
         """
         if not self._approved[charged]:
             raise ValueError(f"No attempt is charged to '{charged}'")
         if role == charged:
-            return None  # its own place under the cap is no other's
-        # The attempt has its place under the global cap already.
+            return None
         reason = self._refusal(role, is_counted=True)
         if reason is None:
             self._approved[charged] -= 1
@@ -82,12 +73,12 @@ class DelegationEnforcer:
         return reason
 
     def reapply_recorded(self, role: str) -> None:
-        """Count an attempt that the record says was approved; what was decided is not decided again."""
+        """Count an attempt that the record contains as approved, without another decision."""
         self._approved[role] += 1
         self._reapplied[role] += 1
 
     def record_success(self, role: str, description: str) -> None:
-        """Count a worker that succeeded with that text (S-HIER-42)."""
+        """Count a success of a worker with a task description (S-HIER-42)."""
         key = (role, _normalise(description))
         self._has_progress = self._has_progress or key not in self._done
         self._done[key] += 1
@@ -95,84 +86,60 @@ class DelegationEnforcer:
         self._completed.add(role)
 
     def turn_ended(self) -> bool:
-        """End a turn with tool calls, all its workers included.
+        """End a turn with tool calls after all its workers have ended.
 
         Returns:
-            Whether so many turns in a row brought no success, or none but of what had been done already, that the
-            manager should be ended.
+            True if the manager has stalled: too many turns in a row without a new success.
         """
         self._new.clear()
         self._idle_turns = 0 if self._has_progress else self._idle_turns + 1
         self._has_progress = False
         return 0 < self._rules.stall_turns <= self._idle_turns
 
-    def _refusal(self, role: str, *, is_counted: bool = False) -> str | None:
-        """Return the first check that fails, in the order of the specification (S-HIER-40)."""
-        rules = self._rules
-        if rules.allowed_workers and role not in rules.allowed_workers:
-            return f"Agent '{role}' is not in the allowed_workers list"
-        cap = rules.global_max_delegations
-        if not is_counted and 0 < cap <= self._approved.total():
-            return f"Global delegation cap of {cap} has been reached"
-        own = rules.max_calls_per_worker.get(role)
-        if own is not None and self._approved[role] >= own:
-            return f"Agent '{role}' has reached its delegation cap of {own}"
-        open_stage = self._open_stage(before=self._stage_of.get(role, 0))
-        if open_stage is not None:
-            return f"Cannot delegate to '{role}': stage {open_stage + 1} is not yet complete"
-        return None
-
-    def _open_stage(self, *, before: int) -> int | None:
-        """Return the first of so many stages that is not complete (S-HIER-43, S-HIER-44)."""
-        for index, stage in enumerate(self._rules.required_stages[: max(0, before)]):
-            if not self._completed.issuperset(stage):
-                return index
-        return None
-
-    # Telling.
-
     def violations(self) -> tuple[str, ...]:
-        """Return what is broken if the manager ends here (S-HIER-50)."""
+        """Return the violated constraints if the manager ends here (S-HIER-50)."""
         return violations_of(self._rules, self._completed)
 
     def check_repetition(self, role: str, description: str) -> str | None:
-        """Return a notice when that worker did the same thing in an earlier turn; white space makes no difference.
+        """Return a notice if the worker did the same task in an earlier turn. White space is ignored.
 
-        The attempt itself is neither refused nor counted.
+        The notice neither rejects nor counts the attempt.
         """
         key = (role, _normalise(description))
         times = self._done[key] - self._new[key]
         if not times:
             return None
-        often = "once" if times == 1 else f"{times} times"
         return (
-            f"Notice: '{role}' was given this same task before and has completed it {often}. "
+            f"Notice: '{role}' was given this same task before and has completed it {_times(times)}. "
             "Use the result that you have, or ask for something else."
         )
 
     def hint(self) -> str:
-        """Return what can be done now, for a model that was refused; "" when no rule is set."""
+        """Return the possible delegations, for a model after a rejection; "" without rules."""
         if not rules_text(self._rules):
             return ""
         possible = [self._with_calls_left(role) for role in self._workers if self._refusal(role) is None]
-        cap = self._rules.global_max_delegations
-        if possible:
-            left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
-            text = f"You may delegate now to: {', '.join(possible)}.{left}"
-        else:
-            # Workers of the same turn may still be at it, and complete a stage.
-            text = (
+        if not possible:
+            # Workers of the same turn may still run, and complete a stage.
+            return (
                 "Nothing can be delegated right now: work with the results that you have, and with those still to come."
             )
-        missing = self._missing() if possible else ""
-        return f"{text} {missing}" if missing else text
+        cap = self._rules.global_max_delegations
+        left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
+        parts = [f"You may delegate now to: {', '.join(possible)}.{left}"]
+        if lacking := self._lacking():
+            parts.append(f"Still required: {_quote(lacking)}.")
+        blocking = self._open_stage(before=len(self._rules.required_stages) - 1)  # the last stage blocks no other
+        if blocking is not None:
+            parts.append(self._describe_open_stage(blocking))
+        return " ".join(parts)
 
     def reminder(self) -> str | None:
-        """Return what a manager is told that wants to finish while required workers are missing; given at most once.
+        """Return a text for a manager that finishes although required workers are missing. It is returned at most once.
 
         Returns:
-            None when nothing is missing, nothing of what is missing can be done under the caps, it was said before, or
-            the rules want the run to fail without it.
+            None if no worker is missing, the caps allow no missing worker, the reminder was returned before, or the
+            rules want the run to fail without a reminder.
         """
         if self._rules.enforce_required != "remind" or self._is_reminded:
             return None
@@ -188,11 +155,28 @@ class DelegationEnforcer:
         ]
         return " ".join(parts)
 
-    def _missing(self) -> str:
-        """Return what is required and not done, and the stage that others wait for; "" when nothing is."""
-        parts = [f"Still required: {_quote(lacking)}."] if (lacking := self._lacking()) else []
-        first = self._open_stage(before=len(self._rules.required_stages) - 1)  # nobody waits for the last one
-        return " ".join([*parts, *([] if first is None else [self._describe_open_stage(first)])])
+    def _refusal(self, role: str, *, is_counted: bool = False) -> str | None:
+        """Return the first failed check, in the order of S-HIER-40; `is_counted`: the global cap includes the attempt."""
+        rules = self._rules
+        if rules.allowed_workers and role not in rules.allowed_workers:
+            return f"Agent '{role}' is not in the allowed_workers list"
+        cap = rules.global_max_delegations
+        if not is_counted and 0 < cap <= self._approved.total():
+            return f"Global delegation cap of {cap} has been reached"
+        own = rules.max_calls_per_worker.get(role)
+        if own is not None and self._approved[role] >= own:
+            return f"Agent '{role}' has reached its delegation cap of {own}"
+        open_stage = self._open_stage(before=self._stage_of.get(role, 0))
+        if open_stage is not None:
+            return f"Cannot delegate to '{role}': stage {open_stage + 1} is not yet complete"
+        return None
+
+    def _open_stage(self, *, before: int) -> int | None:
+        """Return the first incomplete stage before this one (S-HIER-43, S-HIER-44)."""
+        for index, stage in enumerate(self._rules.required_stages[: max(0, before)]):
+            if not self._completed.issuperset(stage):
+                return index
+        return None
 
     def _describe_open_stage(self, stage: int) -> str:
         return f"Stage {stage + 1} is not complete: {_quote(self._open_roles(stage))} must succeed before later stages."
@@ -204,7 +188,7 @@ class DelegationEnforcer:
         return [role for role in self._rules.required_workers if role not in self._completed]
 
     def _is_reachable(self, role: str) -> bool:
-        """Whether that worker, after all that its stage waits for, still fits under the caps."""
+        """Whether the caps allow a worker and all workers of the stages before it."""
         needed = {role}
         for index in range(self._stage_of.get(role, 0)):
             needed.update(self._open_roles(index))
@@ -215,7 +199,7 @@ class DelegationEnforcer:
         return all((not allowed or each in allowed) and self._calls_left(each) != 0 for each in needed)
 
     def _calls_left(self, role: str) -> int | None:
-        """Under the worker's own cap; None: it has none."""
+        """Return how many calls the worker's cap allows; None: it has no cap."""
         cap = self._rules.max_calls_per_worker.get(role)
         return None if cap is None else max(0, cap - self._approved[role])
 
@@ -223,22 +207,15 @@ class DelegationEnforcer:
         left = self._calls_left(role)
         return f"'{role}'" if left is None else f"'{role}' ({left} left)"
 
-    # Invariants, for tests and for hunting defects.
-
     def validate(self) -> None:
-        """Check what holds between any two calls.
-
-        Raises:
-            AssertionError: something does not hold.
-        """
         rules, reapplied = self._rules, self._reapplied
-        assert all(count >= 0 for count in self._approved.values()), "charges"  # noqa: S101  invariants
+        assert all(count >= 0 for count in self._approved.values()), "charges"
         for role, cap in rules.max_calls_per_worker.items():
-            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"  # noqa: S101
+            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"
         if rules.global_max_delegations > 0:
             most = rules.global_max_delegations + reapplied.total()
-            assert self._approved.total() <= most, "global cap"  # noqa: S101
-        assert self._completed == {role for role, _ in self._done}, "completed roles"  # noqa: S101
+            assert self._approved.total() <= most, "global cap"
+        assert self._completed == {role for role, _ in self._done}, "completed roles"
 
 
 def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tuple[str, ...]:
@@ -251,7 +228,7 @@ def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tu
 
 
 def rules_text(rules: HierarchyRules) -> str:
-    """Return the rules as a model is told them before it asks for anything; "" when none is set."""
+    """Return the rules for the manager's prompt; "" without rules."""
     parts: list[str] = []
     if rules.allowed_workers:
         parts.append(f"Only these agents may be used: {_quote(rules.allowed_workers)}.")
@@ -259,7 +236,7 @@ def rules_text(rules: HierarchyRules) -> str:
     if rules.global_max_delegations > 0:
         parts.append(f"You may delegate at most {_times(rules.global_max_delegations)} in all.")
     stages = [f"stage {n}: {_quote(stage)}" for n, stage in enumerate(rules.required_stages, start=1) if stage]
-    if len(stages) > 1:  # a single one waits for nobody
+    if len(stages) > 1:
         parts.append(
             f"Agents work in stages ({'; '.join(stages)}): "
             "every agent of a stage must have succeeded before one of a later stage is used."

@@ -1,4 +1,4 @@
-"""What a source wants done. Verbs; carried out by the coordinator, never here."""
+"""Instructions: the output of every scheduling machine. The coordinator carries them out."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Literal, NamedTuple, Union
 
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-#: Why a loop or a graph ends at a cap.
+#: Termination reasons of a loop or a graph that reached a cap.
 CAPS = frozenset({"max_iterations", "budget_exhausted", "max_steps"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
-    """Why a unit failed where none of its tasks did."""
+    """Why a unit failed although no task in it did."""
 
     #: path of the unit without an occurrence: `loop:refine`, `graph:triage#3/loop:refine`
     unit: str
     at: float
-    #: cap: the cap of a loop or graph that raises; no_edge: no edge of a state matched; rejected: the review of a phase
-    #: refused it; evaluation: the user's predicate or condition raised, or memory could not be reset
+    #: cap: a loop or graph reached its cap, and its cap raises; no_edge: no edge of a state matched; rejected: the review
+    #: rejected the phase; evaluation: a predicate or condition raised an error, or resetting memory failed
     reason: Literal["cap", "no_edge", "rejected", "evaluation"]
-    #: how many outputs the run had when it failed (S-PAR-22)
+    #: outputs of the run at the time of the failure (S-PAR-22)
     completed_before: int
-    #: of a graph: the number of the step after which it failed; 0: of no single one
+    #: of a graph: the number of its last step; 0: no single step
     step: int = 0
-    #: of a rejected phase: the reviewer's reason; of an evaluation: what the error says
+    #: the reviewer's reason, or the text of the error
     message: str = ""
     #: of an evaluation: class of the error
     error_type: str = ""
@@ -34,10 +34,10 @@ class UnitFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """A loop that was begun."""
+    """The state of a loop that has begun."""
 
     unit: str
-    #: per iteration the instances that completed, in body order; the last one may be unfinished (S-LOOP-112)
+    #: completed instances per iteration, in body order; the last iteration may be unfinished (S-LOOP-112)
     iterations: tuple[tuple[str, ...], ...]
     #: None: it runs, failed or was cancelled
     termination_reason: Literal["predicate", "max_iterations", "exit_early", "budget_exhausted"] | None
@@ -45,15 +45,15 @@ class LoopResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseResult:
-    """A phase that began or was skipped."""
+    """The state of a phase that has begun or was skipped."""
 
     unit: str
     #: running: the run waits, or its record ends here
     status: Literal["running", "completed", "failed", "skipped"]
-    #: instances with outputs of the accepted attempt, of a loop its path without an occurrence; of a phase that runs, failed or
-    #: was cut short, of its last attempt, and then also of loops that may not have begun; in the order of S-PHASE-41
+    #: instances with outputs of the accepted attempt, in the order of S-PHASE-41; for a loop, its path without an
+    #: occurrence. If the phase runs, failed or was cut short: of its last attempt, with loops that may not have begun
     outputs: tuple[str, ...] = ()
-    #: instances of its review's executions, in order
+    #: instances of its reviews, in order
     reviews: tuple[str, ...] = ()
     attempts: int = 0
     started_at: float = 0.0
@@ -62,23 +62,21 @@ class PhaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step of a graph."""
-
     state: str
-    #: of the state's task; of a state that is a loop, its path without an occurrence
+    #: of the state's task; for a loop, its path without an occurrence
     instance: str
-    #: what routing chose, `__END__` included; of a fork all its states; None: the step was not routed
+    #: `__END__`, a state, or all states of a fork; None: the step was not routed
     next_state: str | None
 
     @property
     def number(self) -> int:
-        """Return its number, 1-based; steps are numbered over all branches in the order of their starts (S-GRAPH-93)."""
+        """Its number, 1-based. Steps are numbered over all branches in the order of their starts (S-GRAPH-93)."""
         return int(self.instance.rpartition("/")[0].rpartition("#")[2]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphResult:
-    """A graph that was begun."""
+    """The state of a graph that has begun."""
 
     unit: str
     #: of branches in declared order (S-GRAPH-99)
@@ -91,55 +89,55 @@ UnitResult = Union[LoopResult, PhaseResult, GraphResult]  # noqa: UP007  a name 
 
 
 def capped_units(results: Iterable[UnitResult]) -> tuple[str, ...]:
-    """Return the keys of the loops and graphs that ended at a cap, each once."""
+    """Return the keys of the loops and graphs that ended at a cap, without duplicates."""
     units = [each for each in results if not isinstance(each, PhaseResult)]
     return tuple(dict.fromkeys(each.unit.rpartition("/")[2] for each in units if each.termination_reason in CAPS))
 
 
-#: Level and number of a task of a map-reduce. Level 0 is the maps; the number of a map is the place of its item in the
-#: order in which items were pulled. Reduces are numbered from 0 on each level, in the order in which their groups are made.
+#: Level and number of a task of a map-reduce. Maps are level 0, numbered in the order in which their items were pulled.
+#: Reduces are numbered from 0 on their level, in the order in which their groups were made.
 Position = tuple[int, int]
 
-#: Why a map-reduce failed. first: a task failed whose failure ends the run; all_maps: no map completed; level: no output is
-#: left, or the final reduce failed; source: the user's code raised; empty: the source had no items.
+#: Why a map-reduce failed. first: a task failed, and its failure ends the run; all_maps: no map completed; level: no output
+#: is left, or the final reduce failed; source: the user's code raised an error; empty: the source had no items.
 FailureReason = Literal["", "first", "all_maps", "level", "source", "empty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanges:
-    """What an execution of a task has beside the task itself; it rides on the order."""
+    """Additions to a task for one execution of it."""
 
     #: 0: the first attempt
     attempt: int = 0
-    #: of a reviewer, for the next attempt
+    #: feedback of a reviewer
     feedback: str = ""
-    #: instance of an earlier attempt whose output goes along; "": none
+    #: instance of an earlier attempt; its output is added to the prompt; "": none
     prior: str = ""
 
 
 class ContextPart(NamedTuple):
-    """One entry of a task's context: the outputs that arrive in its place."""
+    """One entry of a task's context."""
 
-    #: whose outputs, in order
+    #: of the outputs, in order
     instances: tuple[str, ...]
-    #: whether they arrive as one, as the iterations of a loop do (S-LOOP-72)
+    #: whether the outputs arrive joined, as the iterations of a loop do (S-LOOP-72)
     is_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapItem:
-    """The item that a map is made of."""
+    """The item of a map task."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceGroup:
-    """The outputs that a reduce is made of."""
+    """The outputs that a reduce task combines."""
 
     level: int
     number: int
-    #: place of each, in the order in which the factory gets them
+    #: in the order in which the task factory receives them
     inputs: tuple[Position, ...]
     is_final: bool = False
 
@@ -149,21 +147,21 @@ Changes = Union[TaskChanges, MapItem, ReduceGroup]  # noqa: UP007  a name for th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullItems:
-    """How many items to take from their source; answered by `ItemsPulled`. Only one such question is open at a time."""
+    """Pull so many items from their source; answered by `ItemsPulled`. At most one such question is open."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTokens:
-    """Whose output's tokens the user's estimator is to count; answered by their number."""
+    """Count the tokens of an output with the user's estimator; answered by their number."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntilHolds:
-    """Ask the predicate of a loop after an iteration; answered by its verdict (S-LOOP-50)."""
+    """Evaluate the predicate of a loop after an iteration; answered by its verdict (S-LOOP-50)."""
 
     #: path of the loop without an occurrence: `loop:refine`, `phase:draft#1/loop:refine`
     unit: str
@@ -173,7 +171,7 @@ class UntilHolds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeMatches:
-    """Ask the condition of a graph's edge after a step; answered by its verdict (S-GRAPH-42)."""
+    """Evaluate the condition of a graph's edge after a step; answered by its verdict (S-GRAPH-42)."""
 
     unit: str
     #: 1-based
@@ -184,58 +182,58 @@ class EdgeMatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetMemory:
-    """Clear or cut the memory scopes of a loop's body before an iteration (S-LOOP-91, S-LOOP-93); answered by True."""
+    """Reset the memory scopes of a loop's body before an iteration (S-LOOP-91, S-LOOP-93); answered by True."""
 
     unit: str
-    #: the iteration that follows, 1-based
+    #: the next iteration, 1-based
     iteration: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectOn:
-    """Have the outputs of an accepted attempt of a phase reflected on (S-REFL-19); answered by True, whatever came of it."""
+    """Reflect on the outputs of an accepted attempt of a phase (S-REFL-19); answered by True, also after a failure."""
 
     unit: str
     #: 1-based
     execution: int
 
 
-#: What predicates and conditions are asked.
+#: Questions to predicates and conditions.
 UnitQuestion = Union[UntilHolds, EdgeMatches]  # noqa: UP007  as below
 Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory, ReflectOn]  # noqa: UP007  a name for the union, also at run time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsksAfter:
-    """What `Evaluate` will ask if a task completes, for those who can have it answered where the task is done."""
+class FollowUpQuestions:
+    """Questions that follow if a task completes. The process that runs the task can answer them in advance."""
 
-    #: asked in this order, until one holds
+    #: in this order, until one holds
     questions: tuple[UnitQuestion, ...]
-    #: what its completion adds to the history of its unit: body names, and whose outputs; the last one is its own
+    #: the entry that completion adds to the unit's history: body names, and instances of their outputs; the task's own is last
     names: tuple[str, ...]
     instances: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Have a task done; exactly one completed, failed, exited or cancelled answers it."""
+    """Run a task; exactly one `Completed`, `Failed`, `Exited` or `Cancelled` answers it."""
 
     instance: str
-    #: None: the task as it stands in the plan
+    #: None: the plan's task as it is
     changes: Changes | None = None
-    #: what its context gives, one part per entry that has outputs; None: what the plan's node says
+    #: one part per context entry with outputs; None: the context of the plan's node
     context: tuple[ContextPart, ...] | None = None
-    #: key of the first entry of its context that has no output yet, where it may not run without
+    #: key of the first context entry without an output, if the task must not run without it
     missing: str | None = None
-    #: whether the source reads the text of its output: `Completed.text` has it
+    #: whether `Completed.text` must hold the output's text
     wants_text: bool = False
-    #: no part of what is wanted: the questions are asked all the same where nobody heeds this
-    asks_after: AsksAfter | None = field(default=None, compare=False)
+    #: a hint: the machine asks these questions in any case
+    asks_after: FollowUpQuestions | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """Tell the log that the task will not run, and why; no event (S-PAR-28)."""
+    """Log that a task will not run, and why; no event (S-PAR-28)."""
 
     instance: str
     reason: str
@@ -243,28 +241,28 @@ class Skip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Stop a running task; its end is told all the same."""
+    """Stop a running task. A stimulus still reports its end."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
-    """Ask the user's code where it lives; one `Evaluated` answers it."""
+    """Call user code in its own process; one `Evaluated` answers it."""
 
     question: Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Wait for a decision about a gate; one `Decided` answers it. Holds no process, thread or slot."""
+    """Wait for the decision at a gate; one `Decided` answers it. Holds no process, thread or slot."""
 
     gate: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Let the outputs of these go: nothing will ask for them."""
+    """Release outputs that no task will read."""
 
     instances: tuple[str, ...]
 
@@ -289,9 +287,9 @@ class StepEnded:
     #: 1-based
     step: int
     state: str
-    #: of the state's task; of a state that is a loop, its path without an occurrence
+    #: of the state's task; for a loop, its path without an occurrence
     instance: str
-    #: of a loop, the last of what it projects (S-GRAPH-120)
+    #: for a loop, the last output of its projection (S-GRAPH-120)
     output: ContextPart
     #: `__END__` included
     next_state: str
@@ -300,35 +298,35 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Tell listeners; before anything that the source wants after it."""
+    """Notify listeners before the instructions that follow."""
 
     what: IterationEnded | StepEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inform:
-    """Say this to people, as an INFO."""
+    """Log a text for users at INFO."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warn:
-    """Say this to people, as a WARN."""
+    """Log a text for users at WARN."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarnLeftOut:
-    """Say as a WARN that this task failed and that the others go on without it (S-MR-101, S-MR-104)."""
+    """Log at WARN that a task failed and the run continues without it (S-MR-101, S-MR-104)."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarnOversized:
-    """Say as a WARN that this output alone has more tokens than the budget, and has a group of its own (S-MR-71)."""
+    """Log at WARN that an output alone exceeds the budget and forms its own group (S-MR-71)."""
 
     output: Position
     tokens: int
@@ -338,18 +336,18 @@ class WarnOversized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Nothing runs any more and nothing will. The last instruction of a run; whatever is told later is ignored.
+    """The run ended. It is the last instruction; the machine ignores later stimuli.
 
-    With the state `waiting`, nothing will run before somebody decided at gates: a source that is told that the run goes on
-    does so (S-REV-116).
+    With the state `waiting`, no task can run before a decision at a gate. `Continued` starts suspended tasks again
+    (S-REV-116).
     """
 
     state: RunState
     exit_reason: ExitReason
     failure: FailureReason = ""
-    #: what became of loops, phases and graphs, in the order in which they ended
+    #: results of loops, phases and graphs, in the order in which they ended
     units: tuple[UnitResult, ...] = ()
-    #: of units where no task's failure is the reason, in order
+    #: failures of units that no task's failure caused, in order
     unit_failures: tuple[UnitFailure, ...] = ()
 
 

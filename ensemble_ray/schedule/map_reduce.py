@@ -1,20 +1,4 @@
-"""Map-reduce: items are pulled, maps and reduces are made as slots become free.
-
-Rules:
-1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
-2. Never more tasks in flight than the window, and never more items pulled ahead than there are slots for
-   (S-MR-121, S-MR-140). A reduce that may start goes before further maps.
-3. Groups follow the order of work: level by level, pipelined, or pipelined in order (`map_reduce_groupers`).
-4. A failed map or reduce is left out, or it ends the run: what runs is stopped, nothing starts any more. The final
-   reduce always ends it.
-5. An early exit starts nothing more and lets what runs finish (S-PAR-30). A cancelled run stops what runs. User code
-   that raised does too (S-MR-123). First come, first served, but cancelling outranks all, an early exit a failed task.
-6. A task whose output's tokens are being counted keeps its place; in a run that is ending it is done.
-7. A stimulus for a task that is not in flight is ignored: it is late.
-8. The run ends exactly once, when nothing runs and nothing is left to make.
-
-The machine is told of recorded tasks like of others, right after it wanted them started (S-MR-161).
-"""
+"""The machine of a map-reduce: it pulls items, and starts maps and reduces as slots become free."""
 
 from __future__ import annotations
 
@@ -51,24 +35,27 @@ from ensemble_ray.schedule.stimuli import (
     Failed,
     ItemsPulled,
     Stimulus,
+    TaskEnd,
     Waiting,
 )
 from ensemble_ray.values.outputs import ExitReason
 
-#: More tokens than any text has: sums of millions of such counts fit 64 bits.
+#: More tokens than any text has. Sums of millions of such counts fit 64 bits.
 _MOST_TOKENS = 1 << 40
 
 
 class MapReduceMachine:
-    """A map-reduce's scheduling state; some ten bytes for an item.
+    """The scheduling state of a map-reduce; some ten bytes per item.
+
+    It treats recorded tasks like all others: their stimuli follow directly after their `Start` (S-MR-161).
 
     Args:
-        rules: What it goes by.
-        name: Gives the instance of a task by what it is made of.
-        recorded_groups: Groups of the record in its order, which are made again (S-MR-161).
+        rules: Grouping, window and the meaning of failures.
+        name: Returns the instance of a map or a reduce.
+        recorded_groups: Groups of the record in its order; they are made again (S-MR-161).
 
     Raises:
-        ValueError: the recorded groups contradict each other or the rules.
+        ValueError: The recorded groups contradict each other or the rules.
     """
 
     def __init__(
@@ -81,20 +68,19 @@ class MapReduceMachine:
         self._name = name
         self._groups = Groups(recorded_groups)
         self._grouper = grouper_of(rules, self._groups)
-        # Items: those before _next_map were started or refused, those before _pulled are there.
+        # Items before _next_map were started or refused; items before _pulled have arrived.
         self._pulled = 0
         self._next_map = 0
-        self._refused: set[int] = set()  # among those not yet passed
-        self._asked = 0
+        self._refused: set[int] = set()  # from _next_map on
+        self._requested = 0
         self._is_exhausted = False
-        #: positions of tasks in flight by instance, in the order in which they started
+        #: positions of tasks in flight by instance, in the order of their starts
         self._running: dict[str, Position] = {}
-        #: those among them whose outputs' tokens are being counted
+        #: tasks in flight that wait for the token count of their output; they keep their slot
         self._counting: set[str] = set()
         self._completed_maps = 0
         self._final: Position | None = None
         self._is_final_completed = False
-        # How it ends.
         self._is_begun = False
         self._is_stopped = False
         self._is_cancelled = False
@@ -102,32 +88,26 @@ class MapReduceMachine:
         self._failure: FailureReason = ""
         self._is_ended = False
 
-    # What may be asked.
-
     @property
     def running(self) -> tuple[str, ...]:
-        """Return the tasks in flight, in the order in which they started."""
         return tuple(self._running)
 
     @property
     def is_ended(self) -> bool:
-        """Whether the last instruction was given."""
         return self._is_ended
 
-    # The door.
-
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Take facts, give what is to be done now, in order.
+        """Apply stimuli and return the instructions that follow, in order.
 
         Raises:
-            ValueError: a fact that cannot be: items nobody asked for, an item that is not there, a negative count.
+            ValueError: A stimulus is impossible, such as items without a question or a negative count.
         """
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
                 self._handle_one(stimulus, done)
         if not self._is_ended:
-            self._go_on(done)
+            self._advance(done)
         return done
 
     def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
@@ -137,52 +117,48 @@ class MapReduceMachine:
             case Evaluated():
                 self._handle_answer(stimulus, done)
             case Completed() | Failed() | Cancelled() | Exited():
-                if stimulus.instance in self._running:  # else it is late (rule 7)
+                if stimulus.instance in self._running:  # else it is late
                     self._handle_end(stimulus, done)
             case CancelRequested():
                 self._is_cancelled = True
                 self._stop(done)
             case Decided() | Waiting() | Continued():
-                raise TypeError(f"nothing waits for {stimulus}")
+                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
-    def _handle_answer(self, stimulus: Evaluated, done: list[Instruction]) -> None:
-        question, answer = stimulus.question, stimulus.answer
+    def _handle_answer(self, answered: Evaluated, done: list[Instruction]) -> None:
+        question, answer = answered.question, answered.answer
         if isinstance(question, CountTokens):
-            if question.instance in self._counting:  # else the run was ending, and did not wait for it
+            if question.instance in self._counting:  # else the run is ending, and did not wait
                 self._complete(question.instance, answer if isinstance(answer, int) else 0)
         elif isinstance(answer, ItemsPulled):
             self._add_items(answer, done)
         if answer is None:
-            self._fail("source", done)
-
-    # Items.
+            self._fail("source", done)  # S-MR-123
 
     def _add_items(self, pulled: ItemsPulled, done: list[Instruction]) -> None:
         if self._is_over:
-            return  # nobody waits for them any more
-        if not 0 <= pulled.count <= self._asked:
-            raise ValueError(f"{pulled.count} items came, {self._asked} were asked for")
-        self._asked = 0
+            return
+        if not 0 <= pulled.count <= self._requested:
+            raise ValueError(f"{pulled.count} items arrived, {self._requested} were requested")
+        self._requested = 0
         first, self._pulled = self._pulled, self._pulled + pulled.count
         self._is_exhausted = pulled.is_exhausted
-        self._grouper.know_items(self._pulled, are_all=self._is_exhausted)
+        self._grouper.set_item_count(self._pulled, are_all=self._is_exhausted)
         for number in pulled.refused:
             if not first <= number < self._pulled:
-                raise ValueError(f"item {number} is refused, {first} to {self._pulled - 1} came")
+                raise ValueError(f"item {number} is refused, {first} to {self._pulled - 1} arrived")
             if number not in self._refused and not self._is_over:
                 self._refused.add(number)
-                self._lose(self._name(MapItem(number=number)), (0, number), done)
+                self._drop(self._name(MapItem(number=number)), (0, number), done)
 
     @property
     def _waiting(self) -> int:
-        """Items that were pulled and not started."""
+        """How many pulled items have not started."""
         return self._pulled - self._next_map - len(self._refused)
 
-    # Tasks.
-
-    def _handle_end(self, end: Completed | Failed | Cancelled | Exited, done: list[Instruction]) -> None:
+    def _handle_end(self, end: TaskEnd, done: list[Instruction]) -> None:
         instance = end.instance
         match end:
             case Completed():
@@ -190,8 +166,8 @@ class MapReduceMachine:
             case Failed() if end.ends_run:
                 del self._running[instance]
                 self._fail("source", done)
-            case Failed() | Cancelled():  # one that nobody wanted stopped has no output either
-                self._lose(instance, self._running.pop(instance), done)
+            case Failed() | Cancelled():  # a task that another process stopped has no output either
+                self._drop(instance, self._running.pop(instance), done)
             case Exited():
                 del self._running[instance]
                 if self._failure != "source":
@@ -202,7 +178,7 @@ class MapReduceMachine:
     def _handle_output(self, instance: str, tokens: int | None, done: list[Instruction]) -> None:
         if tokens is not None and tokens < 0:
             raise ValueError(f"output_tokens must be >= 0, got: {tokens}")
-        is_final = self._running[instance] == self._final  # it comes together with nothing
+        is_final = self._running[instance] == self._final  # its output joins no group
         if tokens is None and not is_final and not self._is_over:
             self._counting.add(instance)
             done.append(Evaluate(question=CountTokens(instance=instance)))
@@ -222,8 +198,8 @@ class MapReduceMachine:
             is_by_tokens = self._rules.grouping is Grouping.BUDGET
             self._grouper.add(level, number, min(tokens, _MOST_TOKENS) if is_by_tokens else 1)
 
-    def _lose(self, instance: str, position: Position, done: list[Instruction]) -> None:
-        """Note that a task has no output, and never will have."""
+    def _drop(self, instance: str, position: Position, done: list[Instruction]) -> None:
+        """Continue without a task's output, or fail. The final reduce always fails the run."""
         if self._is_over:
             return
         level, number = position
@@ -234,11 +210,11 @@ class MapReduceMachine:
             if self._rules.grouping is not Grouping.NONE:
                 self._grouper.discard(level, number)
 
-    # Ending.
+    # Ending. Cancelling outranks an early exit, an early exit a failed task (S-PAR-30); else the first cause counts.
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing starts any more."""
+        """Whether no more tasks start."""
         return self._is_cancelled or self._exit is not None or self._failure != ""
 
     def _fail(self, failure: FailureReason, done: list[Instruction]) -> None:
@@ -247,11 +223,11 @@ class MapReduceMachine:
             self._stop(done)
 
     def _stop(self, done: list[Instruction]) -> None:
-        """Stop what runs, once."""
+        """Cancel the tasks in flight, once."""
         if not self._is_stopped:
             self._is_stopped = True
             for instance in self._counting.copy():
-                self._complete(instance, 0)  # grouped no more
+                self._complete(instance, 0)  # no group follows
             done.extend(Cancel(instance=instance) for instance in self._running)
 
     def _end(self, done: list[Instruction]) -> None:
@@ -259,30 +235,34 @@ class MapReduceMachine:
         end = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=self._failure != "")
         done.append(replace(end, failure=self._failure) if end.exit_reason is ExitReason.ERROR else end)
 
-    # Going on.
+    # Starting tasks.
 
-    def _go_on(self, done: list[Instruction]) -> None:
+    def _advance(self, done: list[Instruction]) -> None:
         if self._is_over:
             if not self._running:
                 self._end(done)
             return
         if not self._is_begun:
             return
-        if self._is_quiet:
+        if self._is_idle:
             self._start_next_groups()
-        if self._is_quiet:
+        if self._is_idle:
             self._end(done)
             return
         self._start(done)
-        self._pull(done)
+        # Pull as many items as there will be slots; one question at a time (S-MR-121, S-MR-140).
+        slots = self._rules.window - len(self._running) - self._waiting - len(self._groups)
+        if slots > 0 and not (self._is_exhausted or self._requested):
+            self._requested = slots
+            done.append(Evaluate(question=PullItems(count=slots)))
 
     @property
-    def _is_quiet(self) -> bool:
-        """Whether nothing is in flight or can start, now or later, as things are."""
+    def _is_idle(self) -> bool:
+        """Whether no task runs or can start, and no item will arrive."""
         return self._is_exhausted and not self._waiting and not self._running and not len(self._groups)
 
     def _start_next_groups(self) -> None:
-        """Let the next groups be made; without any, the run has ended, and why."""
+        """Make the next groups; without any, set how the run ends."""
         if not self._completed_maps:
             self._failure = "all_maps" if self._pulled else "empty"
         elif self._final is not None:
@@ -292,6 +272,7 @@ class MapReduceMachine:
             self._failure = "" if len(self._groups) else "level"
 
     def _start(self, done: list[Instruction]) -> None:
+        """Fill the window: reduces first, then maps."""
         while len(self._groups) and len(self._running) < self._rules.window:
             self._start_reduce(self._groups.pop(), done)
         while self._next_map < self._pulled:
@@ -305,56 +286,37 @@ class MapReduceMachine:
             self._next_map += 1
 
     def _start_reduce(self, group: Group, done: list[Instruction]) -> None:
-        if self._rules.grouping is Grouping.BUDGET and group.size > self._rules.capacity:
-            self._warn_of_tokens(group, done)
+        cap, budget = self._rules.max_levels, self._rules.capacity
+        if self._rules.grouping is Grouping.BUDGET and group.size > budget:
+            if group.is_final and cap is not None and group.level > cap:
+                done.append(
+                    Warn(
+                        text=f"max_reduce_levels {cap} is reached: the outputs have {group.size} tokens in all, "
+                        f"more than the budget of {budget}; the final reduce runs all the same"
+                    )
+                )
+            elif len(group.inputs) == 1:
+                done.append(WarnOversized(output=group.inputs[0], tokens=group.size, budget_tokens=budget))
         position = (group.level, group.number)
         if group.is_final:
             self._final = position
         reduce = ReduceGroup(level=group.level, number=group.number, inputs=group.inputs, is_final=group.is_final)
         self._start_task(reduce, position, done)
 
-    def _start_task(self, unit: MapItem | ReduceGroup, position: Position, done: list[Instruction]) -> None:
-        instance = self._name(unit)
+    def _start_task(self, task: MapItem | ReduceGroup, position: Position, done: list[Instruction]) -> None:
+        instance = self._name(task)
         self._running[instance] = position
-        done.append(Start(instance=instance, changes=unit))
-
-    def _warn_of_tokens(self, group: Group, done: list[Instruction]) -> None:
-        cap, budget = self._rules.max_levels, self._rules.capacity
-        if group.is_final and cap is not None and group.level > cap:
-            done.append(
-                Warn(
-                    text=f"max_reduce_levels {cap} is reached: the outputs have {group.size} tokens in all, "
-                    f"more than the budget of {budget}; the final reduce runs all the same"
-                )
-            )
-        elif len(group.inputs) == 1:
-            done.append(WarnOversized(output=group.inputs[0], tokens=group.size, budget_tokens=budget))
-
-    def _pull(self, done: list[Instruction]) -> None:
-        """Ask for as many items as there will be slots for; one question at a time."""
-        if self._is_exhausted or self._asked:
-            return
-        slots = self._rules.window - len(self._running) - self._waiting - len(self._groups)
-        if slots > 0:
-            self._asked = slots
-            done.append(Evaluate(question=PullItems(count=slots)))
-
-    # Invariants, for tests and for hunting defects.
+        done.append(Start(instance=instance, changes=task))
 
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls of `handle`.
-
-        Raises:
-            AssertionError: one does not hold.
-        """
-        assert len(self._running) <= self._rules.window, "window"  # noqa: S101  invariants
-        assert self._counting <= self._running.keys(), "only what is in flight is counted"  # noqa: S101
-        assert 0 <= self._next_map <= self._pulled, "maps start after their items came"  # noqa: S101
-        assert self._waiting >= 0, "refused items are pulled ones"  # noqa: S101
-        assert self._waiting + self._asked <= self._rules.window, "never more than the window ahead"  # noqa: S101
+        assert len(self._running) <= self._rules.window, "window"
+        assert self._counting <= self._running.keys(), "only tasks in flight are counted"
+        assert 0 <= self._next_map <= self._pulled, "maps start after their items arrived"
+        assert self._waiting >= 0, "refused items are pulled ones"
+        assert self._waiting + self._requested <= self._rules.window, "never more than the window ahead"
         if self._is_ended:
-            assert not self._running, "nothing runs at the end"  # noqa: S101
+            assert not self._running, "no task runs at the end"
         elif self._is_begun:
-            assert self._running or self._asked, "something is waited for"  # noqa: S101
+            assert self._running or self._requested, "a stimulus will arrive"
         self._groups.validate()
         self._grouper.validate()

@@ -1,11 +1,4 @@
-"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record.
-
-In come outputs by level, number and size (tokens, or 1); out come groups in the order in which they were made, each once. A group
-that is in the queue is never changed, and no output is ever in two.
-
-A map-reduce has groups of many thousand outputs, and many thousand groups. So a place is one integer here, and
-what is kept stands in flat arrays: 8 bytes for each input that waits in the queue, 12 for each input of the record.
-"""
+"""Groups of outputs for reduces: packing, numbering, and the groups of a record."""
 
 from __future__ import annotations
 
@@ -18,18 +11,69 @@ from ensemble_ray.schedule.instructions import Position, ReduceGroup
 
 _NUMBER_BITS = 40
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-#: Where the record says nothing of an output, and where it gives it to the final reduce.
+#: Instead of a recorded group: the record has none for the output, or the output goes to the final reduce.
 _NO_GROUP = -1
 _FINAL_GROUP = -2
+#: Instead of a size: the output has not arrived, will never arrive, or is in a group of the record.
+_PENDING = -1
+_LOST = -2
+_GROUPED = -3
+
+
+class Grouping(StrEnum):
+    """How outputs are combined."""
+
+    #: up to a budget of tokens
+    BUDGET = "budget"
+    #: a fixed number of outputs
+    CHUNK = "chunk"
+    #: not at all: maps only
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapReduceRules:
+    """The rules of a map-reduce.
+
+    Raises:
+        ValueError: The rules contradict each other, or would let a run last forever.
+    """
+
+    grouping: Grouping
+    #: of a group: tokens (BUDGET) or outputs (CHUNK)
+    capacity: int = 0
+    #: reduce levels below the final one (BUDGET); None: no cap
+    max_levels: int | None = None
+    is_pipelined: bool = False
+    #: pipelined only: groups follow the order of the items
+    is_ordered: bool = False
+    #: most tasks in flight
+    window: int
+    #: the first failed map ends the run; else the run continues without it
+    fails_on_item: bool
+    #: the first failed reduce ends the run; else the run continues without it
+    fails_on_reduce: bool
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be >= 1, got: {self.window}")
+        if self.is_ordered and not self.is_pipelined:
+            raise ValueError("is_ordered needs is_pipelined")
+        if self.grouping is Grouping.CHUNK and self.capacity < 2:  # noqa: PLR2004  groups of one never become fewer
+            raise ValueError(f"capacity of a chunk must be >= 2, got: {self.capacity}")
+        if self.grouping is Grouping.BUDGET and (self.capacity < 1 or self.max_levels is None or self.max_levels < 1):
+            raise ValueError(
+                f"a budget needs capacity >= 1 and max_levels >= 1, got: {self.capacity} and {self.max_levels}"
+            )
 
 
 def code_of(level: int, number: int) -> int:
-    """Level and number as one integer."""
+    """Return a position as one integer."""
     return level << _NUMBER_BITS | number
 
 
 def position_of(code: int) -> Position:
-    """Level and number of such an integer."""
+    """Return the position of such an integer."""
     return code >> _NUMBER_BITS, code & _NUMBER_MASK
 
 
@@ -46,76 +90,74 @@ class Group:
 
 
 class Groups:
-    """Makes groups, numbers them and keeps them until their reduces start.
+    """Makes groups, numbers them and queues them until their reduces start.
 
-    Groups of the record are made again as soon as their inputs are there, whatever else would have been made of them
-    (S-MR-161). An input that fails this time is left out of its group.
+    A recorded group is made again as soon as its inputs have arrived (S-MR-161). An input that fails this time is left
+    out. No output is in two groups.
+
+    A map-reduce may have many thousand groups with many thousand outputs. So a position is one integer, and flat arrays
+    store them: 8 bytes per queued input, 12 per recorded one.
 
     Args:
-        recorded: Groups of the record in its order, the final one perhaps among them.
+        recorded: Groups of the record in its order; the final one may be among them.
 
     Raises:
-        ValueError: the recorded groups contradict each other.
+        ValueError: The recorded groups contradict each other.
     """
 
     def __init__(self, recorded: Iterable[ReduceGroup] = ()) -> None:
-        #: groups made, by level, the final one not counted; those of the record count from the start
+        #: groups by level without the final one; recorded groups count from the start
         self._group_counts: dict[int, int] = {}
         self._final: Group | None = None
         self._queue = _Queue()
-        # The record: the members of group g are _members[_starts[g]:_starts[g + 1]].
+        # The members of recorded group g are _members[_starts[g]:_starts[g + 1]].
         self._members = array("q")
         self._starts = array("q", [0])
         self._codes = array("q")
         self._missing = array("q")
         self._sizes = array("q")
-        #: by level: group of the record by number of the output
+        #: by level: recorded group by number of the output
         self._owners: dict[int, array[int]] = {}
         self._recorded_final: ReduceGroup | None = None
         self._is_by_level = True
-        #: sizes of outputs that the recorded final reduce gets
+        #: sizes of outputs for the recorded final reduce
         self._final_sizes: dict[int, int] = {}
         for group in recorded:
-            self._remember(group)
-
-    # What may be asked.
+            self._add_recorded(group)
 
     def __len__(self) -> int:
         return len(self._queue) + (self._final is not None)
 
     def group_count(self, level: int) -> int:
-        """Return the number of groups made on that level and to be made because the record has them: their numbers are 0 to that less 1."""
+        """Return the number of groups on a level, recorded ones included; their numbers start at 0."""
         return self._group_counts.get(level, 0)
 
     @property
     def recorded_final_level(self) -> int | None:
-        """Level of the final reduce of the record."""
         return self._recorded_final.level if self._recorded_final else None
 
     @property
     def is_by_level(self) -> bool:
-        """Whether the inputs of every group of the record are of the level below it."""
+        """Whether the inputs of every recorded group are from the level below it."""
         return self._is_by_level
 
     def recorded_inputs(self, level: int) -> Iterator[Position]:
-        """Return what the groups of the record on that level are made of, group by group."""
+        """Yield the inputs of the recorded groups on a level, group by group."""
         for index, code in enumerate(self._codes):
             if position_of(code)[0] == level:
                 for member in self._members[self._starts[index] : self._starts[index + 1]]:
                     yield position_of(member)
 
     def recorded_items_from(self, number: int) -> Iterator[int]:
-        """Numbers of recorded items from that one on."""
+        """Return the numbers of recorded items from this one on."""
         owners = self._owners.get(0, ())
         return (item for item in range(number, len(owners)) if owners[item] != _NO_GROUP)
 
-    # Making.
-
-    def keep(self, level: int, number: int, size: int) -> bool:
-        """Give an output the place that the record has for it.
+    def place(self, level: int, number: int, size: int) -> bool:
+        """Put an output into its recorded group.
 
         Returns:
-            Whether there is one. Else the output is the caller's to group.
+            False if the record has none: the caller groups the output.
         """
         index = self._owner(level, number)
         if index == _NO_GROUP:
@@ -127,11 +169,11 @@ class Groups:
         self._count_down(index)
         return True
 
-    def lose(self, level: int, number: int) -> Position | None:
-        """Leave an output that will never be there out of its recorded group.
+    def drop(self, level: int, number: int) -> Position | None:
+        """Remove an output that will never arrive from its recorded group.
 
         Returns:
-            The reduce that will never be made since that was its last input; None: there is none.
+            The reduce that will never start because this was its last input; None: there is none.
         """
         index = self._owner(level, number)
         if index < 0:
@@ -140,17 +182,17 @@ class Groups:
         return position_of(self._codes[index]) if self._count_down(index) == 0 else None
 
     def make(self, inputs: Sequence[int], size: int) -> None:
-        """Make a group of outputs, given as codes, one level above the highest of them (S-MR-112)."""
+        """Make a group one level above its highest input; inputs are codes (S-MR-112)."""
         level = position_of(max(inputs))[0] + 1
         number = self.group_count(level)
         self._group_counts[level] = number + 1
         self._queue.put(code_of(level, number), inputs, size)
 
     def make_final(self, inputs: Sequence[int], size: int) -> None:
-        """Make the final group: what the record has there in its order, then what else is given."""
-        kept = [code_of(*each) for each in self._recorded_final.inputs] if self._recorded_final else []
-        kept = [code for code in kept if code in self._final_sizes]
-        positions = tuple(position_of(code) for code in (*kept, *inputs))
+        """Make the final group: its recorded inputs in their order, then the others."""
+        recorded = [code_of(*each) for each in self._recorded_final.inputs] if self._recorded_final else []
+        recorded = [code for code in recorded if code in self._final_sizes]
+        positions = tuple(position_of(code) for code in (*recorded, *inputs))
         if not positions:
             return
         level = max(level for level, _ in positions) + 1
@@ -164,17 +206,15 @@ class Groups:
         self._final_sizes.clear()
 
     def pop(self) -> Group:
-        """Return the oldest group that is made and was not taken."""
+        """Remove and return the oldest group."""
         if len(self._queue):
             return self._queue.pop()
         final, self._final = self._final, None
         if final is None:
-            raise LookupError("no group is made")
+            raise LookupError("there is no group")
         return final
 
-    # The record.
-
-    def _remember(self, group: ReduceGroup) -> None:
+    def _add_recorded(self, group: ReduceGroup) -> None:
         name = f"recorded group {group.level}-{group.number}"
         if self._recorded_final is not None:
             raise ValueError(f"{name} follows the final one")
@@ -207,34 +247,29 @@ class Groups:
         return owners[number] if owners is not None and number < len(owners) else _NO_GROUP
 
     def _count_down(self, index: int) -> int | None:
-        """One input less to wait for; how many a group has that waits for none."""
+        """Count an input that arrived or was dropped; after the last one queue the group and return its size."""
         self._missing[index] -= 1
         if self._missing[index]:
             return None
         members = self._members[self._starts[index] : self._starts[index + 1]]
-        there = [member for member in members if self._owner(*position_of(member)) == index]
-        if there:
-            self._queue.put(self._codes[index], there, self._sizes[index])
-        return len(there)
+        arrived = [member for member in members if self._owner(*position_of(member)) == index]
+        if arrived:
+            self._queue.put(self._codes[index], arrived, self._sizes[index])
+        return len(arrived)
 
     def validate(self) -> None:
-        """Check what holds between any two steps.
-
-        Raises:
-            AssertionError: it does not.
-        """
-        assert self._starts[-1] == len(self._members), "the record's groups cover their members"  # noqa: S101  invariants
-        assert min(self._missing, default=0) >= 0, "no input of the record comes twice"  # noqa: S101
+        assert self._starts[-1] == len(self._members), "the record's groups cover their members"
+        assert min(self._missing, default=0) >= 0, "no input of the record arrives twice"
         self._queue.validate()
 
 
 class _Queue:
-    """Groups first in, first out, in flat arrays. What was taken goes when it is more than what waits."""
+    """Groups first in, first out, in flat arrays. Popped groups are deleted when they outnumber the others."""
 
     def __init__(self) -> None:
         self._codes = array("q")
         self._sizes = array("q")
-        #: inputs of all groups, and how many each has
+        #: inputs of all groups, and their number per group
         self._inputs = array("q")
         self._counts = array("q")
         self._popped_groups = 0
@@ -262,34 +297,31 @@ class _Queue:
         )
         self._popped_groups, self._popped_inputs = index + 1, end
         if self._popped_groups > len(self):
-            self._drop_popped()
+            for each in (self._codes, self._sizes, self._counts):
+                del each[: self._popped_groups]
+            del self._inputs[: self._popped_inputs]
+            self._popped_groups = self._popped_inputs = 0
         return group
 
-    def _drop_popped(self) -> None:
-        for each in (self._codes, self._sizes, self._counts):
-            del each[: self._popped_groups]
-        del self._inputs[: self._popped_inputs]
-        self._popped_groups = self._popped_inputs = 0
-
     def validate(self) -> None:
-        assert len(self._codes) == len(self._sizes) == len(self._counts), "queue"  # noqa: S101  invariants
-        assert 0 <= self._popped_groups <= len(self._codes), "queue's start"  # noqa: S101
+        assert len(self._codes) == len(self._sizes) == len(self._counts), "queue"
+        assert 0 <= self._popped_groups <= len(self._codes), "queue's start"
         waiting = sum(self._counts[self._popped_groups :])
-        assert self._popped_inputs + waiting == len(self._inputs), "queue's inputs"  # noqa: S101
+        assert self._popped_inputs + waiting == len(self._inputs), "queue's inputs"
 
 
 def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack largest first, each into the first bin where it fits, else into a new one (S-MR-70 to S-MR-73).
+    """Pack items, largest first, each into the first bin with room, else into a new one (S-MR-70 to S-MR-73).
 
-    Time is in proportion to n log n. A tournament over the bins' rooms finds the first one that fits: a node knows the
-    largest room below it. A bin that is not open yet has all of its room, so that it is found when no open one fits.
+    O(n log n): a tournament tree over the free space of the bins finds the first one that fits. A bin that is not open
+    yet has all of its space, so that the search ends there if no open bin fits.
 
     Args:
         sizes: Size of each position, >= 0.
-        budget: What a bin may hold; one that a larger position has for itself takes nothing more, not even 0.
+        budget: Capacity of a bin. A larger position gets a bin alone.
 
     Returns:
-        Positions per bin, bins and their contents in the order in which they were placed.
+        Positions per bin, in the order in which they were placed.
     """
     leaf_count = 1 << (len(sizes) - 1).bit_length() if sizes else 1
     # The node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b.
@@ -297,99 +329,42 @@ def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
     bins: list[list[int]] = []
     for position in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):  # stable, also in reverse
         size = sizes[position]
-        node = _find_first_fit(free, leaf_count, size) if size <= budget else leaf_count + len(bins)
+        node = leaf_count + len(bins)
+        if size <= budget:
+            node = 1
+            while node < leaf_count:
+                node *= 2
+                if free[node] < size:
+                    node += 1
         if node - leaf_count == len(bins):
             bins.append([])
         bins[node - leaf_count].append(position)
-        _reserve(free, node, size)
+        free[node] -= size
+        while node := node // 2:
+            most_free = max(free[2 * node], free[2 * node + 1])
+            if most_free == free[node]:
+                break
+            free[node] = most_free
     return bins
 
 
 def chunks(count: int, size: int) -> list[range]:
-    """Positions 0 to count - 1 in order, `size` to a group; the last group may be smaller (S-MR-32)."""
+    """Return positions 0 to count - 1 in groups of `size`; the last group may be smaller (S-MR-32)."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _find_first_fit(free: list[int], leaf_count: int, size: int) -> int:
-    node = 1
-    while node < leaf_count:
-        node *= 2
-        if free[node] < size:
-            node += 1
-    return node
-
-
-def _reserve(free: list[int], node: int, size: int) -> None:
-    free[node] -= size
-    node //= 2
-    while node:
-        most_free = max(free[2 * node], free[2 * node + 1])
-        if most_free == free[node]:
-            return
-        free[node] = most_free
-        node //= 2
-
-
-class Grouping(StrEnum):
-    """How outputs come together."""
-
-    #: as many as weigh no more than a budget of tokens
-    BUDGET = "budget"
-    #: so many
-    CHUNK = "chunk"
-    #: not at all: maps only
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapReduceRules:
-    """What the machine goes by.
-
-    Raises:
-        ValueError: the rules contradict each other, or would let a run go on for ever.
-    """
-
-    grouping: Grouping
-    #: of a group: tokens (BUDGET) or outputs (CHUNK)
-    capacity: int = 0
-    #: reduce levels below the final one (BUDGET); None: no cap
-    max_levels: int | None = None
-    is_pipelined: bool = False
-    #: pipelined only: groups follow the order of the items
-    is_ordered: bool = False
-    #: tasks in flight at most
-    window: int
-    #: the first failed map ends the run; else it is left out
-    fails_on_item: bool
-    #: the first failed reduce ends the run; else it is left out
-    fails_on_reduce: bool
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot end."""
-        if self.window < 1:
-            raise ValueError(f"window must be >= 1, got: {self.window}")
-        if self.is_ordered and not self.is_pipelined:
-            raise ValueError("is_ordered needs is_pipelined")
-        if self.grouping is Grouping.CHUNK and self.capacity < 2:  # noqa: PLR2004  groups of one never become fewer
-            raise ValueError(f"capacity of a chunk must be >= 2, got: {self.capacity}")
-        if self.grouping is Grouping.BUDGET and (self.capacity < 1 or self.max_levels is None or self.max_levels < 1):
-            raise ValueError(
-                f"a budget needs capacity >= 1 and max_levels >= 1, got: {self.capacity} and {self.max_levels}"
-            )
-
-
-#: What stands for a size where there is no output to group: not there yet, never there, in a group of the record.
-_PENDING = -1
-_LOST = -2
-_KEPT = -3
+def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
+    if not rules.is_pipelined:
+        return LevelGrouper(rules, groups)
+    return OrderedGrouper(rules, groups) if rules.is_ordered else PoolGrouper(rules, groups)
 
 
 class Grouper:
-    """What the three share.
+    """Decides which outputs form a group.
 
     Args:
-        rules: How groups are made.
-        groups: Where they are made.
+        rules: How outputs are grouped.
+        groups: Receives the groups.
     """
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
@@ -398,44 +373,40 @@ class Grouper:
         self._capacity = rules.capacity
         self._max_levels = rules.max_levels
 
-    def know_items(self, count: int, *, are_all: bool) -> None:
-        """Learn how many items there are up to now."""
+    def set_item_count(self, count: int, *, are_all: bool) -> None:
+        """Set how many items have arrived, and whether these are all."""
 
     def add(self, level: int, number: int, size: int) -> None:
-        """Take an output."""
+        """Add an output."""
         raise NotImplementedError
 
     def discard(self, level: int, number: int) -> None:
-        """Learn that an output will never be there."""
+        """Skip an output that will never arrive."""
         raise NotImplementedError
 
     def group_rest(self) -> None:
-        """Make groups of what is left, now that nothing runs and no items are left."""
+        """Make groups of the remaining outputs. No task runs, and no items are left."""
         raise NotImplementedError
 
     def validate(self) -> None:
-        """Check what holds between any two steps.
-
-        Raises:
-            AssertionError: it does not.
-        """
+        """Check the invariants that hold between any two calls."""
 
     def _is_capped(self, level: int) -> bool:
-        """Whether outputs of that level are not grouped again (S-MR-112)."""
+        """Whether only the final reduce may read outputs of a level (S-MR-112)."""
         return self._max_levels is not None and level >= self._max_levels
 
-    def _leave_out(self, level: int, number: int) -> None:
-        """Leave an output out of its recorded group, and what that was the last input of as well."""
-        dropped = self._groups.lose(level, number)
+    def _drop_recorded(self, level: int, number: int) -> None:
+        """Remove an output from its recorded group, and discard a reduce that has no other input."""
+        dropped = self._groups.drop(level, number)
         if dropped is not None:
             self.discard(*dropped)
 
 
 class LevelGrouper(Grouper):
-    """Level by level.
+    """Groups level by level.
 
     Raises:
-        ValueError: the record is of a run that was not level by level.
+        ValueError: The record is of a pipelined run.
     """
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
@@ -443,33 +414,39 @@ class LevelGrouper(Grouper):
         if not groups.is_by_level:
             raise ValueError("The recorded groups are of a pipelined run, this one goes level by level")
         self._level = 0
-        #: of the level that runs, by number
+        #: sizes of the current level, by number
         self._sizes = array("q")
 
-    def add(self, level: int, number: int, size: int) -> None:  # noqa: ARG002  all that runs is of one level
-        """Take an output of the level that runs."""
+    def add(self, level: int, number: int, size: int) -> None:  # noqa: ARG002  all running tasks are of one level
         _put(self._sizes, number, size)
 
     def discard(self, level: int, number: int) -> None:
-        """Nothing to do: what is not there when the level ends was lost."""
+        pass  # an output without a size at the end of its level was lost
 
     def group_rest(self) -> None:
-        """Begin the next level: groups of the record first, then what is packed of the rest."""
+        """Begin the next level: recorded groups first, then new groups of the other outputs."""
         sizes, self._sizes = self._sizes, array("q")
         above = self._level + 1
         is_grouped = self._groups.group_count(above) > 0
         for _, number in self._groups.recorded_inputs(above):
-            self._group_recorded(sizes, number)
+            if number < len(sizes) and sizes[number] >= 0:
+                self._groups.place(self._level, number, sizes[number])
+                sizes[number] = _GROUPED
+            else:
+                self._groups.drop(self._level, number)  # a reduce without inputs will be absent at the end of its level
         left = array("q", (number for number, size in enumerate(sizes) if size >= 0))
         total = sum(sizes[number] for number in left)
         if not is_grouped and self._is_last(total, above):
             for number in left:
-                if self._groups.keep(self._level, number, sizes[number]):
+                if self._groups.place(self._level, number, sizes[number]):
                     total -= sizes[number]
-                    sizes[number] = _KEPT
+                    sizes[number] = _GROUPED
             self._groups.make_final([code_of(self._level, n) for n in left if sizes[n] >= 0], total)
             return
-        for bin_ in self._bins(sizes, left):
+        bins: Iterable[Sequence[int]] = chunks(len(left), self._capacity)
+        if self._is_by_tokens:
+            bins = first_fit_decreasing(array("q", (sizes[number] for number in left)), self._capacity)
+        for bin_ in bins:
             codes = [code_of(self._level, left[index]) for index in bin_]
             self._groups.make(codes, sum(sizes[left[index]] for index in bin_))
         self._level = above
@@ -479,25 +456,12 @@ class LevelGrouper(Grouper):
             return above >= self._groups.recorded_final_level
         return total <= self._capacity or self._is_capped(self._level)
 
-    def _group_recorded(self, sizes: array[int], number: int) -> None:
-        if number < len(sizes) and sizes[number] >= 0:
-            self._groups.keep(self._level, number, sizes[number])
-            sizes[number] = _KEPT
-        else:
-            self._groups.lose(self._level, number)  # what is dropped with it is not there when its level ends
-
-    def _bins(self, sizes: array[int], left: array[int]) -> Iterable[Sequence[int]]:
-        """Return groups of places in what is left."""
-        if self._is_by_tokens:
-            return first_fit_decreasing(array("q", (sizes[number] for number in left)), self._capacity)
-        return chunks(len(left), self._capacity)
-
 
 class PoolGrouper(Grouper):
-    """Pipelined: a pool for each level, so that an output is reduced no more often than level by level (S-MR-111).
+    """Groups in the order of arrival, with one pool per level.
 
-    One pool for all levels would mix what was reduced ten times with what never was, and be ten levels high as soon as
-    maps take ten times as long as reduces.
+    So an output is reduced no more often than level by level (S-MR-111). A single pool would mix outputs that were reduced
+    ten times with new ones, and would be ten levels high if maps took ten times as long as reduces.
     """
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
@@ -506,26 +470,24 @@ class PoolGrouper(Grouper):
         #: outputs of the highest level, which wait for the final reduce
         self._resting = _Arrivals()
         self._arrived = 0
-        #: by level: how much ended, with an output or without
+        #: by level: how many tasks ended, with or without an output
         self._ended: dict[int, int] = {}
-        #: levels whose pools went up; pools below are empty
+        #: levels whose outputs moved up; the pools below are empty
         self._closed = 0
         self._items = 0
         self._are_all = False
 
-    def know_items(self, count: int, *, are_all: bool) -> None:
-        """Give up items of the record that the source no longer has; perhaps the level of the items is complete."""
+    def set_item_count(self, count: int, *, are_all: bool) -> None:
         self._items = count
         if are_all and not self._are_all:
             self._are_all = True
-            for number in self._groups.recorded_items_from(count):
-                self._leave_out(0, number)
+            for number in self._groups.recorded_items_from(count):  # the source no longer has them
+                self._drop_recorded(0, number)
             self._close_levels()
 
     def add(self, level: int, number: int, size: int) -> None:
-        """Put an output into the pool of its level, and what was there before into a group if it does not fit."""
         self._ended[level] = self._ended.get(level, 0) + 1
-        if not self._groups.keep(level, number, size):
+        if not self._groups.place(level, number, size):
             self._arrived += 1
             code = code_of(level, number)
             if self._is_capped(level):
@@ -535,20 +497,20 @@ class PoolGrouper(Grouper):
         self._close_levels()
 
     def discard(self, level: int, number: int) -> None:
-        """Leave it out of its recorded group."""
         self._ended[level] = self._ended.get(level, 0) + 1
-        self._leave_out(level, number)
+        self._drop_recorded(level, number)
         self._close_levels()
 
     def group_rest(self) -> None:
         """Make the final group in the order of arrival."""
-        everything = [*self._pools, self._resting]
-        order = sorted(entry for each in everything for entry in zip(each.order, each.codes, strict=True))
-        size = sum(each.size for each in everything)
+        pools = [*self._pools, self._resting]
+        order = sorted(entry for each in pools for entry in zip(each.order, each.codes, strict=True))
+        size = sum(each.size for each in pools)
         self._pools, self._resting = [_Arrivals()], _Arrivals()
         self._groups.make_final([code for _, code in order], size)
 
     def _put(self, index: int, code: int, size: int, order: int) -> None:
+        """Add an output to a pool. If it does not fit, the pool becomes a group first."""
         while index >= len(self._pools):
             self._pools.append(_Arrivals())
         if size > self._capacity:
@@ -560,7 +522,7 @@ class PoolGrouper(Grouper):
         self._pools[index].add(code, size, order)
 
     def _close_levels(self) -> None:
-        """Let what is in the pools of complete levels go up, as long as there is something above to go to."""
+        """Move the pools of complete levels up, as long as a level above has outputs or groups."""
         while self._has_above(self._closed) and self._is_complete(self._closed):
             index = self._closed
             self._closed += 1
@@ -573,19 +535,18 @@ class PoolGrouper(Grouper):
         return self._groups.group_count(index + 1) > 0 or any(pool.codes for pool in self._pools[index + 1 :])
 
     def _is_complete(self, index: int) -> bool:
-        """Whether nothing comes any more that would go into that pool or one below."""
+        """Whether no more outputs will enter this pool or one below."""
         if not self._are_all or self._ended.get(0, 0) < self._items:
             return False
         return all(self._ended.get(level, 0) >= self._groups.group_count(level) for level in range(1, index + 1))
 
     def validate(self) -> None:
-        """Check the pools."""
-        assert all(pool.size <= self._capacity for pool in self._pools), "the pools fit"  # noqa: S101  invariants
-        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"  # noqa: S101
+        assert all(pool.size <= self._capacity for pool in self._pools), "the pools fit"
+        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"
 
 
 class OrderedGrouper(Grouper):
-    """Pipelined: each level in its order, as far as it is there."""
+    """Groups neighbours of a level, in the order of their numbers."""
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         super().__init__(rules, groups)
@@ -593,29 +554,26 @@ class OrderedGrouper(Grouper):
         self._items = 0
         self._are_all = False
 
-    def know_items(self, count: int, *, are_all: bool) -> None:
-        """Perhaps the level of the items is complete by that."""
+    def set_item_count(self, count: int, *, are_all: bool) -> None:
         self._items = count
         if are_all:
             self._are_all = True
-            for number in self._groups.recorded_items_from(count):
-                self._leave_out(0, number)
+            for number in self._groups.recorded_items_from(count):  # the source no longer has them
+                self._drop_recorded(0, number)
             self._advance(0)
 
     def add(self, level: int, number: int, size: int) -> None:
-        """Take an output, and group what it was waited for."""
-        is_kept = self._groups.keep(level, number, size)
-        _put(self._sequence(level).sizes, number, _KEPT if is_kept else size)
+        is_recorded = self._groups.place(level, number, size)
+        _put(self._sequence(level).sizes, number, _GROUPED if is_recorded else size)
         self._advance(level)
 
     def discard(self, level: int, number: int) -> None:
-        """Go on with the sequence without it."""
-        self._leave_out(level, number)
+        self._drop_recorded(level, number)
         _put(self._sequence(level).sizes, number, _LOST)
         self._advance(level)
 
     def group_rest(self) -> None:
-        """Make the final group of the level that is one group."""
+        """Make the final group of the level that forms one group."""
         codes = [code for sequence in self._levels for code in sequence.open]
         size = sum(sequence.open_size for sequence in self._levels)
         for sequence in self._levels:
@@ -635,7 +593,7 @@ class OrderedGrouper(Grouper):
                 self._append(level, sequence.cursor, sizes[sequence.cursor])
             sequence.cursor += 1
         if self._is_complete(level):
-            if sequence.is_split and sequence.open:  # else all of the level is one group, for the final reduce
+            if sequence.is_split and sequence.open:  # else the whole level is one group, for the final reduce
                 self._close(sequence)
             if self._groups.group_count(level + 1):
                 self._advance(level + 1)
@@ -654,18 +612,17 @@ class OrderedGrouper(Grouper):
         sequence.is_split = True
 
     def _is_complete(self, level: int) -> bool:
-        """Whether all outputs of the level that will ever be are there."""
+        """Whether all outputs of the level have arrived or are lost."""
         if not level:
             return self._are_all and self._levels[0].cursor >= self._items
         below = self._is_complete(level - 1)
         return below and self._sequence(level).cursor >= self._groups.group_count(level)
 
     def validate(self) -> None:
-        """Check the open groups."""
         for level, sequence in enumerate(self._levels):
-            assert sequence.cursor <= len(sequence.sizes), "cursor"  # noqa: S101  invariants
+            assert sequence.cursor <= len(sequence.sizes), "cursor"
             is_sound = sequence.open_size <= self._capacity or len(sequence.open) == 1 or self._is_capped(level)
-            assert is_sound, "the open group fits"  # noqa: S101
+            assert is_sound, "the open group fits"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -673,11 +630,11 @@ class _Sequence:
     """The outputs of a level in their order."""
 
     sizes: array[int] = field(default_factory=lambda: array("q"))
-    #: everything before it is grouped, open or lost
+    #: outputs before it are grouped, open or lost
     cursor: int = 0
     open: array[int] = field(default_factory=lambda: array("q"))
     open_size: int = 0
-    #: a group was made of it
+    #: whether a part of it became a group
     is_split: bool
 
     def reopen(self) -> None:
@@ -687,7 +644,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Outputs in the order of their arrival, with that order."""
+    """Outputs with the number of their arrival."""
 
     codes: array[int] = field(default_factory=lambda: array("q"))
     order: array[int] = field(default_factory=lambda: array("q"))
@@ -699,13 +656,6 @@ class _Arrivals:
         self.order.append(order)
         self.sizes.append(size)
         self.size += size
-
-
-def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
-    """Return the grouper for an order of work."""
-    if not rules.is_pipelined:
-        return LevelGrouper(rules, groups)
-    return OrderedGrouper(rules, groups) if rules.is_ordered else PoolGrouper(rules, groups)
 
 
 def _put(sizes: array[int], number: int, size: int) -> None:

@@ -1,21 +1,4 @@
-"""The source of a plan that has units: machines inside of machines.
-
-Rules:
-1. A machine is told what concerns its own members alone, and wants only those. Which member is a unit, and which machine a
-   task belongs to, is known here and nowhere else.
-2. A unit that is started gets a machine of its own; how that ends is told to the machine above as the member's end.
-3. Outputs are put into the scope that their task ran in, before a machine hears of them; a unit's projection into the scope
-   of the unit. A task's context is looked up when a machine wants it started.
-4. At most `max_parallel_tasks` tasks of the whole run are handed out; others wait in the order in which they were wanted.
-5. When a machine starts nothing more because the run is ending, the units below it are asked to stop, and what waits for a
-   place is taken back (S-PAR-21, S-PAR-30). A cancelled run cancels all that runs (S-SET-27).
-6. A stimulus for a task that was not handed out, or that ended, is ignored: it is late. So is an answer nobody waits for.
-7. The run ends exactly once, when the machine of the run ended; no machine and no task is left then.
-8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no slot; where nothing else runs and
-   nothing is asked, the run waits (S-REV-116).
-
-One stimulus costs what the machines above its task cost, however many iterations and steps the run has had.
-"""
+"""The machine of a plan with units: a tree of machines, one for each execution of a unit."""
 
 from __future__ import annotations
 
@@ -62,6 +45,7 @@ from ensemble_ray.schedule.stimuli import (
     Exited,
     Failed,
     Stimulus,
+    TaskEnd,
     Waiting,
 )
 from ensemble_ray.schedule.unit import (
@@ -80,27 +64,29 @@ from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-#: The machine of the run itself.
+#: The instance of the run's own machine.
 _ROOT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Nested:
-    """A machine in its place."""
-
     machine: UnitMachine
-    #: the instance of the unit whose machine started it
+    #: instance of the unit above
     parent: str
-    #: its open questions
-    asked: set[Question] = field(default_factory=set[Question])
+    #: open questions of the machine
+    questions: set[Question] = field(default_factory=set[Question])
 
 
 class NestedSource:
-    """A run's tree of machines.
+    """Routes stimuli to the machines of a run and collects their instructions.
+
+    A machine sees only its own members; this class knows which member is a unit and which machine owns a task. A unit
+    gets a machine when it starts, and the machine above receives the unit's end like a task's. The cost of a stimulus
+    depends on the depth of the tree, not on the number of past iterations and steps.
 
     Args:
-        plan: What to run.
-        make_machine: Makes the machine of a unit's execution; that of the run has the instance "".
+        plan: The plan to run.
+        make_machine: Creates the machine of an execution; the run itself has the instance "".
     """
 
     def __init__(self, plan: Plan, make_machine: Callable[[Execution], UnitMachine]) -> None:
@@ -118,137 +104,127 @@ class NestedSource:
         )
         self._is_strict = plan.workflow != "parallel"
         self._cap = sys.maxsize if plan.max_parallel_tasks is None else plan.max_parallel_tasks
-        #: by the instance of the unit
+        #: by instance of the unit
         self._machines: dict[str, _Nested] = {_ROOT: _Nested(make_machine(self._run), _ROOT)}
-        #: the unit that each task in flight or waiting belongs to
+        #: the unit of every open task
         self._owners: dict[str, str] = {}
-        #: tasks that were wanted and have no place yet, in order
-        self._waiting: dict[str, Start] = {}
-        #: tasks that were handed out, in order
+        #: tasks that wait for a slot, in order
+        self._queued: dict[str, Start] = {}
+        #: started tasks, in order
         self._running: dict[str, Start] = {}
-        #: tasks that were put down at gates, in that order
-        self._at_gates: dict[str, Start] = {}
-        #: those that run and were asked to stop
+        #: tasks that wait at gates, in order; they hold no slot, and their machines see them as running
+        self._suspended: dict[str, Start] = {}
+        #: running tasks with a `Cancel`
         self._cancelling: set[str] = set()
-        #: open questions and who asked, in order
-        self._asked: dict[Question, str] = {}
-        self._untold: deque[tuple[str, UnitStimulus]] = deque()
+        #: the unit that asked each open question, in order
+        self._questions: dict[Question, str] = {}
+        #: stimuli for machines, with the instance of the unit
+        self._inbox: deque[tuple[str, UnitStimulus]] = deque()
         self._completed: int = 0
         self._results: list[UnitResult] = []
         self._failures: list[UnitFailure] = []
         self._is_ended = False
 
-    # What may be asked.
-
     @property
     def running(self) -> tuple[str, ...]:
-        """Return the tasks that were handed out and have not been reported, in that order."""
         return tuple(self._running)
 
     def is_running(self, instance: str) -> bool:
-        """Whether that was handed out and has not been reported."""
         return instance in self._running
 
     def is_waiting(self, instance: str) -> bool:
-        """Whether that was put down, and is started again when the run goes on."""
-        return instance in self._at_gates
+        return instance in self._suspended
 
     def is_cancelling(self, instance: str) -> bool:
-        """Whether that is running and was asked to stop."""
         return instance in self._cancelling
 
     def list_unanswered(self) -> list[Instruction]:
-        """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
         tasks = [
             Cancel(instance=instance) if instance in self._cancelling else start
             for instance, start in self._running.items()
         ]
-        return [*tasks, *(Evaluate(question=question) for question in self._asked)]
+        return [*tasks, *(Evaluate(question=question) for question in self._questions)]
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:
-        """Return what the predicates of a unit are shown, by its path; it only grows, and is not copied."""
         nested = self._machines.get(f"{unit}#0")
         return () if nested is None else nested.machine.history
 
     def results(self) -> tuple[UnitResult, ...]:
-        """Return what became of the units so far: of those that ended, in that order, then of those that have begun."""
+        """Return the results of the ended units in the order of their ends, then those of the units that have begun."""
         return (*self._results, *(each for nested in self._machines.values() for each in nested.machine.results()))
 
     def failures(self) -> tuple[UnitFailure, ...]:
-        """Return why units failed where none of their tasks did, in order."""
+        """Return the failures of units that no task caused, in order."""
         return tuple(self._failures)
 
     @property
     def scope_count(self) -> int:
-        """Return how many scopes are kept; it does not grow with iterations."""
+        """How many scopes are stored. It does not grow with iterations."""
         return len(self._scopes)
 
-    # The door.
-
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Take facts, give what is to be done now, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
                 self._route(stimulus)
-                while self._untold:
-                    self._apply(*self._untold.popleft(), done)
-        while self._waiting and len(self._running) < self._cap:
-            instance = next(iter(self._waiting))
-            self._running[instance] = start = self._waiting.pop(instance)
+                while self._inbox:
+                    self._apply(*self._inbox.popleft(), done)
+        while self._queued and len(self._running) < self._cap:
+            instance = next(iter(self._queued))
+            self._running[instance] = start = self._queued.pop(instance)
             done.append(start)
-        if self._at_gates and not (self._running or self._asked or self._is_ended):
-            done.append(self._with_units(WAITS))
+        if self._suspended and not (self._running or self._questions or self._is_ended):
+            done.append(self._with_units(WAITS))  # S-REV-116
         return done
 
     def _route(self, stimulus: Stimulus) -> None:
-        """Find out whom a stimulus concerns."""
+        """Put a stimulus into the inbox of its machine. Late stimuli and late answers are ignored."""
         match stimulus:
             case Begun() | CancelRequested():
-                self._untold.append((_ROOT, stimulus))
+                self._inbox.append((_ROOT, stimulus))
             case Completed() | Failed() | Exited() | Cancelled():
-                if self._running.pop(stimulus.instance, None) is not None:
-                    self._cancelling.discard(stimulus.instance)
+                instance = stimulus.instance
+                if self._running.pop(instance, None) is not None:
+                    self._cancelling.discard(instance)
                     if isinstance(stimulus, Completed) or (isinstance(stimulus, Exited) and stimulus.has_output):
-                        self._keep(stimulus.instance)
-                    self._untold.append((self._owners.pop(stimulus.instance), stimulus))
+                        self._completed += 1
+                        self._scopes.put(scope_of(instance), node_key(instance), (ContextPart((instance,)),))
+                    self._inbox.append((self._owners.pop(instance), stimulus))
             case Waiting(at=at, instance=instance):
-                self._put_down(instance, at)
+                self._suspend(instance, at)
             case Continued(instances=wanted):
-                chosen = [each for each in self._at_gates if wanted is None or each in wanted]
-                self._waiting = {**{each: self._at_gates.pop(each) for each in chosen}, **self._waiting}
+                chosen = [each for each in self._suspended if wanted is None or each in wanted]
+                self._queued = {**{each: self._suspended.pop(each) for each in chosen}, **self._queued}
             case Evaluated():
-                if (asker := self._asked.pop(stimulus.question, None)) is not None:
-                    self._machines[asker].asked.discard(stimulus.question)
-                    self._untold.append((asker, stimulus))
+                if (unit := self._questions.pop(stimulus.question, None)) is not None:
+                    self._machines[unit].questions.discard(stimulus.question)
+                    self._inbox.append((unit, stimulus))
             case Decided():
-                raise TypeError(f"nothing waits for {stimulus}")
+                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
-    def _put_down(self, instance: str, at: float) -> None:
+    def _suspend(self, instance: str, at: float) -> None:
         if (start := self._running.pop(instance, None)) is None:
             return
-        self._at_gates[instance] = start
-        owner = self._owners[instance]
-        is_unwanted = instance in self._cancelling or self._machines[owner].machine.is_stopping
+        self._suspended[instance] = start
+        is_stopping = instance in self._cancelling or self._machines[self._owners[instance]].machine.is_stopping
         self._cancelling.discard(instance)
-        if is_unwanted:  # nobody is asked any more (S-REV-17)
-            self._drop(instance, at)
+        if is_stopping:  # an ending run opens no gate (S-REV-17)
+            self._cancel_suspended(instance, at)
 
-    def _drop(self, instance: str, at: float) -> None:
-        """Tell that a task that waits at a gate will not be started again."""
-        del self._at_gates[instance]
-        self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
+    def _cancel_suspended(self, instance: str, at: float) -> None:
+        del self._suspended[instance]
+        self._inbox.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
 
-    def _keep(self, instance: str) -> None:
-        self._completed += 1
-        self._scopes.put(scope_of(instance), node_key(instance), (ContextPart((instance,)),))
+    def _cancel_queued(self, instance: str, reason: str, at: float, done: list[Instruction]) -> None:
+        del self._queued[instance]
+        done.append(Skip(instance=instance, reason=reason))
+        self._inbox.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
 
     def _apply(self, unit: str, stimulus: UnitStimulus, done: list[Instruction]) -> None:
-        """Apply a stimulus to a machine, and do what it wants."""
         if (nested := self._machines.get(unit)) is None:
-            return  # it ended before it could hear of that
+            return  # it has ended in the meantime
         was_stopping = nested.machine.is_stopping
         for instruction in nested.machine.handle(stimulus):
             self._carry_out(unit, instruction, stimulus.at, done)
@@ -259,11 +235,19 @@ class NestedSource:
         match instruction:
             case Start():
                 self._start(unit, instruction, at)
-            case Cancel():
-                self._cancel(instruction, at, done)
+            case Cancel(instance=instance):
+                if instance in self._machines:
+                    self._inbox.append((instance, CancelRequested(at=at)))
+                elif instance in self._queued:
+                    self._cancel_queued(instance, "run cancelled", at, done)
+                elif instance in self._suspended:
+                    self._cancel_suspended(instance, at)
+                elif instance in self._running:
+                    self._cancelling.add(instance)
+                    done.append(instruction)
             case Evaluate():
-                self._asked[instruction.question] = unit
-                self._machines[unit].asked.add(instruction.question)
+                self._questions[instruction.question] = unit
+                self._machines[unit].questions.add(instruction.question)
                 done.append(instruction)
             case End():
                 self._end(unit, instruction, at, done)
@@ -272,108 +256,113 @@ class NestedSource:
             case _:
                 assert_never(instruction)
 
-    # Starting.
-
     def _start(self, unit: str, start: Start, at: float) -> None:
-        instance = start.instance
+        instance, changes = start.instance, start.changes
         if node_key(instance) in self._run.units:
-            changes = start.changes
             changes = changes if isinstance(changes, TaskChanges) else None
             execution = replace(self._run, instance=instance, changes=changes)
             self._machines[instance] = _Nested(self._make_machine(execution), unit)
-            self._untold.append((instance, Begun(at=at)))
-        else:
-            self._owners[instance] = unit
-            self._waiting[instance] = self._with_context(start)
-
-    def _with_context(self, start: Start) -> Start:
-        """Return the start with what the machine gives and then what the task's own context does."""
-        parts = [*(start.context or ())]
-        missing = start.missing
-        scope = scope_of(start.instance)
-        node = self._nodes[node_key(start.instance)]
+            self._inbox.append((instance, Begun(at=at)))
+            return
+        parts, missing = [*(start.context or ())], start.missing
+        node, scope = self._nodes[node_key(instance)], scope_of(instance)
         for key in scope_keys(node.context, node.context_tasks):
             found = self._scopes.find(scope, key)
             parts += found or ()
             if found is None and missing is None and self._is_strict:
                 missing = key
-        return replace(start, context=tuple(parts), missing=missing)
-
-    # Stopping.
-
-    def _cancel(self, cancel: Cancel, at: float, done: list[Instruction]) -> None:
-        instance = cancel.instance
-        if instance in self._machines:
-            self._untold.append((instance, CancelRequested(at=at)))
-        elif instance in self._waiting:
-            self._take_back(instance, "run cancelled", at, done)
-        elif instance in self._at_gates:
-            self._drop(instance, at)
-        elif instance in self._running:
-            self._cancelling.add(instance)
-            done.append(cancel)
-
-    def _take_back(self, instance: str, reason: str, at: float, done: list[Instruction]) -> None:
-        """Have a task not run that waits for a slot."""
-        del self._waiting[instance]
-        done.append(Skip(instance=instance, reason=reason))
-        self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
+        self._owners[instance] = unit
+        self._queued[instance] = replace(start, context=tuple(parts), missing=missing)
 
     def _stop_below(self, unit: str, cause: UnitStimulus, done: list[Instruction]) -> None:
-        for instance in [each for each in self._waiting if self._owners[each] == unit]:
-            self._take_back(instance, "run ending early", cause.at, done)
-        for instance in [each for each in self._at_gates if self._owners[each] == unit]:
-            self._drop(instance, cause.at)
-        if isinstance(cause, CancelRequested):
-            return  # its machine cancels each member itself
-        reason = cause.reason if isinstance(cause, Exited) else None
-        if isinstance(cause, StopRequested):
-            reason = cause.exit_reason
+        """Cancel the members of a stopping machine that are not running, and stop its units (S-PAR-21, S-PAR-30)."""
+        for instance in [each for each in self._queued if self._owners[each] == unit]:
+            self._cancel_queued(instance, "run ending early", cause.at, done)
+        for instance in [each for each in self._suspended if self._owners[each] == unit]:
+            self._cancel_suspended(instance, cause.at)
+        match cause:
+            case CancelRequested():
+                return  # the machine cancels each member itself (S-SET-27)
+            case Exited(reason=reason) | StopRequested(exit_reason=reason):
+                pass
+            case _:
+                reason = None
         for instance, nested in self._machines.items():
             if nested.parent == unit and instance != _ROOT:
-                self._untold.append((instance, StopRequested(at=cause.at, exit_reason=reason)))
-
-    # Ending.
+                self._inbox.append((instance, StopRequested(at=cause.at, exit_reason=reason)))
 
     def _end(self, unit: str, end: End, at: float, done: list[Instruction]) -> None:
         self._results += end.units
         self._failures += [replace(each, completed_before=self._completed) for each in end.unit_failures]
         nested = self._machines.pop(unit)
-        for question in nested.asked:
-            del self._asked[question]  # it was cancelled meanwhile: nobody waits for the answer
+        for question in nested.questions:  # it was cancelled, and ignores the answers
+            del self._questions[question]
         if unit == _ROOT:
             self._is_ended = True
             done.append(self._with_units(end))
             return
         if end.state is RunState.COMPLETED and end.exit_reason is ExitReason.COMPLETED:
             self._scopes.put(scope_of(unit), node_key(unit), nested.machine.projection())
-        self._untold.append((nested.parent, _end_of_member(unit, end, at)))
+        self._inbox.append((nested.parent, _end_of_member(unit, end, at)))
 
     def _with_units(self, end: End) -> End:
         return replace(end, units=self.results(), unit_failures=self.failures())
 
-    # Invariants, for tests and for hunting defects.
-
     def validate(self) -> None:
-        """Check the invariants that hold between any two calls of `handle`.
-
-        Raises:
-            AssertionError: one does not hold.
-        """
-        assert len(self._running) <= self._cap, "cap"  # noqa: S101  invariants
-        assert self._cancelling <= self._running.keys(), "what is asked to stop runs"  # noqa: S101
-        assert self._owners.keys() == {*self._running, *self._waiting, *self._at_gates}, "owners"  # noqa: S101
-        assert not self._waiting or len(self._running) == self._cap, "a free place is taken"  # noqa: S101
-        for each in (*self._owners.values(), *self._asked.values()):
-            assert each in self._machines, "somebody waits for every task and answer"  # noqa: S101
+        assert len(self._running) <= self._cap, "cap"
+        assert self._cancelling <= self._running.keys(), "only running tasks have a cancel"
+        assert self._owners.keys() == {*self._running, *self._queued, *self._suspended}, "owners"
+        assert not self._queued or len(self._running) == self._cap, "no free slot while tasks wait"
+        for each in (*self._owners.values(), *self._questions.values()):
+            assert each in self._machines, "every task and question has a machine"
         for nested in self._machines.values():
-            assert nested.parent in self._machines, "a machine stands in one that runs"  # noqa: S101
-        assert not self._untold, "everybody was told"  # noqa: S101
-        assert self._is_ended == (_ROOT not in self._machines), "ended with the run's machine"  # noqa: S101
+            assert nested.parent in self._machines, "the machine above is open"
+        assert not self._inbox, "every stimulus was applied"
+        assert self._is_ended == (_ROOT not in self._machines), "ended with the run's machine"
+
+
+def make_machine(execution: Execution) -> UnitMachine:
+    """Return the machine of one execution of a unit, or of the run."""
+    plan, units = execution.plan, execution.units
+    if not execution.instance:
+        if phases := [unit for unit in plan.units if isinstance(unit, PhaseUnit)]:
+            return PhasesMachine(phases, execution)
+        # Members outside every unit: the plain tasks, then the units, both in declared order (S-LOOP-120).
+        inside = {key for unit in plan.units for key in members_of(unit)}
+        members = [member for key, member in execution.members.items() if key not in inside]
+        return _machine_over(members, execution, plan.workflow)
+    unit = units[node_key(execution.instance)]
+    match unit:
+        case LoopUnit():
+            return LoopMachine(unit, execution)
+        case PhaseUnit():
+            return _machine_over([execution.members[key] for key in unit.members], execution, unit.workflow)
+        case GraphUnit():
+            return GraphMachine(unit, execution)
+        case _:
+            assert_never(unit)
+
+
+def _machine_over(members: Sequence[Member], execution: Execution, workflow: str) -> UnitMachine:
+    """Return the machine of a workflow over members. The nested source alone limits parallel tasks."""
+    parent, changes = execution.instance, execution.changes
+    if workflow == "parallel":
+        strategy = execution.plan.error_strategy
+        return ParallelMachine(members, error_strategy=strategy, parent=parent, changes=changes)
+    # Members follow the units that they wait for (S-LOOP-168). A task that names a later task as context stays in its
+    # place, and fails with a message (S-ENG-11).
+    rank = {member.key: position for position, member in enumerate(members)}
+    waits_for = {
+        member.key: [
+            key for key in member.context if key in execution.units or rank.get(key, len(rank)) < rank[member.key]
+        ]
+        for member in members
+    }
+    ordered = in_waiting_order([member.key for member in members], waits_for)
+    return SequentialMachine([execution.members[key] for key in ordered], parent=parent, changes=changes)
 
 
 def _member(unit: Unit) -> Member:
-    """Return a unit as the machine above it knows it."""
     match unit:
         case LoopUnit():
             return unit
@@ -385,8 +374,8 @@ def _member(unit: Unit) -> Member:
             assert_never(unit)
 
 
-def _end_of_member(instance: str, end: End, at: float) -> Completed | Failed | Exited | Cancelled:
-    """Return how a unit ended, as the machine above is told of any member."""
+def _end_of_member(instance: str, end: End, at: float) -> TaskEnd:
+    """Return the end of a unit as a stimulus for the machine above."""
     match end.state:
         case RunState.CANCELLED:
             return Cancelled(at=at, instance=instance)
@@ -403,53 +392,3 @@ def _end_of_member(instance: str, end: End, at: float) -> Completed | Failed | E
                 return Completed(at=at, instance=instance)
             has_output = any(isinstance(each, LoopResult) and any(each.iterations) for each in end.units)
             return Exited(at=at, instance=instance, reason=end.exit_reason, has_output=has_output)
-
-
-def make_machine(execution: Execution) -> UnitMachine:
-    """Return the machine of one execution of a unit, or of the run."""
-    if not execution.instance:
-        phases = [unit for unit in execution.plan.units if isinstance(unit, PhaseUnit)]
-        if phases:
-            return PhasesMachine(phases, execution)
-        return _machine_over(_top_members(execution), execution, execution.plan.workflow)
-    unit = execution.units[node_key(execution.instance)]
-    match unit:
-        case LoopUnit():
-            return LoopMachine(unit, execution)
-        case PhaseUnit():
-            return _machine_over([execution.members[key] for key in unit.members], execution, unit.workflow)
-        case GraphUnit():
-            return GraphMachine(unit, execution)
-        case _:
-            assert_never(unit)
-
-
-def _machine_over(members: Sequence[Member], execution: Execution, workflow: str) -> UnitMachine:
-    """Return the machine that runs members by a workflow; how many tasks run at once is the run's affair."""
-    parent, changes = execution.instance, execution.changes
-    if workflow == "parallel":
-        strategy = execution.plan.error_strategy
-        return ParallelMachine(members, error_strategy=strategy, parent=parent, changes=changes)
-    return SequentialMachine(_in_order(members, execution), parent=parent, changes=changes)
-
-
-def _in_order(members: Sequence[Member], execution: Execution) -> list[Member]:
-    """Return members such that what waits for a unit stands behind it (S-LOOP-168).
-
-    A task that names a later one as context stays where it is: it fails, and says so (S-ENG-11).
-    """
-    rank = {member.key: position for position, member in enumerate(members)}
-    waits_for = {
-        member.key: [
-            key for key in member.context if key in execution.units or rank.get(key, len(rank)) < rank[member.key]
-        ]
-        for member in members
-    }
-    ordered = in_waiting_order([member.key for member in members], waits_for)
-    return [execution.members[key] for key in ordered]
-
-
-def _top_members(execution: Execution) -> list[Member]:
-    """Return what is in no unit: the plain tasks, then the units, each in declared order (S-LOOP-120)."""
-    inside = {key for unit in execution.plan.units for key in members_of(unit)}
-    return [member for key, member in execution.members.items() if key not in inside]

@@ -1,33 +1,16 @@
-"""Phases: named groups of tasks, in an order that is a DAG, some of them reviewed.
-
-Rules:
-1. `PHASE_TRANSITIONS` is the machine: a stimulus is turned into an event of one phase, the table says its next state, and
-   each state says what is done when it is entered.
-2. A phase begins as soon as the phases that it names in `after` are completed, and waits for no other (S-PHASE-31).
-3. An attempt is one execution of the phase: a unit whose members its own workflow orders. The review follows when all of
-   them completed, and successors begin only after acceptance (S-PHASE-62, S-PHASE-65).
-4. An attempt sees the attempts of its predecessors that were accepted when it began; where it is sent back itself, it sees
-   the same ones again (S-PHASE-36).
-5. A phase that a successor's review sends back runs again without its own review. Requests for one phase are served one
-   after the other, in order; all who asked wait for the last of them (S-PHASE-101).
-6. A failed phase skips what comes after it; all other phases run to the end (S-PHASE-51, S-PHASE-52).
-7. Tasks of a reviewed phase are reflected on when its attempt was accepted, before successors begin (S-REFL-19).
-8. A run that ends early or is cancelled begins nothing more, a review included.
-9. The machine ends once, when every phase is settled and nothing runs.
-"""
+"""The machine of a run's phases: named groups of tasks in the order of a DAG, with reviews and retries."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, assert_never
 
 from ensemble_ray.plan.plan import PhaseUnit
 from ensemble_ray.schedule.instructions import (
     Cancel,
-    End,
     Evaluate,
     Instruction,
     PhaseResult,
@@ -47,6 +30,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    TaskEnd,
 )
 from ensemble_ray.schedule.unit import Execution, HistoryEntry, Parts, StopRequested, UnitStimulus
 from ensemble_ray.values.ids import instance_of
@@ -55,16 +39,16 @@ from ensemble_ray.values.reviews import read_decision_text
 
 
 class PhaseState(StrEnum):
-    """Where a phase stands.
+    """The state of a phase.
 
-    `waiting`      not all of its predecessors are completed: not begun, or to be run again.
+    `waiting`      a predecessor is not completed: not begun, or about to run again.
     `running`      the members of an attempt run.
     `reviewing`    the review of the attempt runs.
-    `reflecting`   what the accepted attempt taught is written down.
+    `reflecting`   reflections on the accepted attempt are made.
     `completed`    its attempt was accepted.
     `failed`       a member or the review failed, the review rejected it, or a predecessor that it sent back failed.
     `skipped`      never begun, or withdrawn and not run again: a predecessor did not complete, or the run was ending.
-    `cut_short`    the run ended while it ran; it keeps the outputs that it has.
+    `cut_short`    the run ended while it ran; its outputs so far remain.
     """
 
     WAITING = "waiting"
@@ -78,15 +62,15 @@ class PhaseState(StrEnum):
 
 
 class PhaseEvent(StrEnum):
-    """What happens to a phase."""
+    """The meaning of a stimulus for one phase."""
 
     PREDECESSORS_COMPLETED = "all predecessors completed"
-    MEMBERS_COMPLETED = "its members completed, without a review to come"
+    MEMBERS_COMPLETED = "its members completed, no review follows"
     REVIEW_FOLLOWS = "its members completed, its review follows"
     ACCEPTED = "its review accepted"
-    REFLECTION_FOLLOWS = "its attempt is accepted, and tasks in it are reflected on"
-    REFLECTED = "its tasks are reflected on, or the run was cancelled"
-    SENT_BACK = "its review asked for another attempt"
+    REFLECTION_FOLLOWS = "its attempt is accepted, reflections follow"
+    REFLECTED = "its reflections are made, or the run was cancelled"
+    SENT_BACK = "its review requested another attempt"
     PREDECESSOR_SENT_BACK = "its review sent a predecessor back"
     REJECTED = "its review rejected"
     FAILED = "a member or its review failed"
@@ -98,7 +82,7 @@ class PhaseEvent(StrEnum):
 
 _S, _E = PhaseState, PhaseEvent
 
-#: (state, event) -> next state; the whole rule about phases, as data. What is not here is a defect.
+#: (state, event) -> next state. Every other pair is a defect.
 PHASE_TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
     (_S.WAITING, _E.PREDECESSORS_COMPLETED): _S.RUNNING,
     (_S.WAITING, _E.PREDECESSOR_LOST): _S.SKIPPED,
@@ -120,67 +104,59 @@ PHASE_TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
     (_S.COMPLETED, _E.WITHDRAWN): _S.WAITING,
 }
 
+#: Status of a settled phase in the results; every other phase is running.
+_STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] = {
+    _S.COMPLETED: "completed",
+    _S.CUT_SHORT: "completed",
+    _S.FAILED: "failed",
+    _S.SKIPPED: "skipped",
+}
+
 
 @dataclass(slots=True)
 class ScheduledPhase:
-    """A phase of a run, and what is known of it."""
+    """A phase of a run and its scheduling state."""
 
     unit: PhaseUnit
     state: PhaseState = PhaseState.WAITING
     #: executions that began; the next one has this occurrence
     executions: int = 0
-    #: 0-based, since it last started from its original tasks
+    #: 0-based, since its last start from the original tasks
     attempt: int = 0
-    #: of the execution that runs or comes next
+    #: of the current or the next execution
     changes: TaskChanges | None = None
-    #: whether that one is for a successor, and has no review (S-PHASE-89)
+    #: whether that execution is for a successor, and has no review (S-PHASE-89)
     is_rerun: bool = False
     #: attempts of its predecessors that it sees (S-PHASE-36)
     seen: tuple[str, ...] = ()
-    #: the attempt that was accepted last; it is seen also while the phase runs again (S-PHASE-102)
+    #: the last accepted attempt; successors see it also while the phase runs again (S-PHASE-102)
     accepted: str = ""
-    #: executions of its review, in order
+    #: instances of its reviews, in order
     reviews: list[str] = field(default_factory=list[str])
     #: how often successors sent it back
     reruns: int = 0
-    #: feedback of successors that sent it back and are not served yet, in order
+    #: feedback of successors that sent it back; served one after the other (S-PHASE-101)
     requests: deque[str] = field(default_factory=deque[str])
-    #: the phases that sent it back and wait for it
+    #: phases that sent it back; all of them wait for the last rerun
     requesters: list[ScheduledPhase] = field(default_factory=list["ScheduledPhase"])
-    #: how often its review sent each predecessor back
+    #: how often its review sent back each predecessor
     sent_back: Counter[str] = field(default_factory=Counter[str])
     started_at: float = 0.0
     settled_at: float = 0.0
 
     @property
     def instance(self) -> str:
-        """Return the execution that began last; "" before the first."""
+        """The last execution; "" before the first."""
         return instance_of(self.unit.key, occurrence=self.executions - 1) if self.executions else ""
-
-
-def warn_of_acceptance(phase: ScheduledPhase, what: str) -> Warn:
-    """Return what is said of an attempt that is accepted though its review wanted something else."""
-    return Warn(text=f"Phase '{phase.unit.name}': its review {what}; the output is accepted as it is")
-
-
-def warn_of_skip(phase: ScheduledPhase, before: ScheduledPhase, failed: ScheduledPhase) -> Warn:
-    """Return what is said of a phase that will not run (S-PHASE-51)."""
-    name, predecessor, cause = phase.unit.name, before.unit.name, failed.unit.name
-    if before.state is PhaseState.FAILED:
-        return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' failed")
-    return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' was skipped, since '{cause}' failed")
-
-
-_STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] = {
-    PhaseState.COMPLETED: "completed",
-    PhaseState.CUT_SHORT: "completed",
-    PhaseState.FAILED: "failed",
-    PhaseState.SKIPPED: "skipped",
-}
 
 
 class PhasesMachine:
     """The scheduling state of a run's phases.
+
+    A phase begins when the phases in its `after` are completed (S-PHASE-31). An attempt is one execution of the phase; its
+    own workflow orders the members. The review follows when all members have completed, and successors begin after
+    acceptance (S-PHASE-62, S-PHASE-65). A failed phase skips its successors; all other phases run to the end (S-PHASE-51,
+    S-PHASE-52).
 
     Args:
         units: In declared order.
@@ -194,45 +170,47 @@ class PhasesMachine:
         for phase in self._phases.values():
             for key in dict.fromkeys(phase.unit.after):
                 self._successors[key].append(phase)
-        #: attempts and reviews that run
+        #: running attempts and reviews
         self._running: dict[str, ScheduledPhase] = {}
-        #: in the order in which they came to their last state
+        #: in the order in which they settled
         self._settled: dict[str, ScheduledPhase] = {}
         self._failures: list[UnitFailure] = []
         self._exit: ExitReason | None = None
         self._is_cancelled = False
         self._is_ended = False
 
-    # What may be asked.
-
     @property
     def states(self) -> dict[str, PhaseState]:
-        """Return the state of every phase, by key."""
         return {key: phase.state for key, phase in self._phases.items()}
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it starts nothing more."""
         return self._is_cancelled or self._exit is not None
 
     @property
     def history(self) -> Sequence[HistoryEntry]:
-        """Return nothing: no predicate is asked."""
         return ()
 
     def results(self) -> tuple[PhaseResult, ...]:
-        """Return the phases that have settled, in that order, then those that have begun."""
+        """Return the settled phases in that order, then the phases that have begun."""
         begun = [phase for key, phase in self._phases.items() if phase.executions and key not in self._settled]
-        return tuple(self._result_of(phase) for phase in (*self._settled.values(), *begun))
+        return tuple(
+            PhaseResult(
+                unit=phase.unit.key,
+                status=_STATUS.get(phase.state, "running"),
+                outputs=() if phase.state is PhaseState.SKIPPED else self._outputs_of(phase),
+                reviews=tuple(phase.reviews),
+                attempts=phase.executions,
+                started_at=phase.started_at,
+                completed_at=phase.settled_at,
+            )
+            for phase in (*self._settled.values(), *begun)
+        )
 
     def projection(self) -> Parts:
-        """Return nothing: it is the machine of the run, which nothing names."""
-        return ()
-
-    # The door.
+        return ()  # no context entry names the run
 
     def handle(self, *stimuli: UnitStimulus) -> list[Instruction]:
-        """Take facts, give what is to be done now, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
@@ -260,31 +238,29 @@ class PhasesMachine:
             case Evaluated(question=ReflectOn(unit=unit)):
                 self._end_reflecting(self._phases[unit], stimulus.at, done)
             case Evaluated() | Decided():
-                raise TypeError(f"nothing was asked that {stimulus} answers")
+                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
-    def _event_of(
-        self, phase: ScheduledPhase, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
-    ) -> PhaseEvent:
-        """Return what the end of an attempt or of its review means."""
+    def _event_of(self, phase: ScheduledPhase, end: TaskEnd, done: list[Instruction]) -> PhaseEvent:
+        """Return the meaning of the end of an attempt or of its review."""
         if isinstance(end, Failed):
             return PhaseEvent.FAILED
         if not isinstance(end, Completed):
             return PhaseEvent.RUN_ENDED
         if phase.state is PhaseState.REVIEWING:
-            return self._reflected_first(phase, self._decide(phase, end, done))
-        if phase.unit.review is None or phase.is_rerun:
-            return self._reflected_first(phase, PhaseEvent.MEMBERS_COMPLETED)
-        return PhaseEvent.RUN_ENDED if self.is_stopping else PhaseEvent.REVIEW_FOLLOWS
-
-    def _reflected_first(self, phase: ScheduledPhase, event: PhaseEvent) -> PhaseEvent:
-        """Return what follows from a verdict: an accepted attempt with tasks that are reflected on waits for that."""
+            event = self._decide(phase, end, done)
+        elif phase.unit.review is None or phase.is_rerun:
+            event = PhaseEvent.MEMBERS_COMPLETED
+        else:
+            return PhaseEvent.RUN_ENDED if self.is_stopping else PhaseEvent.REVIEW_FOLLOWS
+        # Reflections on an accepted attempt precede its successors (S-REFL-19).
         is_accepted = event in {PhaseEvent.ACCEPTED, PhaseEvent.MEMBERS_COMPLETED}
-        waits = is_accepted and phase.unit.reflecting and not self._is_cancelled
-        return PhaseEvent.REFLECTION_FOLLOWS if waits else event
+        return (
+            PhaseEvent.REFLECTION_FOLLOWS if is_accepted and phase.unit.reflecting and not self._is_cancelled else event
+        )
 
-    # What a review decides.
+    # Decisions of reviews.
 
     def _decide(self, phase: ScheduledPhase, end: Completed, done: list[Instruction]) -> PhaseEvent:
         read = read_decision_text(end.text)
@@ -304,7 +280,7 @@ class PhasesMachine:
                     unit=phase.unit.key,
                     at=end.at,
                     reason="rejected",
-                    completed_before=0,  # the source of the run counts
+                    completed_before=0,  # the nested source sets it
                     message=read.text,
                 )
                 self._failures.append(failure)
@@ -313,11 +289,10 @@ class PhasesMachine:
                 assert_never(read.decision)
 
     def _send_back(self, phase: ScheduledPhase, feedback: str, done: list[Instruction]) -> PhaseEvent:
-        """Have all of a phase done again, if its budget allows (S-PHASE-81)."""
+        """Request another attempt of a phase, within its cap (S-PHASE-81)."""
         limit = phase.unit.max_retries
         if phase.attempt >= limit:
-            done.append(warn_of_acceptance(phase, f"asked for another attempt after {limit} retries"))
-            return PhaseEvent.ACCEPTED
+            return _accept_anyway(phase, f"asked for another attempt after {limit} retries", done)
         if self.is_stopping:
             return PhaseEvent.RUN_ENDED
         phase.attempt += 1
@@ -327,15 +302,13 @@ class PhasesMachine:
     def _send_predecessor_back(
         self, phase: ScheduledPhase, name: str, feedback: str, done: list[Instruction]
     ) -> PhaseEvent:
-        """Have a direct predecessor done again, if the budget allows (S-PHASE-86 to S-PHASE-88)."""
+        """Request another attempt of a direct predecessor, within the cap (S-PHASE-86 to S-PHASE-88)."""
         before = [self._phases[key] for key in phase.unit.after if self._phases[key].unit.name == name]
         if not before:
-            done.append(warn_of_acceptance(phase, f"sent back '{name}', which is no direct predecessor"))
-            return PhaseEvent.ACCEPTED
+            return _accept_anyway(phase, f"sent back '{name}', which is no direct predecessor", done)
         predecessor, limit = before[0], phase.unit.max_predecessor_retries
         if phase.sent_back[predecessor.unit.key] >= limit:
-            done.append(warn_of_acceptance(phase, f"sent back '{name}' again after {limit} retries of it"))
-            return PhaseEvent.ACCEPTED
+            return _accept_anyway(phase, f"sent back '{name}' again after {limit} retries of it", done)
         if self.is_stopping:
             return PhaseEvent.RUN_ENDED
         phase.sent_back[predecessor.unit.key] += 1
@@ -343,7 +316,7 @@ class PhasesMachine:
         predecessor.requesters.append(phase)
         return PhaseEvent.PREDECESSOR_SENT_BACK
 
-    # Moving, and what is done when a state is entered.
+    # Transitions, and the actions on entering a state.
 
     def _move(self, phase: ScheduledPhase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
         phase.state = PHASE_TRANSITIONS[phase.state, event]
@@ -355,7 +328,10 @@ class PhasesMachine:
             case PhaseState.RUNNING:
                 self._begin_attempt(phase, event, at, done)
             case PhaseState.REVIEWING:
-                self._begin_review(phase, done)
+                review = instance_of(phase.unit.review or "", parent=phase.instance)
+                phase.reviews.append(review)
+                self._running[review] = phase
+                done.append(Start(instance=review, wants_text=True))
             case PhaseState.REFLECTING:
                 done.append(Evaluate(question=ReflectOn(unit=phase.unit.key, execution=phase.executions)))
             case PhaseState.WAITING:
@@ -381,12 +357,6 @@ class PhasesMachine:
         self._running[phase.instance] = phase
         done.append(Start(instance=phase.instance, changes=phase.changes))
 
-    def _begin_review(self, phase: ScheduledPhase, done: list[Instruction]) -> None:
-        review = instance_of(phase.unit.review or "", parent=phase.instance)
-        phase.reviews.append(review)
-        self._running[review] = phase
-        done.append(Start(instance=review, wants_text=True))
-
     def _wait(self, phase: ScheduledPhase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
         if event is PhaseEvent.PREDECESSOR_SENT_BACK:  # it starts again from its original tasks (S-PHASE-87)
             phase.attempt, phase.changes = 0, None
@@ -400,12 +370,8 @@ class PhasesMachine:
         self._execution.scopes.withdraw("", phase.unit.key)
         self._begin_ready((phase,), at, done)
 
-    def _end_reflecting(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
-        if phase.state is PhaseState.REFLECTING:
-            self._move(phase, PhaseEvent.REFLECTED, at, done)
-
     def _complete(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
-        """Commit an attempt: its outputs are seen from now on, also by the phase's own name."""
+        """Commit an attempt: other phases see its outputs from now on, also under the phase's key."""
         scopes = self._execution.scopes
         own = scopes.own(phase.instance)
         parts = tuple(part for key in phase.unit.members for part in own.get(key, ()))
@@ -427,7 +393,7 @@ class PhasesMachine:
                 self._move(phase, PhaseEvent.PREDECESSORS_COMPLETED, at, done)
 
     def _fail_after(self, failed: ScheduledPhase, at: float, done: list[Instruction]) -> None:
-        """Fail the phases that sent it back, and skip whatever else waits for one of them (S-PHASE-51, S-PHASE-92)."""
+        """Fail the phases that sent it back, then skip all waiting successors of the failed ones (S-PHASE-51, S-PHASE-92)."""
         lost = [failed]
         for requester in failed.requesters:
             if requester.state is PhaseState.WAITING:
@@ -439,11 +405,14 @@ class PhasesMachine:
             for phase in self._successors[before.unit.key]:
                 if phase.state is PhaseState.WAITING:
                     self._move(phase, PhaseEvent.PREDECESSOR_LOST, at, done)
-                    done.append(warn_of_skip(phase, before, failed))
+                    has_failed = before.state is PhaseState.FAILED
+                    reason = "failed" if has_failed else f"was skipped, since '{failed.unit.name}' failed"
+                    skipped = f"Phase '{phase.unit.name}' is skipped: its predecessor '{before.unit.name}' {reason}"
+                    done.append(Warn(text=skipped))
                     lost.append(phase)
 
     def _cancel(self, at: float, done: list[Instruction]) -> None:
-        """Have all that runs end; nobody waits for reflections any more."""
+        """End the running attempts and reviews, and stop waiting for reflections."""
         if self._is_cancelled:
             return
         self._is_cancelled = True
@@ -452,8 +421,11 @@ class PhasesMachine:
         for phase in self._phases.values():
             self._end_reflecting(phase, at, done)
 
+    def _end_reflecting(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
+        if phase.state is PhaseState.REFLECTING:
+            self._move(phase, PhaseEvent.REFLECTED, at, done)
+
     def _stop(self, at: float, done: list[Instruction]) -> None:
-        """Begin nothing more."""
         for phase in self._phases.values():
             if phase.state is PhaseState.WAITING:
                 self._move(phase, PhaseEvent.RUN_ENDED, at, done)
@@ -469,38 +441,18 @@ class PhasesMachine:
                 open_keys += found[key].unit.after
         return list(found.values())
 
-    # Ending.
-
     def _end_if_settled(self, done: list[Instruction]) -> None:
         if len(self._settled) < len(self._phases):
             return
         self._is_ended = True
         has_failed = any(phase.state is PhaseState.FAILED for phase in self._phases.values())
         usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=has_failed)
-        done.append(
-            End(
-                state=usual.state,
-                exit_reason=usual.exit_reason,
-                units=self.results(),
-                unit_failures=tuple(self._failures),
-            )
-        )
-
-    def _result_of(self, phase: ScheduledPhase) -> PhaseResult:
-        return PhaseResult(
-            unit=phase.unit.key,
-            status=_STATUS.get(phase.state, "running"),
-            outputs=() if phase.state is PhaseState.SKIPPED else self._outputs_of(phase),
-            reviews=tuple(phase.reviews),
-            attempts=phase.executions,
-            started_at=phase.started_at,
-            completed_at=phase.settled_at,
-        )
+        done.append(replace(usual, units=self.results(), unit_failures=tuple(self._failures)))
 
     def _outputs_of(self, phase: ScheduledPhase) -> tuple[str, ...]:
-        """Return what its last attempt gave, in the order of completion; of a loop its path.
+        """Return the outputs of its last attempt in the order of completion; for a loop, its path.
 
-        A loop that runs, failed or was cut short comes last: its own result says what it has, where it had begun.
+        Loops that run, failed or were cut short come last: their own results list their outputs, if they had begun.
         """
         members, units = phase.unit.members, self._execution.units
         keys = [key for key in self._execution.scopes.own(phase.instance) if key in members]
@@ -510,21 +462,19 @@ class PhasesMachine:
             f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance) for key in keys
         )
 
-    # Invariants, for tests and for hunting defects.
-
     def validate(self) -> None:
-        """Check the invariants that hold between any two stimuli.
-
-        Raises:
-            AssertionError: one does not hold.
-        """
         active = {PhaseState.RUNNING, PhaseState.REVIEWING}
         for phase in self._phases.values():
             runs = sum(each is phase for each in self._running.values())
-            assert runs == (phase.state in active), "one attempt or review of an active phase"  # noqa: S101  invariants
-            assert (phase.state in _STATUS) == (phase.unit.key in self._settled), "settled"  # noqa: S101
-            assert not (phase.requests and phase.state is PhaseState.COMPLETED), "requests are served"  # noqa: S101
+            assert runs == (phase.state in active), "one attempt or review of an active phase"
+            assert (phase.state in _STATUS) == (phase.unit.key in self._settled), "settled"
+            assert not (phase.requests and phase.state is PhaseState.COMPLETED), "requests are served"
             before = [self._phases[key] for key in phase.unit.after]
             is_ready = all(each.state is PhaseState.COMPLETED for each in before)
-            assert phase.state is not PhaseState.WAITING or not is_ready, "what can begin has begun"  # noqa: S101
-        assert self._is_ended == (not self._running and len(self._settled) == len(self._phases)), "ended"  # noqa: S101
+            assert phase.state is not PhaseState.WAITING or not is_ready, "a ready phase has begun"
+        assert self._is_ended == (not self._running and len(self._settled) == len(self._phases)), "ended"
+
+
+def _accept_anyway(phase: ScheduledPhase, what: str, done: list[Instruction]) -> PhaseEvent:
+    done.append(Warn(text=f"Phase '{phase.unit.name}': its review {what}; the output is accepted as it is"))
+    return PhaseEvent.ACCEPTED

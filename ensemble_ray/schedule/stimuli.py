@@ -1,7 +1,7 @@
-"""Facts told to a source, each with its time. With `instructions`, the only words of every source.
+"""Stimuli: the input of every scheduling machine. Each carries its time.
 
-A task is named by its instance, the path of `key#occurrence`. The names of stimuli in records are older than these
-classes and stay: `encode_stimulus` and `decode_stimulus` are the one place that knows both.
+A stimulus names a task by its instance, a path of `key#occurrence`. Records use older names for the stimuli;
+`encode_stimulus` and `decode_stimulus` translate between the two.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from ensemble_ray.values.outputs import ExitReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The run begins."""
-
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A task has its output. Carries what folds and sources need, not the output itself."""
+    """A task completed. The output itself is not part of the stimulus."""
 
     at: float
     instance: str
@@ -34,34 +32,32 @@ class Completed:
     #: -1: unknown
     total_tokens: int = -1
     tool_call_count: int = 0
-    #: of a manager: roles of the workers that gave it something
+    #: of a manager: roles of the workers that succeeded
     delegated_roles: tuple[str, ...] = ()
-    #: tokens of the output where outputs are grouped by them (S-MR-60); None: the user's estimator has to be asked
+    #: tokens of the output, for grouping by tokens (S-MR-60); None: the user's estimator must count them
     output_tokens: int | None = 0
-    #: of a task whose answer the source itself reads, such as a phase's review: its text
+    #: the answer, if the machine reads it, such as a phase's review
     text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A task failed; which error class, for the record and for rules that tell them apart."""
-
     at: float
     instance: str
     error_type: str = ""
     message: str = ""
-    #: whatever the rules say of failures: the user's code raised, or a provider refuses every call (S-MR-106, S-MR-155)
+    #: the failure ends the run under every rule: user code raised, or a provider refuses every call (S-MR-106, S-MR-155)
     ends_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A task ended the run early: it, or the gate behind it, asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
+    """A task ended the run early: the task or its gate requested it (S-ENG-59), or the budget was too small (S-BUD-4)."""
 
     at: float
     instance: str
     reason: ExitReason = ExitReason.USER_EXIT_EARLY
-    #: whether it gave its output: a gate behind it ended the run (S-REV-32)
+    #: the task has an output: the gate after it ended the run (S-REV-32)
     has_output: bool = False
 
 
@@ -75,7 +71,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A task was put down, since somebody has to decide at a gate of it first (S-REV-115)."""
+    """A task was suspended at an open review gate (S-REV-115)."""
 
     at: float
     instance: str
@@ -83,60 +79,61 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The run goes on: what waits is to be started again, since its gates may be decided now."""
+    """The run resumes: suspended tasks start again, since their gates may have decisions now."""
 
     at: float
-    #: which tasks; None: all of them, as follows from the run's being gone on with, which is a fact of its own
+    #: tasks to start; None: all suspended ones, as when a process resumes the run, which the record stores as another fact
     instances: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsPulled:
-    """The answer to `PullItems`: the next items are there, perhaps fewer than asked for."""
+    """The answer to `PullItems`. It may hold fewer items than requested."""
 
-    #: refused ones included
+    #: refused items included
     count: int
-    #: the source of items has no more
+    #: the source of items is empty
     is_exhausted: bool
-    #: numbers of items that no task can be made of (S-MR-125): each counts as a failed one
+    #: numbers of items without a task (S-MR-125); each counts as failed
     refused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The answer to an `Evaluate`: items, a number of tokens, a verdict. None: the user's code raised."""
+    """The answer to an `Evaluate`: items, a number of tokens, or a verdict. None: the user's code raised an error."""
 
     at: float
     question: Question
     answer: ItemsPulled | int | bool | None
-    #: what it raised
+    #: class and text of the error that the user's code raised
     error_type: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """The answer to a `Wait`: somebody decided about a gate."""
+    """The answer to a `Wait`: the decision at a review gate."""
 
     at: float
     gate: str
     verdict: Literal["approve", "edit", "exit"]
-    #: of an edit: the text that takes the place of the old one
+    #: of an edit: the new text
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """Somebody wants the run to end now."""
+    """A user cancels the run."""
 
     at: float
 
 
-#: What a machine of a unit may be told: to it, a task that waits has not ended.
-UnitFact = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+TaskEnd = Union[Completed, Failed, Exited, Cancelled]  # noqa: UP007  a name for the union, also at run time
+#: Stimuli for the machine of a unit. To it, a suspended task is still running.
+UnitFact = Union[Begun, TaskEnd, Evaluated, Decided, CancelRequested]  # noqa: UP007  as above
 Stimulus = Union[UnitFact, Waiting, Continued]  # noqa: UP007  as above
 
-#: What a record calls them, and which of their fields it has. What is not here is not recorded.
+#: Name of each stimulus in a record, and the recorded fields beside time and task.
 _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Begun: ("RunStarted", ()),
     Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles", "text")),
@@ -149,44 +146,45 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
 }
-#: The same of questions whose answers are recorded: those of units.
+#: The same for the questions of units. Answers to other questions are not recorded.
 _QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
     UntilHolds: ("until", ("unit", "iteration")),
     EdgeMatches: ("edge", ("unit", "step", "edge")),
     ResetMemory: ("memory", ("unit", "iteration")),
     ReflectOn: ("reflect", ("unit", "execution")),
 }
-#: Fields that say something of a few stimuli alone, and are left out of the others.
-_LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}
+#: Fields that are omitted from the record when they have these values.
+_OMITTED: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}
 _BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type, (name, _) in _RECORDED.items()}
 
 
 def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
-    """Return the stimulus for the record; `more` says how many of the same group follow.
+    """Return the stimulus as a fact of the record. `more` is the number of stimuli that follow in the same group.
 
     Raises:
-        KeyError: it is none that is recorded.
+        KeyError: Stimuli of this kind are not recorded.
     """
     name, names = _RECORDED[type(stimulus)]
     fields: dict[str, object] = {"at": stimulus.at}
     if (instance := getattr(stimulus, "instance", "")) != "":
         fields["key"] = key_of(instance)
     fields.update({field: getattr(stimulus, field) for field in names})
-    for field, nothing in _LEFT_OUT.items():
-        if field in fields and fields[field] == nothing:
+    for field, default in _OMITTED.items():
+        if field in fields and fields[field] == default:
             del fields[field]
     if isinstance(stimulus, Evaluated):
-        fields.update(_encode_question(stimulus.question))
+        question, parts = _QUESTIONS[type(stimulus.question)]
+        fields.update({"question": question, **{part: getattr(stimulus.question, part) for part in parts}})
         if stimulus.answer is not None:
             del fields["error_type"], fields["message"]
     return StimulusRecorded(type=name, fields=fields, more=more)
 
 
 def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    """Return the stimulus of a recorded fact; None where its type is unknown.
+    """Return the stimulus of a recorded fact; None if its type is unknown.
 
     Raises:
-        TypeError: it lacks a field, or has one too many.
+        TypeError: A field is missing or unknown.
     """
     stimulus_type = _BY_NAME.get(fact.data.type)
     if stimulus_type is None:
@@ -195,25 +193,15 @@ def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
     if isinstance(key := fields.pop("key", None), str):
         fields["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
     if stimulus_type is Evaluated:
-        fields = _decode_question(fields)
-    return stimulus_type(**fields)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError
+        fields["question"] = _decode_question(fields)
+    return stimulus_type(**fields)  # type: ignore[arg-type]  # a missing or unknown field raises the TypeError
 
 
-def _encode_question(question: Question) -> dict[str, object]:
-    name, names = _QUESTIONS[type(question)]
-    return {"question": name, **{field: getattr(question, field) for field in names}}
-
-
-def _decode_question(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of an answer, its question among them.
-
-    Raises:
-        TypeError: there is no such question, or it lacks a field.
-    """
-    rest = dict(fields)
-    name = rest.pop("question", None)
+def _decode_question(fields: dict[str, object]) -> Question:
+    """Remove the fields of a question and return it."""
+    name = fields.pop("question", None)
     for question_type, (known, names) in _QUESTIONS.items():
         if known == name:
-            asked = {field: rest.pop(field) for field in names if field in rest}
-            return {**rest, "question": question_type(**asked)}  # type: ignore[arg-type]  # as above
+            found = {field: fields.pop(field) for field in names if field in fields}
+            return question_type(**found)  # type: ignore[arg-type]  # as above
     raise TypeError(f"there is no question '{name}'")

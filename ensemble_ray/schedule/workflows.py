@@ -1,9 +1,4 @@
-"""Sequential workflow: one task at a time, in list order.
-
-Rules:
-1. A task starts only after the previous one ended (S-ENG-10).
-2. The first failure stops the run: later tasks never start (S-ENG-13).
-"""
+"""The machines of the sequential, the parallel and the hierarchical workflow."""
 
 from __future__ import annotations
 
@@ -21,12 +16,12 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 
 
 class SequentialMachine(Machine):
-    """Schedules members one after the other."""
+    """Runs members one after the other, in list order (S-ENG-10). The first failure stops the run (S-ENG-13)."""
 
     def _begin(self, at: float) -> None:
         self._advance(at)
 
-    def _after_completion(self, instance: str, at: float) -> None:  # noqa: ARG002  list order decides, not who completed
+    def _after_completion(self, instance: str, at: float) -> None:  # noqa: ARG002  list order decides
         self._advance(at)
 
     def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
@@ -36,7 +31,6 @@ class SequentialMachine(Machine):
         return 0 if self._running else 1
 
     def _advance(self, at: float) -> None:
-        """Make the next pending task ready, in list order."""
         position = len(self._completed)
         if position < len(self._members):
             instance = self._instance(self._members[position].key)
@@ -45,14 +39,14 @@ class SequentialMachine(Machine):
 
 
 class ParallelMachine(Machine):
-    """Schedules a DAG.
+    """Runs members as soon as their context is complete.
 
     Args:
         members: Tasks and units, in declared order.
         error_strategy: `fail_fast` or `continue_on_error`.
-        max_parallel: Members that may run at the same time; None: no cap of this machine's own.
-        parent: The path that their instances lie below.
-        changes: What each of them has beside itself.
+        max_parallel: How many members may run at the same time; None: this machine has no cap.
+        parent: Path of the instances' parent.
+        changes: Additions to each member.
     """
 
     def __init__(
@@ -67,9 +61,8 @@ class ParallelMachine(Machine):
         super().__init__(members, parent=parent, changes=changes)
         self._is_fail_fast = error_strategy == "fail_fast"
         self._cap = max_parallel
-        #: open dependencies, of those that have some
+        #: number of open dependencies; members without any are absent
         self._waits_for: dict[str, int] = {}
-        #: of those that have some
         self._dependents: dict[str, list[str]] = {}
         own = dict(zip((each.key for each in members), self._states, strict=True))
         for each, instance in zip(members, self._states, strict=True):
@@ -108,7 +101,7 @@ class ParallelMachine(Machine):
 
 
 class HierarchicalMachine(Machine):
-    """Schedules a manager."""
+    """Runs a manager. The run fails if required workers are missing at its end (S-HIER-50)."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.nodes)
@@ -119,16 +112,6 @@ class HierarchicalMachine(Machine):
         super()._handle_one(stimulus, done)
         if isinstance(stimulus, Completed):
             self._has_violations = bool(violations_of(self._rules, stimulus.delegated_roles))
-
-    def _begin(self, at: float) -> None:
-        for each in self._members:
-            self._make_ready(self._instance(each.key), at)
-
-    def _after_completion(self, instance: str, at: float) -> None:
-        """Nothing follows."""
-
-    def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
-        """Nothing follows."""
 
     def _free_slots(self) -> int:
         return 1

@@ -1,1 +1,1 @@
-"""Text of others: replace what cannot be written, find JSON, escape controls."""
+"""Foreign text: invalid characters, control characters, compressed bodies, and the answers of models."""

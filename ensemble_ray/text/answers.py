@@ -1,8 +1,4 @@
-"""Separates a model's reasoning in tags from its answer, for whole texts and for streams. Pure.
-
-Rules: a tag counts at the beginning of a text, or where another one has just closed. A closing tag without an opening one ends
-reasoning, unless the text only mentions it. Reasoning that is not closed lasts to the end. Every step costs linear time.
-"""
+"""Read the answers of models: split tagged reasoning from the answer, and find JSON in text."""
 
 from __future__ import annotations
 
@@ -16,29 +12,31 @@ _TAG = re.compile(rf"<(/?)({'|'.join(_NAMES)})>", re.IGNORECASE | re.ASCII)
 _BLANKS = re.compile(r"\s++")
 _TAGS = tuple(f"<{slash}{name}>" for name in _NAMES for slash in ("", "/"))
 _LONGEST_TAG = max(map(len, _TAGS))
-#: Blanks before the first tag of a text; with more of them it is an answer.
+#: Most blanks before the first tag of a text; after more of them the answer begins.
 _MOST_BLANKS = 256
-#: Before and behind a tag that is quoted or mentioned inside a sentence.
+#: Characters before and after a tag that a sentence quotes or mentions.
 _QUOTED_BEFORE, _QUOTED_BEHIND = " \t\"'`([", " \t\"'`)].,;:!?"
 _FENCE = "```"
 
 
 class ReasoningSplitter:
-    """Splits a text that comes in pieces, cut anywhere. It holds back less than a tag, and the blanks before the first one.
+    """Splits reasoning in tags from the answer while the text arrives in pieces.
 
-    A stream cannot wait for a closing tag that has no opening one: `split_reasoning` sees it in the whole text.
+    A tag counts at the start of the text, or directly after another tag has closed. Reasoning without a closing tag lasts to
+    the end. The splitter holds back less than a tag, and the blanks before the first one. A stream cannot wait for a closing
+    tag without an opening one: `split_reasoning` finds it in the whole text.
     """
 
     def __init__(self) -> None:
-        #: whether a tag was read, which belongs to neither reasoning nor answer
+        #: whether the text has a tag
         self.has_tag = False
         self._held = ""
-        #: the tag that ends the reasoning; None: the text is outside of reasoning
+        #: the tag that ends the reasoning; None: outside of reasoning
         self._closing: str | None = None
         self._is_answer = False
 
     def feed(self, piece: str) -> list[tuple[str, bool]]:
-        """Return the parts that are known now, each with whether it is reasoning."""
+        """Return the parts that are known now, and whether they are reasoning."""
         text, self._held = self._held + piece, ""
         parts: list[tuple[str, bool]] = []
         position = 0
@@ -66,12 +64,11 @@ class ReasoningSplitter:
         return parts
 
     def finish(self) -> list[tuple[str, bool]]:
-        """Return what was held back."""
         held, self._held = self._held, ""
         return [(held, self._closing is not None)] if held else []
 
     def _read_reasoning(self, text: str, start: int, closing: str, parts: list[tuple[str, bool]]) -> int:
-        """Return the place behind the closing tag; what may be the beginning of that is held back."""
+        """Return the position after the closing tag. The possible start of a tag is held back."""
         found = next((each for each in _TAG.finditer(text, start) if each[0].lower() == closing), None)
         if found is not None:
             self._closing = None
@@ -91,7 +88,7 @@ def _may_begin_tag(text: str) -> bool:
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    r"""Return a model's reasoning, None where there is none, and its answer.
+    r"""Return the reasoning in a model's text, or None, and the answer. It runs in linear time.
 
     Examples:
         >>> split_reasoning("<think>\nPerhaps 41?\n</think>\n\n42")
@@ -104,7 +101,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
     splitter = ReasoningSplitter()
     parts = splitter.feed(text)
     for held, is_reasoning in splitter.finish():
-        # Reasoning that is not closed is one block with the part before it.
+        # Reasoning without a closing tag and the part before it form one block.
         before = parts.pop()[0] if is_reasoning and parts and parts[-1][1] else ""
         parts.append((before + held, is_reasoning))
     if not splitter.has_tag:
@@ -117,7 +114,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 
 def _is_mentioned(text: str, tag: re.Match[str]) -> bool:
-    """Return whether a closing tag without an opening one is part of an answer: of code, of JSON, or of a sentence."""
+    """Whether a closing tag without an opening one is part of code, JSON or a sentence in the answer."""
     start, end = tag.span()
     line = text[text.rfind("\n", 0, start) + 1 : start]
     before, behind = line[-1:], text[end : end + 1]
@@ -134,35 +131,32 @@ def _is_mentioned(text: str, tag: re.Match[str]) -> bool:
     return True
 
 
-#: Places that are tried in vain before the rest of a text counts as garbage: an error counts the lines before it.
+#: Most failed attempts per text: each one costs the time to count the lines before it.
 _MOST_OPENINGS = 1000
-#: How often the length of the text may be read in vain, all places together: an unterminated string is read to the end.
+#: Most characters to read in failed attempts, in lengths of the text: an unterminated string is read to the end.
 _MOST_PASSES = 8
 _decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJson:
-    """A JSON value in a text."""
-
     value: object
     start: int
     end: int
 
 
 def find_json(text: str, openings: re.Pattern[str]) -> FoundJson | None:
-    """Return the first of the values that `iter_json` yields; None: there is none."""
     return next(iter_json(text, openings), None)
 
 
 def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
-    """Yield the JSON values that decode, in the order of the text; what finding more would take too long for is left out.
+    """Yield the JSON values in a text, in order. The search ends early if too many attempts fail.
 
-    A value inside another one, or inside the part of a broken one that decodes, is not yielded by itself.
+    A value inside another value, or inside the valid part of a broken one, is not yielded.
 
     Args:
         text: Any text.
-        openings: Matches where a value may begin; must be linear.
+        openings: Matches the possible starts of a value, in linear time.
     """
     left = _MOST_PASSES * len(text)
     failed = position = 0
@@ -173,12 +167,12 @@ def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
         try:
             value, end = _decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            # an unterminated string is reported where it begins, and was read to the end of the text
+            # The error of an unterminated string has the position of its start, although it was read to the end.
             left -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             position = max(position, error.pos)
-        except ValueError:  # a number of more digits than Python converts; where it stands is not said
+        except ValueError:  # a number with more digits than Python converts, at an unknown position
             left -= len(text) - start
-        except RecursionError:  # nested beyond reason, and so it is from the next places on
+        except RecursionError:  # nested too deeply, also from the next positions on
             return
         else:
             failed -= 1

@@ -1,7 +1,6 @@
-"""Texts that others wrote, made fit for UTF-8 and for log lines. Layer: lowest; pure, imports nothing of ours.
+"""Texts from users, models, endpoints and tools: make them valid UTF-8, and safe for logs, terminals and headers.
 
-In: texts of users, models, endpoints, tools. Out: the same texts without halves of surrogate pairs, which no UTF-8 has;
-or one bounded line without control characters. Never: an exception because of what a text holds.
+No function here fails because of the content of a text. Halves of surrogate pairs have no form in UTF-8.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import cast
 
-#: Longest text of others in a log line, characters.
+#: Longest foreign text in a log line, characters.
 LOG_LIMIT = 1000
 
-#: What an escape in JSON text stands for: a whole pair, half of one, or anything else.
+#: An escape in JSON text: a surrogate pair, half of one, or another character.
 _JSON_ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -23,13 +22,13 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class TextLine(str):
-    """A text that is one line and as long as it shall be."""
+    """A text that `one_line` has already cut to one line."""
 
     __slots__ = ()
 
 
 def whole_text(text: str) -> str:
-    r"""Return the text with each half of a surrogate pair replaced by U+FFFD; two halves that fit become one character.
+    r"""Replace halves of surrogate pairs by U+FFFD; two matching halves become one character.
 
     Examples:
         >>> whole_text("caf\ud800") == "caf\ufffd"
@@ -45,7 +44,7 @@ def whole_text(text: str) -> str:
 
 
 def whole_data(value: object) -> object:
-    """Return JSON data with `whole_text` applied to its texts and keys; data nested beyond the stack stays as it is."""
+    """Apply `whole_text` to the strings and keys of JSON data. Data nested too deeply stays unchanged."""
     try:
         return _whole(value)
     except RecursionError:
@@ -63,7 +62,7 @@ def _whole(value: object) -> object:
 
 
 def whole_json(text: str) -> str:
-    r"""Return JSON text in which escapes such as `\ud800` that name half of a pair name U+FFFD instead."""
+    r"""Replace halves of surrogate pairs in JSON text, also escapes such as `\ud800`, by U+FFFD."""
     text = whole_text(text)
     if _HALF_ESCAPE.search(text) is None:
         return text
@@ -71,13 +70,12 @@ def whole_json(text: str) -> str:
 
 
 class WholePieces:
-    """Makes pieces of one text whole: half of a pair at a piece's end waits for the other half."""
+    """Applies `whole_text` to the pieces of a stream. Half of a pair at the end of a piece waits for the next piece."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return what of the text is whole now."""
         piece = self._held + piece
         self._held = ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
@@ -85,16 +83,15 @@ class WholePieces:
         return whole_text(piece)
 
     def finish(self) -> str:
-        """Return the rest: U+FFFD for half of a pair that nothing followed."""
         return whole_text(self._held)
 
 
 def one_line(text: str, limit: int | None = LOG_LIMIT) -> TextLine:
-    r"""Return the text as one line: control characters escaped, cut to so many characters with a word about the rest.
+    r"""Return a text as one line: control characters escaped, and cut to a length.
 
     Args:
-        text: Whatever somebody wrote.
-        limit: Characters of it that are shown; None: all.
+        text: Any text.
+        limit: Most characters of the text; None: all.
 
     Examples:
         >>> one_line("first\nsecond", 9)
@@ -115,57 +112,54 @@ def _printable(char: str) -> str:
     code = ord(char)
     if 0xD800 <= code <= 0xDFFF:  # noqa: PLR2004  halves of surrogate pairs
         return "\ufffd"
-    if char.isspace() and code > 0xFF and char not in "\u2028\u2029":  # noqa: PLR2004  wide blanks are harmless
+    if char.isspace() and code > 0xFF and char not in "\u2028\u2029":  # noqa: PLR2004  harmless
         return char
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
-#: Ranges of characters that steer a terminal, or that show a text as another one than it is.
+#: Characters that control a terminal, or disguise a text.
 _STEERING = (
     r"\x00-\x08\x0b-\x1f"  # C0, without tab and line feed
     r"\x7f-\x9f"  # DEL and C1
-    r"\xad\u200b\u2060-\u2064\ufeff"  # no width; the joiners U+200C and U+200D are needed by scripts and emoji
+    r"\xad\u200b\u2060-\u2064\ufeff"  # no width; scripts and emoji need the joiners U+200C and U+200D
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # direction of writing
-    r"\u2028\u2029"  # ends of lines that are none to `split("\n")`
-    r"\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags, which nobody sees
-    r"\ud800-\udfff"  # halves of pairs, which have no form in UTF-8
+    r"\u2028\u2029"  # line breaks that `split("\n")` ignores
+    r"\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible annotations and tags
+    r"\ud800-\udfff"  # halves of surrogate pairs
 )
-#: A carriage return before a line feed does no harm.
+#: A carriage return before a line feed is harmless.
 _CONTROL = re.compile(rf"(?!\r\n)[{_STEERING}]")
-#: The same in JSON text, which has escapes of its own for what stands below the blank.
+#: In JSON text, where C0 characters are escaped already.
 _IN_JSON = re.compile(rf"(?![\r\n])[{_STEERING}]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return the text with everything that a terminal would obey as a visible escape, such as `\x1b`.
+    r"""Replace characters that control a terminal by visible escapes such as `\x1b` (S-SEC-60).
 
-    Tabs and ends of lines stay, and so does every character that is only unusual.
-
-    Source:
-        S-SEC-60. `rich` and the standard library have no such function: `rich` takes out five characters and lets the
-        escape character pass, `repr` escapes blanks of other scripts too.
+    Tabs, line breaks and merely unusual characters stay. `rich` escapes only five characters and passes the escape
+    character; `repr` also escapes the blanks of other scripts.
     """
     return _CONTROL.sub(_escape, text)
 
 
 def escape_surrogates(text: str) -> str:
-    r"""Return the text with halves of surrogate pairs, which no stream can encode, as visible escapes such as `\ud83d`."""
+    r"""Replace halves of surrogate pairs, which no stream can encode, by visible escapes such as `\ud83d`."""
     return _SURROGATE.sub(_escape, text)
 
 
 def escape_unencodable(text: str, encoding: str | None) -> str:
-    r"""Return the text with each character that an encoding lacks as a visible escape, such as `\u2026`; None has all."""
+    r"""Replace characters that an encoding lacks by visible escapes such as `\u2026`; None: the encoding has all."""
     return text if encoding is None else text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def escape_json(text: str, encoding: str | None = None) -> str:
-    """Return JSON text with the same data, in which everything that a terminal would obey is escaped as JSON does it.
+    """Escape the characters of JSON text that control a terminal, as JSON escapes them.
 
     Args:
         text: The text.
-        encoding: Of where it goes; all that is not ASCII is escaped where the encoding lacks a character. None: UTF-8.
+        encoding: Of the target. If it lacks a character, all characters outside of ASCII are escaped. None: UTF-8.
     """
     safe = _IN_JSON.sub(_escaped_in_json, text)
     try:
@@ -184,13 +178,13 @@ def _escaped_in_json(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-#: Clients differ in how they encode anything else, and most fail.
+#: Clients encode other characters in different ways, and most fail.
 _NOT_CARRIED = re.compile(r"[^\t\x20-\x7e]")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def header_flaw(value: str) -> str:
-    r"""Return why a text cannot be sent in a header, without repeating it; empty when it can.
+    r"""Return why a text cannot be a header's value, without its content; empty if it can.
 
     Examples:
         >>> header_flaw("sk-1\nsk-2"), header_flaw("sk-\u201c1")
@@ -204,14 +198,12 @@ def header_flaw(value: str) -> str:
 
 
 def header_name_flaw(name: str) -> str:
-    """Return why a text is no name of a header; empty when it is one."""
     return "" if _NAME.fullmatch(name) else "is no name of a header"
 
 
-#: Characters that are counted as one token.
 CHARACTERS_PER_TOKEN = 4
 
 
 def estimate_tokens(characters: int) -> int:
-    """Return the tokens of that many characters, rounded down."""
+    """Estimate the tokens of a text by its length, rounded down."""
     return characters // CHARACTERS_PER_TOKEN

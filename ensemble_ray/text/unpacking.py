@@ -1,9 +1,7 @@
-"""Unpacks and bounds the body of an HTTP answer while it comes: of models, pages, MCP servers and A2A agents. Layer: lowest; pure.
+"""Decompress the body of an HTTP response while it is read, within limits.
 
-In: the names of its content codings, and its bytes as they come. Out: what they hold, in small pieces. Each stage, the
-packed bytes included, is held to the limit of the whole: a kilobyte may unfold to gigabytes, at the last stage or
-at one before it.
-Never: more of a stage in memory than one piece, a piece larger than `STEP_BYTES`.
+A kilobyte may expand to gigabytes. So the limit applies to every stage, from the compressed bytes to the content, and
+memory holds at most one piece of `STEP_BYTES` per stage.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
-#: What is asked for, and all that is unpacked.
+#: Requested codings; no others are supported.
 ACCEPTED_CODINGS = "gzip, deflate"
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-#: A server that packs twice by mistake is understood; more is no mistake.
+#: Some servers compress twice by mistake.
 _MOST_LAYERS = 2
-#: Small, since what follows the end of a gzip member is copied, and a body may be made of a thousand members per step.
+#: Small, since zlib copies the rest after the end of a gzip member, and a step may contain a thousand members.
 STEP_BYTES = 16_384
-#: A packed form may be larger than what it holds by this much: headers, and a thousandth where nothing can be packed.
+#: Compressed data may exceed its content by this much: headers, and a thousandth for incompressible data.
 _SLACK_BYTES, _SLACK_PART = 65_536, 1_000
 _SHOWN = 40
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -28,7 +26,7 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBIT
 
 
 class UnpackingError(ValueError):
-    """The body cannot be unpacked, or not within its limits."""
+    """The body cannot be decompressed within its limits."""
 
 
 def bound_response(
@@ -41,19 +39,19 @@ def bound_response(
     layers: int = _MOST_LAYERS,
     on_piece: Callable[[bytes], None] | None = None,
 ) -> None:
-    """Have the body of a response of `httpx` or `httpx2` unpacked here and counted while it is read.
+    """Decompress and limit the body of an `httpx` or `httpx2` response while it is read.
 
     Args:
-        response: Its head was read, its body was not.
-        fail: Makes the error of a body that is too long or cannot be unpacked, of the reason.
-        max_bytes: Of the unpacked body.
-        check: Raises a `ValueError` when so many unpacked bytes are too many; None: `max_bytes` is the limit.
-        cut_bytes: What follows them is not read; None: all is read.
-        layers: How often the body may be packed.
-        on_piece: Called with each piece of the unpacked body before it is read; a piece has at most `STEP_BYTES`.
+        response: A response with an unread body.
+        fail: Creates the error for a body that is too long or invalid, from the reason.
+        max_bytes: Limit of the decompressed body.
+        check: Raises a `ValueError` if a number of decompressed bytes is too large; None: `max_bytes` is the limit.
+        cut_bytes: Reading stops after so many bytes; None: the whole body is read.
+        layers: How often the body may be compressed.
+        on_piece: Called with each decompressed piece of at most `STEP_BYTES` before it is read.
 
     Raises:
-        Exception: what `fail` makes; the body is packed in another way.
+        Exception: The error of `fail`: the coding is not supported.
     """
     try:
         unpacker = BodyUnpacker(codings_of(response.headers.pop("content-encoding", ""), layers), max_bytes=max_bytes)
@@ -64,15 +62,13 @@ def bound_response(
         if received_bytes > max_bytes:
             raise UnpackingError(f"it is longer than {max_bytes} bytes, the limit of an answer")
 
-    # A response takes streams of its own package alone.
+    # The stream must be a class of the same package as the response.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
     bounded = cast("Any", type("BoundedBody", (_BoundedBody, package.AsyncByteStream), {}))
     response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail, on_piece=on_piece)
 
 
 class _BoundedBody:
-    """The body of a response, unpacked, within its limits."""
-
     def __init__(
         self,
         packed: Any,
@@ -106,15 +102,14 @@ class _BoundedBody:
                 raise self._fail(str(error)) from None
 
     async def aclose(self) -> None:
-        """Let go of the connection."""
         await self._packed.aclose()
 
 
 def codings_of(header: str, layers: int = _MOST_LAYERS) -> tuple[str, ...]:
-    """Return the codings that a `Content-Encoding` names, in the order in which they were applied.
+    """Return the codings in a `Content-Encoding`, in the order in which the server applied them.
 
     Raises:
-        UnpackingError: there is one that we do not unpack, or there are too many.
+        UnpackingError: A coding is not supported, or there are too many.
     """
     names = [name for part in header.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
     if len(names) > layers:
@@ -129,39 +124,38 @@ def codings_of(header: str, layers: int = _MOST_LAYERS) -> tuple[str, ...]:
 
 
 class BodyUnpacker:
-    """Takes the bytes of one body and gives what they hold.
+    """Decompresses one body.
 
     Args:
-        codings: As `codings_of` gave them.
-        max_bytes: How much of the content is wanted; every stage before it may hold a little more.
+        codings: The result of `codings_of`.
+        max_bytes: Limit of the content; every stage before it may be slightly larger.
     """
 
     def __init__(self, codings: Sequence[str], *, max_bytes: int) -> None:
         allowed = max_bytes + max_bytes // _SLACK_PART + _SLACK_BYTES
         self._layers = [_Layer(coding) for coding in reversed(codings)]
-        #: bytes that the body as it comes, and each layer but the last, may still give
+        #: remaining bytes of the compressed body, and of all layers except the last
         self._left = [allowed] * len(codings)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Give what these bytes hold, in pieces of at most `STEP_BYTES`; stop asking when there is enough.
+        """Yield the content of these bytes in pieces of at most `STEP_BYTES`.
 
         Raises:
-            UnpackingError: the bytes are damaged, or a stage before the last is larger than it may be.
+            UnpackingError: The bytes are damaged, or a stage exceeds its limit.
         """
         for at in range(0, len(data), STEP_BYTES):
             yield from self._through(0, data[at : at + STEP_BYTES])
 
     def finish(self) -> None:
-        """Check that the body was whole; one of no bytes at all is.
+        """Check that the body is complete; an empty body is.
 
         Raises:
-            UnpackingError: it ended in the middle.
+            UnpackingError: The body is incomplete.
         """
         if any(layer.is_open for layer in self._layers):
             raise UnpackingError("the packed body ends in the middle")
 
     def _through(self, number: int, data: bytes) -> Iterator[bytes]:
-        """Let a piece pass the layers from that number on."""
         if number == len(self._layers):
             yield data
             return
@@ -173,19 +167,16 @@ class BodyUnpacker:
 
 
 class _Layer:
-    """One coding."""
-
     def __init__(self, coding: str) -> None:
         self._coding = coding
         self._decoder = zlib.decompressobj(_GZIP) if coding == "gzip" else None
-        #: of a `deflate` body: kept until its form is known
+        #: start of a `deflate` body, until its form is known
         self._head = b""
-        #: whether it has begun and not ended
+        #: whether the data has begun and not ended
         self.is_open = False
         self._is_over = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Give what these bytes hold, in pieces of at most `STEP_BYTES`."""
         data = self._next_member(data) if self._is_over else self._head + data
         if not data:
             return
@@ -194,7 +185,9 @@ class _Layer:
             self._head = data
             if len(data) < 2:  # noqa: PLR2004  the header of a zlib stream
                 return
-            self._decoder, self._head = zlib.decompressobj(_deflate_kind(data)), b""
+            # Some servers send raw deflate data instead of a zlib stream.
+            is_zlib = data[0] & 0x0F == zlib.DEFLATED and (data[0] << 8 | data[1]) % 31 == 0
+            self._decoder, self._head = zlib.decompressobj(_ZLIB if is_zlib else _RAW_DEFLATE), b""
         while True:
             try:
                 piece = self._decoder.decompress(data, STEP_BYTES)
@@ -204,21 +197,15 @@ class _Layer:
                 yield piece
             decoder = self._decoder
             data = self._next_member(decoder.unused_data) if decoder.eof else decoder.unconsumed_tail
-            # a full piece may have left something inside, also where no input is left
+            # After a full piece the decoder may hold more output, even without more input.
             if not data and (self._is_over or len(piece) < STEP_BYTES):
                 return
 
     def _next_member(self, rest: bytes) -> bytes:
-        """Return what comes after an end: another member of a gzip file; anything else is padding, and dropped."""
+        """Return the next member of a gzip file; other data after the end is padding, and dropped."""
         self._is_over, self.is_open = True, False
         if self._coding != "gzip" or not rest or not _GZIP_MAGIC.startswith(rest[:2]):
             return b""
         self._decoder = zlib.decompressobj(_GZIP)
         self._is_over, self.is_open = False, True
         return rest
-
-
-def _deflate_kind(head: bytes) -> int:
-    """Return the form of a `deflate` body: in a zlib stream as agreed, or bare as some servers send it."""
-    is_zlib = head[0] & 0x0F == zlib.DEFLATED and (head[0] << 8 | head[1]) % 31 == 0
-    return _ZLIB if is_zlib else _RAW_DEFLATE

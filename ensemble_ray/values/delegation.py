@@ -1,8 +1,4 @@
-"""Words of delegation: what one agent asks of another, what came of it, and who may say no.
-
-Values only, and the built-in order of policies; guards stand in `execute`, constraints in `schedule`. A request and its
-response share an id, which is also the id of the delegation's events and log lines (S-DEL-31, S-DEL-50).
-"""
+"""Delegation requests, responses and policies, and the requests to the runner of an agent."""
 
 from __future__ import annotations
 
@@ -24,13 +20,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
 
 
-def spoken_role(role: str) -> str:
-    """Normalize a role as a delegation finds it: white space around it and case do not count (S-DEL-2, S-HIER-21)."""
-    return role.strip().casefold()
-
-
 class DelegationPriority(StrEnum):
-    """How urgent the asker thinks it is; a hint, without effect on scheduling."""
+    """The urgency of a delegation; it has no effect on scheduling."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -39,32 +30,31 @@ class DelegationPriority(StrEnum):
 
 
 class DelegationStatus(StrEnum):
-    """What came of a delegation."""
+    """The outcome of a delegation."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    #: never produced by the built-in tools (S-DEL-32)
+    #: the built-in tools never produce it (S-DEL-32)
     PARTIAL = "partial"
 
 
 def _id_of(value: object) -> object:
-    """Keep the id, or make a fresh one where there is none (07, DelegationRequest)."""
     is_present = value is not None and not (isinstance(value, str) and not value.strip())
     return value if is_present else str(uuid.uuid4())
 
 
 class DelegationRequest(Value):
-    """What one agent asks of another.
+    """A task that one agent delegates to another.
 
     Attributes:
-        task_id: Id of this delegation; a fresh UUID when it is left out or blank.
-        agent_role: Who shall do it.
-        task_description: What to do.
-        scope: What the work is about, for policies.
+        task_id: Id of this delegation; a new UUID if omitted or blank. The response, events and log lines have the same id.
+        agent_role: Role of the worker.
+        task_description: The task.
+        scope: Subject of the work, for policies.
         priority: A hint.
-        expected_output_schema: What the result should look like, for policies.
+        expected_output_schema: Schema of the result, for policies.
         max_output_retries: Corrections of the result, for policies.
-        metadata: Anything else, for policies.
+        metadata: Other data for policies.
 
     `replace` keeps the id.
     """
@@ -96,15 +86,16 @@ class DelegationRequest(Value):
 
 
 class DelegationResponse(Value):
-    """What came of a delegation; `task_id` is the request's.
+    """The result of a delegation.
 
     Attributes:
-        worker_role: Who did it, or was asked to.
+        task_id: Id of the request.
+        worker_role: Role of the worker.
         raw_output: The worker's text; None for a failure.
         parsed_output: None: built-in delegations have no output type.
         artifacts: Always empty for built-in delegations.
         errors: Texts of a failure; empty for a success.
-        duration: From the request's creation on.
+        duration: Since the creation of the request.
     """
 
     task_id: str
@@ -124,20 +115,20 @@ class DelegationResponse(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationPolicyContext:
-    """What a policy is told beside the request."""
+    """The situation of a delegation, for policies."""
 
     #: `Manager` in a hierarchical run
     delegating_agent_role: str
-    #: 0: the delegating task is one of the plan
+    #: 0: the delegating task is a task of the plan
     current_depth: int
     max_depth: int
-    #: in order, without that of the delegating agent
+    #: in order, without the delegating agent
     available_worker_roles: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationPolicyResult:
-    """What a policy says; made by `allow`, `reject` and `modify`.
+    """The verdict of a policy; created by `allow`, `reject` and `modify`.
 
     Examples:
         >>> DelegationPolicyResult.reject("not today").reason
@@ -151,20 +142,20 @@ class DelegationPolicyResult:
     verdict: Literal["allow", "reject", "modify"]
     #: of a rejection
     reason: str = ""
-    #: of a modification: what takes the request's place
+    #: of a modification: the new request
     request: DelegationRequest | None = None
 
     @classmethod
     def allow(cls) -> DelegationPolicyResult:
-        """Go on with the request as it is."""
+        """Allow the request."""
         return cls._ALLOW
 
     @classmethod
     def reject(cls, reason: str) -> Self:
-        """Say no; the delegating model is told why.
+        """Reject the request; the delegating model receives the reason.
 
         Raises:
-            ValueError: there is no reason.
+            ValueError: The reason is blank.
         """
         if reason is None or not reason.strip():
             msg = "DelegationPolicyResult reason must not be blank"
@@ -173,10 +164,10 @@ class DelegationPolicyResult:
 
     @classmethod
     def modify(cls, request: DelegationRequest) -> Self:
-        """Go on with another request.
+        """Replace the request.
 
         Raises:
-            ValueError: it is None.
+            ValueError: The request is None.
         """
         if request is None:
             msg = "DelegationPolicyResult request must not be None"
@@ -184,17 +175,17 @@ class DelegationPolicyResult:
         return cls("modify", request=request)
 
 
-DelegationPolicyResult._ALLOW = DelegationPolicyResult("allow")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  the class cannot make it inside itself
+DelegationPolicyResult._ALLOW = DelegationPolicyResult("allow")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  the class body cannot create its own instance
 
 
 @runtime_checkable
 class DelegationPolicy(Protocol):
-    """Says whether a delegation may go on; a plain function of the same arguments is a policy too."""
+    """Decides about delegations. A function with the same arguments is a policy, too."""
 
     def evaluate(
         self, request: DelegationRequest, context: DelegationPolicyContext, /
     ) -> DelegationPolicyResult | Awaitable[DelegationPolicyResult]:
-        """Allow, reject or modify."""
+        """Allow, reject or modify a request."""
         ...
 
 
@@ -204,54 +195,59 @@ PolicyFunction = Callable[
 ]
 
 
+def spoken_role(role: str) -> str:
+    """Normalize a role for the search of a worker: white space around it and case are ignored (S-DEL-2, S-HIER-21)."""
+    return role.strip().casefold()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """An agent that others may hand work to."""
+    """An agent that can receive delegated work."""
 
     #: key of the agent in the plan
     key: str
     role: str
-    #: whether its answers stream where the task says nothing
+    #: whether its answers stream, unless the task says otherwise
     is_streaming: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationContext:
-    """What all delegations of a run share; data, it travels with the run's frame."""
+    """The settings of all delegations of a run; they travel with the run's frame."""
 
     #: in the order of the ensemble's agents
     peers: Sequence[Peer] = ()
     #: how deep delegations may be nested (S-DEL-11)
     max_depth: int = 3
-    #: names of the policies, in order; they are asked through the run's callables
+    #: names of the policies, in order; the run's callables evaluate them
     policies: Sequence[str] = ()
-    #: how long one delegation may take, s; None: as long as it likes
+    #: time limit of one delegation, s; None: no limit
     timeout_s: float | None = None
-    #: how many workers of a manager may be at work at the same time; None: no cap
+    #: most workers of a manager at the same time; None: no cap
     most_at_once: int | None = None
-    #: how often a delegation whose process died is sent to another one
+    #: how often a delegation is sent again after the death of its process
     retries: int = 2
 
     def find(self, role: str) -> Peer | None:
-        """Return the first agent of that role, spelled with other cases or spaces."""
+        """Return the first agent with a role; case and spaces around it are ignored."""
         wanted = spoken_role(role)
         return next((each for each in self.peers if spoken_role(each.role) == wanted), None)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Their roles, in order."""
+        """Roles of the peers, in order."""
         return tuple(each.role for each in self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:
-    """A task, as the runner of its agent is asked to do it.
+    """A task for the runner of its agent.
 
-    The conversation is the one that an agent with a model would send: the role and the goal, then the task with its
-    context, memory and notes. A runner that is asked again has its earlier answer and what was wrong with it there.
+    The messages are those that an agent with a model would send: role and goal, then the task with its context, memory
+    and notes. For a correction they include the runner's earlier answer and the problem with it.
     """
 
-    #: the system prompt first, the latest question last, what was said before between them
+    #: the system prompt first, the current question last, earlier messages between them
     messages: tuple[ChatMessage, ...]
     description: str
     expected_output: str
@@ -259,51 +255,51 @@ class TaskRequest:
     #: in context order
     context_outputs: tuple[TaskOutput, ...] = ()
     output_type: type[object] | None = None
-    #: JSON schema of `output_type`; None: there is no type, or an endpoint could not be held to it
+    #: JSON schema of `output_type`; None: no type, or no schema that endpoints can enforce
     output_schema: Mapping[str, object] | None = None
     run_id: str = ""
     #: key of the task in its plan, and the path of this execution
     task: str = ""
     instance: str = ""
-    #: 0: the first time that this task asks its runner
+    #: 0: the first call of the runner by this task
     attempt: int = 0
-    #: the same when the runner is asked again after a crash, so that it can do its work once; another for each attempt
+    #: different for each attempt; a resumed run repeats the key, so that the runner can do its work once
     idempotency_key: str = ""
-    #: whether pieces of the answer are passed on as they come
+    #: whether pieces of the answer are streamed
     is_streaming: bool = False
 
     @property
     def system_prompt(self) -> str:
-        """Who the agent is, as text."""
+        """The first message: the agent's role and goal."""
         return self.messages[0].content or ""
 
     @property
     def prompt(self) -> str:
-        """What is asked now, as text."""
+        """The last message: the current question."""
         return self.messages[-1].content or ""
 
     @property
     def history(self) -> tuple[ChatMessage, ...]:
-        """What was said before."""
+        """The messages between them."""
         return self.messages[1:-1]
 
     @property
     def text(self) -> str:
-        """The whole conversation as one text, for agents that take one."""
-        said = (f"{each.role.capitalize()}: {each.content or ''}" for each in self.history)
-        return "\n\n".join(part for part in (self.system_prompt, *said, self.prompt) if part)
+        """The whole conversation as one text, for agents that accept one text."""
+        earlier = (f"{each.role.capitalize()}: {each.content or ''}" for each in self.history)
+        return "\n\n".join(part for part in (self.system_prompt, *earlier, self.prompt) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAnswer:
-    """What a runner gives where a text says too little."""
+    """The answer of a runner that has more than a text."""
 
     text: str = ""
-    #: JSON-able data or an object of the task's `output_type`; its JSON is the answer where the task has such a type
-    #: or there is no text
+    #: JSON-able data or an object of the task's `output_type`; its JSON is the answer if the task has an output type or
+    #: the text is empty
     structured_output: object = None
-    #: that its models read and wrote for it; -1: unknown
+    #: tokens that its models used for it; -1: unknown
     input_tokens: int = -1
     output_tokens: int = -1
-    #: why its model stopped, in the words of its provider; `length` stands for an answer that was cut off
+    #: why its model stopped, as its provider reports it; `length`: the answer was cut off
     finish_reason: str | None = None

@@ -1,15 +1,14 @@
-"""Errors as data of the record, and back (S-DUR-39). Pure.
+"""Errors as JSON-able data for records, and back (S-DUR-39).
 
-In: any exception. Out: JSON-able data: class, text, fields, notes, chain of causes; and the error again.
-Never: an import of a class that a record names. Classes of `errors`, built-in ones and the listed ones of
-`provider_errors` come back as themselves, every other class as a stand-in of its name and text. Task outputs and traces
-are left out: the record has them, and a run puts its own back.
+No class is imported because a record names it. The library's own errors, built-in ones and listed provider errors keep
+their classes; a stand-in with the class name and text replaces every other error. Task outputs and traces are
+omitted: the record contains them elsewhere, and a run adds its own.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import UnionType
 from typing import cast
@@ -17,7 +16,7 @@ from typing import cast
 import pydantic
 
 from ensemble_ray import errors
-from ensemble_ray.errors.texts import message_of
+from ensemble_ray.errors.texts import list_causes, message_of
 from ensemble_ray.errors.travel import (
     notes_of,
     pack_provider_error,
@@ -29,11 +28,10 @@ from ensemble_ray.errors.travel import (
 from ensemble_ray.values.trace import PhaseStatus, jsonable
 from ensemble_ray.values.value import RateLimit
 
-#: Longest chain of causes that is kept.
+#: Longest chain of causes in a record.
 _MAX_CHAIN = 32
-#: Fields that are no data of the record.
-_LEFT_OUT = frozenset({"completed_task_outputs", "output_type", "trace", "__notes__"})
-#: Errors that carry what was completed.
+_OMITTED_FIELDS = frozenset({"completed_task_outputs", "output_type", "trace", "__notes__"})
+#: Errors with the outputs of completed tasks.
 _WITH_OUTPUTS = (
     errors.TaskExecutionError,
     errors.ParallelExecutionError,
@@ -47,7 +45,6 @@ _OURS: Mapping[str, type[BaseException]] = {
     for name in errors.__all__
     if isinstance(kind := getattr(errors, name), type) and issubclass(kind, BaseException)
 }
-#: Built-in errors that a text, or what else JSON has, makes again.
 _BUILTIN: Mapping[str, type[Exception]] = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -58,17 +55,17 @@ _BUILTIN: Mapping[str, type[Exception]] = {
 def error_data(error: BaseException) -> dict[str, object]:
     """Return an error and its causes as JSON-able data."""
     data: dict[str, object] | None = None
-    for each in reversed(list(_chain(error))):
+    for each in reversed([error, *list_causes(error)][:_MAX_CHAIN]):
         data = {**_link(each), "cause": data}
     return cast("dict[str, object]", data)
 
 
 def error_from(data: Mapping[str, object], *, output_type: type[object] | UnionType | None = None) -> BaseException:
-    """Return the error that was recorded, with its causes; what is damaged in its data comes back as a stand-in.
+    """Return a recorded error with its causes. Damaged data produces a stand-in.
 
     Args:
-        data: What `error_data` gave, also after a way through JSON.
-        output_type: The task's, for errors that tell it: types are no data.
+        data: The result of `error_data`, possibly after a way through JSON.
+        output_type: Of the task, for the errors that have it as a field: records contain no types.
     """
     links: list[Mapping[str, object]] = []
     at: object = data
@@ -78,21 +75,13 @@ def error_from(data: Mapping[str, object], *, output_type: type[object] | UnionT
     cause: BaseException | None = None
     for link in reversed(links):
         error = _error(link, output_type)
-        for note in _notes(link):
-            error.add_note(note)
+        notes = link.get("notes")
+        for note in cast("list[object]", notes) if isinstance(notes, list) else ():
+            if isinstance(note, str):
+                error.add_note(note)
         error.__cause__ = cause
         cause = error
     return cast("BaseException", cause)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Return the error and its causes, each once."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen and len(seen) < _MAX_CHAIN:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__
 
 
 def _link(error: BaseException) -> dict[str, object]:
@@ -101,7 +90,7 @@ def _link(error: BaseException) -> dict[str, object]:
     if notes := notes_of(error):
         described["notes"] = list(notes)
     if _OURS.get(kind.__name__) is kind:
-        fields = {name: _field(value) for name, value in vars(error).items() if name not in _LEFT_OUT}
+        fields = {name: _field(value) for name, value in vars(error).items() if name not in _OMITTED_FIELDS}
         return {**described, "args": jsonable(list(error.args)), "fields": fields}
     if (provider := pack_provider_error(error)) is not None:
         return {**described, "provider": provider}
@@ -109,11 +98,6 @@ def _link(error: BaseException) -> dict[str, object]:
         return {**described, "args": list(error.args)}
     plain = plain_fields(error)
     return {**described, "fields": plain} if plain else described
-
-
-def _notes(link: Mapping[str, object]) -> list[str]:
-    notes = link.get("notes")
-    return [each for each in cast("list[object]", notes) if isinstance(each, str)] if isinstance(notes, list) else []
 
 
 def _field(value: object) -> object:
@@ -141,16 +125,16 @@ def _error(link: Mapping[str, object], output_type: type[object] | UnionType | N
         state = {field: _value(field, value, output_type) for field, value in recorded.items()}
     except (KeyError, TypeError, ValueError):
         return stand_in(name, text)
-    left_out: dict[str, object] = {}
+    omitted: dict[str, object] = {}
     if issubclass(kind, _WITH_OUTPUTS):
-        left_out["completed_task_outputs"] = ()
+        omitted["completed_task_outputs"] = ()
     if issubclass(kind, errors.OutputParsingError):
-        left_out["output_type"] = output_type
-    return rebuild(kind, tuple(cast("Sequence[object]", args)), {**left_out, **state})
+        omitted["output_type"] = output_type
+    return rebuild(kind, tuple(cast("Sequence[object]", args)), {**omitted, **state})
 
 
 def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
-    """Return an error of a class that is none of ours: itself where its class is listed, else a stand-in."""
+    """Return an error of another package: itself if its class is listed, else a stand-in."""
     provider, args, fields = link.get("provider"), link.get("args"), link.get("fields")
     if isinstance(provider, Mapping):
         found = unpack_provider_error(cast("Mapping[str, object]", provider))
@@ -159,7 +143,7 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
     if isinstance(args, list) and name in _BUILTIN:
         try:
             error = _BUILTIN[name](*cast("list[object]", args))
-        except (TypeError, ValueError):  # its constructor wants more
+        except (TypeError, ValueError):  # its constructor requires more
             return stand_in(name, text)
         if message_of(error) == text:
             return error
@@ -168,7 +152,7 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
 
 
 def _value(field: str, value: object, output_type: type[object] | UnionType | None) -> object:
-    """Return a field's value again: only a few are of types that JSON has not."""
+    """Return the value of a field, which may have a type that JSON lacks."""
     match field:
         case "rate_limit":
             limit = cast("Mapping[str, object]", value)

@@ -1,9 +1,8 @@
-"""Names of things. Pure; the only randomness is `new_run_id` and `new_object_id`.
+"""Names of runs, tasks and effects.
 
-Three identities (design of the record):
-- the hidden object id of a definition: look-up inside a process, never recorded;
-- the task key: a task's name, or its ordinal in the plan;
-- the instance: a path of `key#occurrence`; an effect's name is `instance/turn/call`.
+- The object id of a definition finds it inside a process, and is never recorded.
+- The task key is a task's name, or its ordinal in the plan.
+- The instance is a path of `key#occurrence`; the name of an effect is `instance/turn/call`.
 """
 
 from __future__ import annotations
@@ -14,55 +13,43 @@ import uuid
 
 #: The name of facts about a run as a whole.
 RUN = "run"
-#: Key of work that was handed on, inside the call that did so.
+#: Key of delegated work, inside its call.
 _DELEGATE = "delegate"
-#: Before the key of a task whose output is reflected on when the task has ended.
+#: Prefix of the key of a reflection that follows its task.
 _REFLECT = "reflect:"
-#: The digit that tells a UUID's variant: two bits of it are fixed.
+#: The digit with a UUID's variant, of which two bits are fixed.
 _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 def new_object_id() -> str:
-    """Return a fresh hidden id for a definition (S-CONV-30)."""
     return os.urandom(16).hex()
 
 
 def new_run_id() -> str:
-    """Return a fresh run id: a random UUID (S-ENG-2); the only random name that reaches the record."""
+    """Return a new run id: a random UUID (S-ENG-2). No other random name is recorded."""
     return str(uuid.uuid4())
 
 
 def uuid_of(name: str) -> str:
-    """Return the id of a named thing: the SHA-256 of its name in version-4 form, so that a re-run finds it again."""
+    """Return the SHA-256 of a name in the form of a version-4 UUID, so that a resumed run finds the same id."""
     digits = hashlib.sha256(name.encode()).hexdigest()
     variant = _VARIANTS[digits[16]]
-    # Put together here: each task asks for one, and a `UUID` would be made to be turned into a text again.
+    # Each task needs one, and text is faster than a `UUID` object.
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
 def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
-    """Return the instance of a task key: `parent/key#occurrence`."""
     here = f"{key}#{occurrence}"
     return f"{parent}/{here}" if parent else here
 
 
 def key_of(instance: str) -> str:
-    """Return the key of an instance without its occurrence, with the path before it.
-
-    Examples:
-        >>> key_of("facts#0")
-        'facts'
-    """
+    """Return an instance without its last occurrence: `facts` of `facts#0`."""
     return instance.rpartition("#")[0]
 
 
-def delegated_instance(effect: str) -> str:
-    """Return the instance of the work that a call hands to another agent: `facts#0/2/call-1/delegate#0`."""
-    return instance_of(_DELEGATE, parent=effect)
-
-
 def node_key(instance: str) -> str:
-    """Return the key of the task or unit that an instance is an execution of, without the path before it.
+    """Return the key of an instance's task or unit, without the path before it.
 
     Examples:
         >>> node_key("loop:refine#2/writer#0")
@@ -71,8 +58,24 @@ def node_key(instance: str) -> str:
     return instance.rpartition("/")[2].rpartition("#")[0]
 
 
+def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
+    return f"{instance}/{turn}/{call}"
+
+
+def delegated_instance(effect: str) -> str:
+    """Return the instance of the work that a call delegates: `facts#0/2/call-1/delegate#0`."""
+    return instance_of(_DELEGATE, parent=effect)
+
+
+def delegating_call(instance: str) -> str | None:
+    """Return the call that delegated the work of an instance, `facts#0/2/call-1`; None for a task of the plan."""
+    call = instance.rpartition(f"/{_DELEGATE}#")[0]
+    # A call has no occurrence. A `#` before the last part belongs to a task with that key inside a loop.
+    return None if "#" in call.rpartition("/")[2] else call or None
+
+
 def reflecting_instance(instance: str) -> str:
-    """Return the instance of reflecting on the output of an instance, where that is done behind its task.
+    """Return the instance of the reflection that follows a task.
 
     Examples:
         >>> reflecting_instance("phase:draft#1/writer#0")
@@ -83,22 +86,13 @@ def reflecting_instance(instance: str) -> str:
 
 
 def reflected_instance(instance: str) -> str:
-    """Return whose output an instance that `reflecting_instance` gave reflects on."""
+    """Return the task's instance of such a reflection."""
     parent, slash, own = instance.rpartition("/")
     return f"{parent}{slash}{own.removeprefix(_REFLECT)}"
 
 
-def delegating_call(instance: str) -> str | None:
-    """Return the call that handed on the work of an instance, `facts#0/2/call-1`; None for a task of the plan.
-
-    A call is no execution of anything, so that a task of that key inside a loop is told apart.
-    """
-    call = instance.rpartition(f"/{_DELEGATE}#")[0]
-    return None if "#" in call.rpartition("/")[2] else call or None
-
-
 def is_inside_unit(instance: str) -> bool:
-    """Whether an instance is an execution of a task of the plan inside of a loop, a phase or a graph.
+    """Whether an instance is a task of the plan inside a loop, a phase or a graph.
 
     Examples:
         >>> is_inside_unit("loop:refine#2/writer#0"), is_inside_unit("writer#0/0/call-1/delegate#0")
@@ -108,7 +102,7 @@ def is_inside_unit(instance: str) -> bool:
 
 
 def task_instance(name: str) -> str:
-    """Return the instance of the plan's task that an instance or an effect belongs to, however deep it was handed on.
+    """Return the plan's task that contains an instance or an effect, through all delegations.
 
     Examples:
         >>> task_instance("facts#0/2/call-1/delegate#0/0/model")
@@ -125,26 +119,23 @@ def task_instance(name: str) -> str:
     return name
 
 
-def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
-    """Return the name of one effect: what was done in which turn of which instance."""
-    return f"{instance}/{turn}/{call}"
+# An epoch is a decimal number, and the highest epoch wins. Each depth of delegation increments its own digit.
 
-
-#: How often a digit can be raised.
+#: How often a digit can be incremented.
 MOST_RESENDS = 9
-#: How deep delegations have a digit of their own: as deep as they go by default.
+#: Delegations up to this depth, the default limit, have their own digit.
 _DIGITS = 3
-#: A task of the plan that lost its process is handed out again by the scheduler.
+#: The scheduler adds this when it restarts a task of the plan after the death of its process.
 REDISPATCH_STEP = 10**_DIGITS
-#: A new owner of a run begins above everything that is recorded, and above what the one before may have handed out since.
+#: A new owner of a run adds this, and so exceeds every epoch that the former owner may have used.
 OWNER_STEP = 10 * REDISPATCH_STEP
 
 
 def resend_step(depth: int) -> int:
-    """How far above the one before it stands a delegation that is sent again.
+    """Return the increment of the epoch when a delegation is sent again.
 
     Args:
-        depth: Of the delegated work; 1 where a task of the plan asks for it.
+        depth: Of the delegated work; 1 below a task of the plan.
 
     Examples:
         >>> [resend_step(depth) for depth in (1, 2, 3, 4)]

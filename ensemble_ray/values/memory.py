@@ -1,4 +1,4 @@
-"""What memory is made of: entries, scopes, rules of eviction; what a task asks of memory and what it is answered."""
+"""Memory entries, scopes and eviction, and the messages between tasks and the memory of their run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _copy(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class MemoryEntry(Value):
-    """One thing that is remembered.
+    """An entry in memory.
 
     Attributes:
         content: The text.
-        structured_content: The same as an object, such as a task's parsed output; not every store keeps it.
-        stored_at: When it came to be, UTC; now where nothing is said; None: nobody knows.
+        structured_content: The same as an object, such as a task's parsed output; some stores drop it.
+        stored_at: Time of its creation, UTC; the current time by default; None: unknown.
         metadata: Texts by name.
-        entry_id: Names the entry, so that a store that keeps ids has it once, however often it is stored; "": none.
+        entry_id: Identifies the entry. A store that supports ids contains it once, even if it is stored again; "": no id.
     """
 
     content: str
@@ -53,16 +53,16 @@ class MemoryEntry(Value):
         return cast("object", data)
 
     def get_meta(self, key: str) -> str | None:
-        """Return what the metadata has under that name; None where it has nothing."""
+        """Return a value of the metadata; None if it is absent."""
         return self.metadata.get(key)
 
 
 class EvictionPolicy(ABC):
-    """Says which entries of a scope are kept. Derive from it for one of your own; it must be pure."""
+    """Selects the entries of a scope to keep. Derive your own policy from it; `apply` must be pure."""
 
     @abstractmethod
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
-        """Return the entries that are kept, of these, which are in the order in which they were stored."""
+        """Return the entries to keep; `entries` are in the order in which they were stored."""
 
     @staticmethod
     def keep_last_entries(n: int) -> EvictionPolicy:
@@ -77,14 +77,14 @@ class EvictionPolicy(ABC):
     def keep_entries_within(
         duration: timedelta | float | None, *, now: Callable[[], datetime] = utc_now
     ) -> EvictionPolicy:
-        """Keep what was stored less than that long ago.
+        """Keep the entries that are younger than a duration.
 
         Args:
             duration: A `timedelta`, or seconds.
-            now: Tells the time.
+            now: Returns the current time.
 
         Raises:
-            ValidationError: the duration is None, zero or negative.
+            ValidationError: The duration is None, zero or negative.
         """
         return _KeepWithin(_check_duration(duration), now)
 
@@ -94,7 +94,6 @@ class _KeepLast(EvictionPolicy):
     n: int
 
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
-        """Return the last ones."""
         return entries[-self.n :]
 
 
@@ -104,8 +103,7 @@ class _KeepWithin(EvictionPolicy):
     now: Callable[[], datetime]
 
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
-        """Return those that are young enough; entries of which nobody knows the age are not."""
-        oldest = self.now() - self.duration
+        oldest = self.now() - self.duration  # entries of unknown age are evicted
         return [entry for entry in entries if entry.stored_at is not None and entry.stored_at > oldest]
 
 
@@ -134,9 +132,9 @@ class MemoryScope(Value):
     """A part of a memory store that a task reads and writes.
 
     Attributes:
-        name: Names it in the store.
+        name: Its name in the store.
         keep_last_entries: How many entries it keeps; None: all.
-        keep_entries_within: How long it keeps an entry, a `timedelta` or seconds; None: for ever.
+        keep_entries_within: How long it keeps an entry, a `timedelta` or seconds; None: forever.
     """
 
     name: Annotated[str, Strict()] = Field(kw_only=False)
@@ -164,12 +162,12 @@ class MemoryScope(Value):
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """Return the scope of that name, which keeps everything."""
+        """Return a scope that keeps all entries."""
         return cls(name=name)
 
     @property
     def policy(self) -> EvictionPolicy | None:
-        """Which entries it keeps; None: all."""
+        """Its eviction policy; None: it keeps all entries."""
         if self.keep_last_entries is not None:
             return EvictionPolicy.keep_last_entries(self.keep_last_entries)
         within = self.keep_entries_within
@@ -191,7 +189,7 @@ class EmbeddingMatch(Value):
     Attributes:
         text: As it was added.
         metadata: As it was added.
-        score: How near it is: the cosine of the angle between the two vectors.
+        score: Similarity: the cosine of the angle between the two vectors.
     """
 
     text: str
@@ -199,104 +197,94 @@ class EmbeddingMatch(Value):
     score: float
 
 
-# What tasks ask of the memory of their run.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """Which kinds of memory a run has; travels to every process."""
+    """The kinds of memory of a run; every process of the run has a copy."""
 
     has_short_term: bool = False
     has_long_term: bool = False
     has_entities: bool = False
     has_store: bool = False
-    #: whether what long-term memory stores is asked of user code, with the whole output
+    #: whether user code extracts the entries of long-term memory from each whole output
     has_extractor: bool = False
 
     @property
     def has_ensemble_memory(self) -> bool:
-        """Whether there is memory that every task uses."""
         return self.has_short_term or self.has_long_term or self.has_entities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuery:
-    """What a task wants to be reminded of before its prompt is built."""
-
     #: names of scopes, in the order of their sections
     scopes: tuple[str, ...] = ()
     #: the task's description
     text: str
-    #: whether the memory of the ensemble is asked too
+    #: whether the task also reads the memory of the ensemble
     uses_ensemble: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecalledMemory:
-    """What a task was reminded of."""
-
-    #: (scope, contents), of all scopes that were asked
+    #: (scope, contents) of all requested scopes
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     #: (agent's role, description, content) in recording order; None: there is no short-term memory
     short_term: tuple[tuple[str, str, str], ...] | None = None
     long_term: tuple[str, ...] = ()
     #: (name, fact) in order of first put
     entities: tuple[tuple[str, str], ...] = ()
-    #: how long long-term memory took, s; None: it was not asked
+    #: duration of the search in long-term memory, s; None: no search
     retrieval_s: float | None = None
-    #: how long the entities took, s; None: they were not asked
+    #: duration of the entities' lookup, s; None: no lookup
     lookup_s: float | None = None
-    #: tokens that an endpoint read to find it
+    #: tokens that an endpoint embedded for the search
     embedding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNote:
-    """What a completed task leaves in memory."""
+    """The entry that a completed task adds to memory."""
 
     #: of the task
     instance: str
-    #: names what is written, over all runs
+    #: unique among all runs
     entry_id: str
     output: TaskOutput
     scopes: tuple[MemoryScope, ...] = ()
-    #: whether the memory of the ensemble takes it too
+    #: whether the memory of the ensemble stores it, too
     uses_ensemble: bool = False
-    #: whether it stands in the stores already; then the notes of this run alone take it
+    #: whether the stores contain it already; then only the memory of this run adds it
     is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedNote:
-    """What became of a note."""
-
-    #: memories of the ensemble that took it: `short_term`, `long_term`
+    #: memories of the ensemble that stored it: `short_term`, `long_term`
     taken_by: tuple[str, ...] = ()
-    #: tokens that an endpoint read to store it
+    #: tokens that an endpoint embedded to store it
     embedding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeReset:
-    """What a loop does with the scopes of its body before an iteration (S-LOOP-91, S-LOOP-93)."""
+    """The reset of a loop's memory scopes before an iteration (S-LOOP-91, S-LOOP-93)."""
 
     loop: str
     mode: Literal["fresh_per_iteration", "window"]
     scopes: tuple[str, ...]
-    #: of `window`: how many entries are kept
+    #: of `window`: how many entries remain
     window_size: int = 0
 
 
 class TaskReflection(Value):
-    """Notes on how to do a task better next time.
+    """Notes on how to improve a task.
 
     Attributes:
-        refined_description: How the task could be described better.
-        refined_expected_output: How what is wanted could be described better.
-        observations: What was noticed about the output.
-        suggestions: What to try next time.
-        reflected_at: When it was made, UTC; now where nothing is said.
-        run_count: How many outputs of the task were reflected on so far, this one included; 1 for the first.
+        refined_description: A better description of the task.
+        refined_expected_output: A better description of the expected output.
+        observations: Observations about the output.
+        suggestions: Suggestions for the next run.
+        reflected_at: Time of its creation, UTC; the current time by default.
+        run_count: How many outputs of the task have reflections so far, including this one; 1 for the first.
     """
 
     refined_description: str

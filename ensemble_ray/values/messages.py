@@ -1,6 +1,6 @@
-"""Values that cross a port: messages, tool calls and specs, usage.
+"""Messages, tool calls and responses of models.
 
-Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
+They are plain frozen dataclasses: a model call creates several of them, and they must pickle cheaply.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.text.foreign_text import whole_json, whole_text
 
 Role = Literal["system", "user", "assistant", "tool"]
-#: What a call does to the world (S-DUR-20): `none`: it only reads; `idempotent`: doing it again under the same key
-#: changes nothing more; `once`: it must not be done twice.
+#: Effect of a tool call on the world (S-DUR-20): `none`: it only reads; `idempotent`: a repetition with the same key changes
+#: no more; `once`: it must not be repeated.
 Effect = Literal["none", "idempotent", "once"]
-#: What becomes of an incomplete answer (S-ENG-37): `warn`: it is used, with a warning; `fail`: its task fails; `retry`:
-#: the model is asked again, twice at most, then its task fails.
+#: Treatment of an incomplete answer (S-ENG-37): `warn`: use it, with a warning; `fail`: fail the task; `retry`: ask the model
+#: again, at most twice, then fail the task.
 OnIncomplete = Literal["warn", "fail", "retry"]
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
 
@@ -39,7 +39,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool request of a model. `arguments` is the raw JSON text of the model, unchecked."""
+    """A tool call that a model requests. `arguments` is the raw JSON text of the model, unchecked."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What a model is told of one tool; `parameters` is a JSON schema."""
+    """The description of a tool for a model; `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -62,22 +62,22 @@ class JsonSchema:
     #: letters, digits, `_` and `-`, at most 64
     name: str
     schema: Mapping[str, object]
-    #: whether it keeps within the subset that endpoints enforce to the letter
+    #: whether the schema is within the subset that endpoints enforce strictly
     strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFields:
-    """Members of an assistant message that only its provider knows, as JSON text.
+    """Provider-specific members of an assistant message, as JSON text.
 
-    They go back with the message to the endpoint and model that sent them, and to no other.
+    They are sent back with the message, only to the endpoint and model that sent them.
     """
 
     #: endpoint and model that sent them
     origin: str
     #: an object with the members of the message
     message: str = "{}"
-    #: an object for each tool call of the message; members of its `function` are in a member of that name
+    #: an object per tool call of the message; its member `function` holds the members of the call's `function`
     tool_calls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class ChatMessage:
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
     name: str | None = None
-    #: of an assistant message: what else its provider sent with it, and expects back
+    #: of an assistant message: other members, which its provider expects back
     provider_fields: ProviderFields | None = None
 
 
@@ -106,53 +106,50 @@ class Reasoning(str):
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """A model's answer: text, tool requests, or both."""
+    """A model's answer: text, tool calls, or both."""
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     usage: TokenUsage | None = None
-    #: why the model stopped, in the provider's word: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
+    #: why the model stopped, as its provider reports it: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
     finish_reason: str | None = None
-    #: what the model thought before it answered, apart from `text`; None: nothing, or the endpoint does not send it
+    #: the model's reasoning before the answer, not part of `text`; None: none, or the endpoint does not send it
     reasoning: str | None = None
-    #: what else the provider sent with the message, and expects back with it; None: nothing
+    #: other members of the message, which the provider expects back; None: none
     provider_fields: ProviderFields | None = None
 
 
-#: Why a streamed answer ended where the provider sent neither a reason nor the mark of a stream's end (S-LLM-8).
+#: Finish reason of a streamed answer that ended without a reason and without the mark of a stream's end (S-LLM-8).
 STREAM_CUT = "stream_cut"
-#: Good ends that are not worth a mention.
 _ORDINARY = frozenset({"stop", "tool_calls"})
-#: How an answer ends that is whole, in the words of the providers; every other end leaves it incomplete.
-_WHOLE = _ORDINARY | {
+#: Finish reasons of complete answers, as providers report them; every other reason means an incomplete answer.
+_COMPLETE = _ORDINARY | {
     *("", "null", "none", "done", "end", "end_turn", "eos", "eos_token", "eos_found", "stop_sequence", "stop_token"),
     *("complete", "completed", "finished", "success", "function_call", "function_calls", "tool_call", "tool_use"),
 }
 
 
 def unusual_finish_reason(response: ChatResponse) -> str | None:
-    """Return why the model stopped where that is worth telling: not where it is unknown or ordinary (S-ENG-36)."""
+    """Return the finish reason if it is worth a report; None if it is unknown or ordinary (S-ENG-36)."""
     return None if response.finish_reason in _ORDINARY else response.finish_reason
 
 
 def incomplete_reason(response: ChatResponse) -> str | None:
-    """Return why an answer is not the whole of what was asked for; None: it is whole (S-ENG-36).
+    """Return why an answer is incomplete; None: it is complete (S-ENG-36).
 
-    Either it did not come to a good end, or it is `empty`: no text and no tool calls.
+    The reason is its finish reason, or `empty` without text and tool calls.
     """
     reason = (response.finish_reason or "").strip().lower()
-    if reason.replace("-", "_") not in _WHOLE:
+    if reason.replace("-", "_") not in _COMPLETE:
         return reason
     return None if response.tool_calls or (response.text or "").strip() else "empty"
 
 
 def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
-    """Return the answer as it is used: reasoning in tags apart from its text (S-LLM-1), no halves of surrogate pairs.
-
-    Arguments, which are JSON, name no halves either (S-SEC-56).
+    """Return a response without halves of surrogate pairs, and with tagged reasoning split from its text (S-LLM-1, S-SEC-56).
 
     Args:
-        response: What a model returned.
+        response: The response of a model.
         keep_reasoning: Leave tags and reasoning in the text (S-LLM-5).
     """
     text = None if response.text is None else whole_text(response.text)

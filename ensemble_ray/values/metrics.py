@@ -1,4 +1,4 @@
-"""What work cost: counts, tokens, seconds, money. Sums only; no clock, no I/O."""
+"""Usage of tasks and runs: model calls, tokens, seconds, money, and the budget of a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pydantic import BeforeValidator, Field
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.value import Value
 
-#: Token count that the provider did not tell (S-MET-3).
+#: The provider did not report a number of tokens (S-MET-3).
 UNKNOWN_TOKENS = -1
-_CENT_OF_A_MICRO = Decimal("0.00000001")
+#: Estimated costs are rounded to 8 decimal places (S-MET-31); an `Amount` is a multiple of that unit.
+_COST_UNIT = Decimal("0.00000001")
+_UNITS = 10**8
 
 
 def _is_zero(value: object) -> bool:
@@ -23,7 +25,7 @@ def _is_zero(value: object) -> bool:
 
 
 def add_tokens(counts: Iterable[int]) -> int:
-    """Sum of token counts; unknown if any is (S-MET-10, S-MET-22)."""
+    """Return the sum of token counts; unknown if one is unknown (S-MET-10, S-MET-22)."""
     total = 0
     for count in counts:
         if count < 0:
@@ -43,20 +45,16 @@ class MemoryOperationCounts(Value):
     entity_lookups: int = 0
 
     def add(self, other: MemoryOperationCounts) -> MemoryOperationCounts:
-        """Both together."""
-        return MemoryOperationCounts(
-            short_term_entries_written=self.short_term_entries_written + other.short_term_entries_written,
-            long_term_stores=self.long_term_stores + other.long_term_stores,
-            long_term_retrievals=self.long_term_retrievals + other.long_term_retrievals,
-            entity_lookups=self.entity_lookups + other.entity_lookups,
-        )
+        """Return the sum of both."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in MemoryOperationCounts.model_fields}
+        return MemoryOperationCounts(**sums)
 
 
 MemoryOperationCounts.ZERO = MemoryOperationCounts()
 
 
 def _as_decimal(value: object) -> object:
-    """Floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
+    """Convert floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
     if isinstance(value, bool) or not isinstance(value, float | int | str):
         return value
     try:
@@ -75,7 +73,7 @@ class CostEstimate(Value):
     currency: str = "USD"
 
     def add(self, other: CostEstimate | None) -> CostEstimate:
-        """Both together, in this one's currency; adding None gives this one."""
+        """Return the sum of both in this estimate's currency; with None, this estimate."""
         if other is None:
             return self
         return CostEstimate(
@@ -99,32 +97,32 @@ class CostConfiguration(Value):
     currency: str = "USD"
 
     def model_post_init(self, _context: object, /) -> None:
-        """Refuse negative rates."""
+        """Reject negative rates."""
         for name, rate in (("input_token_rate", self.input_token_rate), ("output_token_rate", self.output_token_rate)):
             if rate < 0:
                 msg = f"CostConfiguration {name} must be >= 0, got: {rate}"
                 raise ValidationError(msg)
 
     def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
-        """Cost of so many tokens, each part rounded to 8 places half up; None when either is unknown."""
+        """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
-        input_cost = (self.input_token_rate * input_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
-        output_cost = (self.output_token_rate * output_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
+        input_cost = (self.input_token_rate * input_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
+        output_cost = (self.output_token_rate * output_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
         return CostEstimate(
             input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost, currency=self.currency
         )
 
 
 class TaskMetrics(Value):
-    """What one task cost. Durations are sums of parts, so parallel tool calls may exceed wall time."""
+    """The usage of one task. Durations are sums of parts, so parallel tool calls may exceed wall time."""
 
     EMPTY: ClassVar[TaskMetrics]
 
     input_tokens: int = UNKNOWN_TOKENS
     output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
-    #: part of `output_tokens`: what endpoints counted as reasoning; 0 also where none counted it (S-LLM-6)
+    #: part of `output_tokens`, as endpoints counted it; 0 also if none counted it (S-LLM-6)
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
@@ -132,21 +130,23 @@ class TaskMetrics(Value):
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
     tool_call_count: int = 0
-    #: model calls that were made again because their provider failed (S-DUR-66)
+    #: model calls that were retried after a failure of their provider (S-DUR-66)
     retry_count: int = 0
-    #: answers of models that were cut off or empty, those that were asked for again not counted (S-MET-18)
+    #: answers that were cut off or empty, without those that a retry replaced (S-MET-18)
     incomplete_answers: int = 0
     delegation_count: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
 
     def add(self, other: TaskMetrics) -> TaskMetrics:
-        """Return the sum of both, as of a task that ran twice."""
+        """Return the sum of both."""
         mine, its = self.cost_estimate, other.cost_estimate
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
         rest = {
-            "memory_operations": self.memory_operations.add(other.memory_operations),
+            "memory_operations": self.memory_operations
+            if other.memory_operations is MemoryOperationCounts.ZERO
+            else self.memory_operations.add(other.memory_operations),
             "cost_estimate": its if mine is None else mine.add(its),
         }
         return self.model_copy(update={**sums, **tokens, **rest})
@@ -160,7 +160,7 @@ TaskMetrics.EMPTY = TaskMetrics()
 
 
 def metrics_by_key(entries: Iterable[tuple[str, TaskMetrics]]) -> dict[str, TaskMetrics]:
-    """Return the metrics of tasks by key; of a task that ran several times their sum (S-MET-27, S-MET-28)."""
+    """Return the metrics of tasks by key; the sum for a task that ran several times (S-MET-27, S-MET-28)."""
     found: dict[str, TaskMetrics] = {}
     for key, metrics in entries:
         found[key] = found[key].add(metrics) if key in found else metrics
@@ -175,7 +175,7 @@ class _HasMetrics(Protocol):
 
 
 class ExecutionMetrics(Value):
-    """What a run cost: sums over its tasks."""
+    """The usage of a run: sums over its tasks."""
 
     EMPTY: ClassVar[ExecutionMetrics]
 
@@ -203,11 +203,11 @@ class ExecutionMetrics(Value):
     def from_outputs(
         cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
     ) -> ExecutionMetrics:
-        """Sum up task outputs; none of them gives EMPTY.
+        """Return the sums over task outputs; EMPTY without outputs.
 
         Args:
-            outputs: Outputs or traces of tasks, those of delegated work among them.
-            by_task: Metrics of the plan's tasks by key, where keys are known.
+            outputs: Outputs or traces of tasks, including delegated work.
+            by_task: Metrics of the plan's tasks by key, if keys are known.
         """
         added = MetricsSum()
         added.add(outputs or ())
@@ -216,77 +216,46 @@ class ExecutionMetrics(Value):
 
 
 class MetricsSum:
-    """Sums of tasks that come one after the other, as `ExecutionMetrics` tells them."""
+    """Adds the metrics of tasks one after the other."""
 
     def __init__(self) -> None:
-        """Begin with no task."""
-        self._count = 0
-        #: input, output and total tokens
-        self._tokens = [0, 0, 0]
-        #: model latency, tool time, memory time, prompt time
-        self._times = [timedelta()] * 4
-        #: model calls, tool calls, delegations, incomplete answers, tokens of reasoning
-        self._calls = [0, 0, 0, 0, 0]
-        self._memory = MemoryOperationCounts.ZERO
-        self._cost: CostEstimate | None = None
+        self._sum: TaskMetrics | None = None
         self._by_role: dict[str, TaskMetrics] = {}
 
     def add(self, outputs: Iterable[_HasMetrics]) -> None:
-        """Add tasks; the last of a role counts for that role (S-MET-23)."""
+        """Add tasks; the last one of a role counts for that role (S-MET-23)."""
         for output in outputs:
-            each = output.metrics
-            self._count += 1
-            tokens = (each.input_tokens, each.output_tokens, each.total_tokens)
-            self._tokens = [add_tokens(pair) for pair in zip(self._tokens, tokens, strict=True)]
-            times = (each.llm_latency, each.tool_execution_time, each.memory_retrieval_time, each.prompt_build_time)
-            self._times = [before + more for before, more in zip(self._times, times, strict=True)]
-            calls = (
-                each.llm_call_count,
-                each.tool_call_count,
-                each.delegation_count,
-                each.incomplete_answers,
-                each.reasoning_tokens,
-            )
-            self._calls = [before + more for before, more in zip(self._calls, calls, strict=True)]
-            if each.memory_operations is not MemoryOperationCounts.ZERO:
-                self._memory = self._memory.add(each.memory_operations)
-            if each.cost_estimate is not None:
-                self._cost = each.cost_estimate if self._cost is None else self._cost.add(each.cost_estimate)
-            self._by_role[output.agent_role] = each
+            self._sum = output.metrics if self._sum is None else self._sum.add(output.metrics)
+            self._by_role[output.agent_role] = output.metrics
 
     def total(self) -> ExecutionMetrics:
-        """Return the sums so far; EMPTY when there was no task."""
-        if not self._count:
+        if self._sum is None:
             return ExecutionMetrics.EMPTY
         return ExecutionMetrics(
-            total_input_tokens=self._tokens[0],
-            total_output_tokens=self._tokens[1],
-            total_tokens=self._tokens[2],
-            total_llm_latency=self._times[0],
-            total_tool_execution_time=self._times[1],
-            total_memory_retrieval_time=self._times[2],
-            total_prompt_build_time=self._times[3],
-            total_llm_call_count=self._calls[0],
-            total_tool_calls=self._calls[1],
-            total_delegations=self._calls[2],
-            total_incomplete_answers=self._calls[3],
-            total_reasoning_tokens=self._calls[4],
-            memory_operations=self._memory,
+            total_input_tokens=self._sum.input_tokens,
+            total_output_tokens=self._sum.output_tokens,
+            total_tokens=self._sum.total_tokens,
+            total_reasoning_tokens=self._sum.reasoning_tokens,
+            total_llm_latency=self._sum.llm_latency,
+            total_tool_execution_time=self._sum.tool_execution_time,
+            total_memory_retrieval_time=self._sum.memory_retrieval_time,
+            total_prompt_build_time=self._sum.prompt_build_time,
+            total_llm_call_count=self._sum.llm_call_count,
+            total_tool_calls=self._sum.tool_call_count,
+            total_delegations=self._sum.delegation_count,
+            total_incomplete_answers=self._sum.incomplete_answers,
+            memory_operations=self._sum.memory_operations,
             task_metrics=dict(self._by_role),
-            total_cost_estimate=self._cost,
+            total_cost_estimate=self._sum.cost_estimate,
         )
 
 
 ExecutionMetrics.EMPTY = ExecutionMetrics()
 
 
-#: Costs are whole numbers of the 8th decimal place, to which estimates of cost are rounded (S-MET-31).
-_UNITS = 10**8
-
-
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Tokens, and money in units of the 8th decimal place."""
+    """Tokens, and money as a multiple of 10**-8."""
 
     tokens: int = 0
     cost: int = 0
@@ -298,7 +267,6 @@ class Amount:
         return Amount(self.tokens - other.tokens, self.cost - other.cost)
 
     def at_least(self, other: Amount) -> Amount:
-        """Return the larger one of each."""
         return Amount(max(self.tokens, other.tokens), max(self.cost, other.cost))
 
 
@@ -307,50 +275,50 @@ NOTHING = Amount()
 
 
 def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
-    """Return the amount of so many tokens, with their cost where it is known."""
+    """Return tokens as an amount; its cost is 0 if the cost is unknown."""
     estimate = None if costs is None else costs.estimate(input_tokens, output_tokens)
     return Amount(input_tokens + output_tokens, 0 if estimate is None else int(estimate.total_cost * _UNITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBudget:
-    """A run's budget, as every process of the run is told."""
+    """The budget of a run; every process of the run has a copy."""
 
     #: None: no limit
     max_tokens: int | None = None
-    #: in units of the 8th decimal place; None: no limit
+    #: as in `Amount`; None: no limit
     max_cost: int | None = None
-    #: what the run had spent when its present owner took it
+    #: usage of the run before its current owner
     spent: Amount = NOTHING
-    #: name of its account, where all processes of a cluster draw from one
+    #: name of the account that the processes of a cluster share; "": one process makes all requests
     account: str = ""
 
     @classmethod
     def of(cls, max_tokens: int | None, max_cost: float | None) -> RunBudget | None:
-        """Make a budget of what a user wrote; None where nothing is limited."""
+        """Return the budget of a user's limits; None without a limit."""
         if max_tokens is None and max_cost is None:
             return None
         return cls(max_tokens=max_tokens, max_cost=None if max_cost is None else int(Decimal(str(max_cost)) * _UNITS))
 
     def covers(self, total: Amount) -> bool:
-        """Whether so much may be spent altogether."""
+        """Whether the total is within the limits."""
         return (self.max_tokens is None or total.tokens <= self.max_tokens) and (
             self.max_cost is None or total.cost <= self.max_cost
         )
 
     def allows_more(self, than: RunBudget) -> bool:
-        """Whether more may be spent than under another one, of something that is limited there."""
+        """Whether one of another budget's limits is higher in this budget, or absent."""
         pairs = ((self.max_tokens, than.max_tokens), (self.max_cost, than.max_cost))
         return any(theirs is not None and (mine is None or mine > theirs) for mine, theirs in pairs)
 
     def describe(self, amount: Amount) -> str:
-        """Format an amount in words, as far as it is limited."""
+        """Return an amount as text, without the parts that have no limit."""
         parts = [f"{amount.tokens} tokens"] if self.max_tokens is not None else []
         parts += [f"a cost of {amount.cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)
 
     def describe_limits(self) -> str:
-        """Format the limits in words, under the names they are written by."""
+        """Return the limits as text, with the names of the user's options."""
         parts = [f"max_tokens {self.max_tokens}"] if self.max_tokens is not None else []
         parts += [f"max_cost {self.max_cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)

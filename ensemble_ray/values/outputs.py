@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The output of a run, and of a question to an agent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)
-#: Names that an error lists.
+#: Most names in an error.
 _SHOWN_NAMES = 20
 
 
@@ -47,43 +47,43 @@ class ExitReason(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     CANCELLED = "cancelled"
-    #: what the run may spend is spent (S-BUD-4)
+    #: the budget is used up (S-BUD-4)
     BUDGET_EXHAUSTED = "budget_exhausted"
-    #: it has not ended: what is left depends on gates that nobody has decided (S-REV-114)
+    #: it has not ended: the remaining tasks wait for decisions at gates (S-REV-114)
     WAITING = "waiting"
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     PENDING = "pending"
     RUNNING = "running"
-    #: its call has ended; it goes on when its open gates are decided (S-REV-114)
+    #: its call has ended; decisions at its open gates resume it (S-REV-114)
     WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    #: it ended before its time, since what it may spend was spent; a larger budget lets it go on (S-BUD-6)
+    #: the budget is used up; a larger budget resumes the run (S-BUD-6)
     BUDGET_EXHAUSTED = "budget_exhausted"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the run has ended for good."""
         return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED}
 
     @property
     def is_going_on(self) -> bool:
-        """Whether somebody must own the run."""
+        """Whether a process must own the run."""
         return self in {RunState.PENDING, RunState.RUNNING}
 
     @property
     def exit_reason(self) -> ExitReason:
-        """Why a run in this state ended, where its record says nothing else."""
+        """The exit reason of a run in this state, unless its record has another."""
         return next((reason for reason, state in _STATES.items() if state is self), ExitReason.COMPLETED)
 
 
-#: States of runs whose output has that reason; the others are completed.
+#: The state of a run by its exit reason; every other reason means completed.
 _STATES = {
     ExitReason.ERROR: RunState.FAILED,
     ExitReason.CANCELLED: RunState.CANCELLED,
@@ -93,15 +93,15 @@ _STATES = {
 
 
 class FailedItem(Value):
-    """An item of a map that gave no output; among `output.failed_items` with `on_item_error="collect"`.
+    """An item of a map without an output, in `output.failed_items` with `on_item_error="collect"`.
 
     Attributes:
         index: 0-based position in the source.
-        item: The item; its text where it could not be kept.
+        item: The item, or its text if the item cannot be stored.
         error_type: Class of the error, without its module.
-        message: What the error says.
-        attempts: Requests to the provider for the item's last model call; 0 when none was made.
-        raw: The last answer, where it could not be parsed; None: it failed for another reason.
+        message: Text of the error.
+        attempts: Requests to the provider in the item's last model call; 0 without any.
+        raw: The last answer, if it could not be parsed; None: the item failed for another reason.
     """
 
     index: int
@@ -117,12 +117,12 @@ class FailedItem(Value):
 
 
 class ItemResult(Value):
-    """What came of one item, as `run.items()` and `stream()` give it: an output, or why there is none.
+    """The result of one item in `run.items()` and `stream()`: an output or an error.
 
     Attributes:
-        index: 0-based position in the source; results come in no certain order.
-        item: The item; its text where it could not be kept.
-        output: What its task gave; None: it failed.
+        index: 0-based position in the source; the order of results is undefined.
+        item: The item, or its text if the item cannot be stored.
+        output: Output of its task; None: it failed.
         error: Why it failed; None: it did not.
         attempts: Of a failed item, as in `FailedItem`; else 0.
     """
@@ -135,11 +135,11 @@ class ItemResult(Value):
 
 
 class TypedTask(Protocol[Parsed_co]):
-    """A task, as its output is found: by its hidden id (S-CONV-30), and typed by what its answer is parsed into."""
+    """A task as a key of outputs: they are found by its object id (S-CONV-30) and typed by its output type."""
 
     @property
     def object_id(self) -> str:
-        """The hidden id."""
+        """The object id."""
         ...
 
     @property
@@ -149,16 +149,16 @@ class TypedTask(Protocol[Parsed_co]):
 
 
 class EnsembleOutput(Shown):
-    """What a run gave.
+    """The output of a run.
 
     Attributes:
-        raw: Text of the last task; "" when there are no outputs.
+        raw: Text of the last task; "" without outputs.
         task_outputs: In execution order; immutable.
         total_duration: Wall time of the whole run.
-        trace: The run as a tree; `ExecutionTrace.EMPTY` for a run that never began and a value made by hand.
-        run_id: Names the run's record; None for a value made by hand.
-        failed_items: Items of a map that gave no output, in item order.
-        open_reviews: Gates that a detached run waits for, in the order in which they were opened; none where it ended.
+        trace: The run as a tree; `ExecutionTrace.EMPTY` if the run never began, or if you created the output yourself.
+        run_id: Names the run's record; None if you created the output yourself.
+        failed_items: Items of a map without an output, in item order.
+        open_reviews: Gates that a detached run waits for, oldest first; empty if the run ended.
     """
 
     raw: str = ""
@@ -182,13 +182,13 @@ class EnsembleOutput(Shown):
     _units: UnitOutputs = PrivateAttr(default=UnitOutputs())
 
     def __eq__(self, other: object) -> bool:
-        """Compare the fields; how outputs are found by task or by iteration takes no part."""
+        """Compare the fields, without the index of outputs by task and iteration."""
         return isinstance(other, EnsembleOutput) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # its metrics and inputs are mappings
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and the line of figures without its brackets."""
+        """Return the text, and a line of figures."""
         found = self.metrics
         line = figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
         if self.failed_items:
@@ -205,21 +205,21 @@ class EnsembleOutput(Shown):
         total_duration: timedelta | float,
         total_tool_calls: int,
     ) -> EnsembleOutput:
-        """Return a completed output made by hand."""
+        """Create the output of a completed run."""
         took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
         return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
     def with_positions(
         self, positions: Mapping[str, int], units: UnitOutputs | None = None, names: Mapping[str, int] | None = None
     ) -> EnsembleOutput:
-        """Return this output, able to find the outputs of those task ids, units and task keys; for the assembly of a run."""
+        """Set the index of outputs by object id, unit and task key, and return this output; for internal use."""
         self._positions = dict(positions)
         self._units = units or UnitOutputs()
         self._names = dict(names or {})
         return self
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed; it still finds outputs by task while they are the same."""
+        """Return a copy with changed fields. It finds outputs by task unless `task_outputs` changes."""
         copy = super().replace(**changes)
         if "task_outputs" not in changes:
             copy.with_positions(self._positions, self._units, self._names)
@@ -227,12 +227,12 @@ class EnsembleOutput(Shown):
 
     @property
     def text(self) -> str:
-        """The text of the run, the same as `raw`."""
+        """The same as `raw`."""
         return self.raw
 
     @property
     def state(self) -> RunState:
-        """Where the run stood when its call ended: `waiting` where gates are open."""
+        """The state of the run when its call ended; `waiting` if gates are open."""
         return _STATES.get(self.exit_reason, RunState.COMPLETED)
 
     @property
@@ -247,11 +247,11 @@ class EnsembleOutput(Shown):
 
     @property
     def last_completed_output(self) -> TaskOutput | None:
-        """The last output, None when there is none."""
+        """The last output; None without outputs."""
         return self.task_outputs[-1] if self.task_outputs else None
 
     def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
-        """Return the output of that very task object; None when unknown or not run."""
+        """Return the output of a task object; None if the task is unknown or did not complete."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
@@ -262,10 +262,10 @@ class EnsembleOutput(Shown):
     @overload
     def __getitem__(self, task: str | int) -> TaskOutput: ...
     def __getitem__(self, task: TypedTask[Any] | str | int) -> TaskOutput:
-        """Return the output of that very task object, of the task of that name, or at that position of `task_outputs`.
+        """Return the output of a task object, of a task's name, or at a position of `task_outputs`.
 
         Raises:
-            IllegalStateError: there is none.
+            IllegalStateError: There is no such output.
         """
         outputs = self.task_outputs
         if isinstance(task, int):
@@ -275,9 +275,7 @@ class EnsembleOutput(Shown):
         if isinstance(task, str):
             place = self._names.get(task.replace("/", "_").replace("#", "_"))  # as the plan writes them
             if place is None:
-                shown = (
-                    f"{', '.join([*self._names][:_SHOWN_NAMES])}{', ...' if len(self._names) > _SHOWN_NAMES else ''}"
-                )
+                shown = ", ".join([*self._names][:_SHOWN_NAMES]) + (", ..." if len(self._names) > _SHOWN_NAMES else "")
                 raise IllegalStateError(f"No task named '{task}' has an output in this run. Those with one: [{shown}]")
             return outputs[place]
         if not hasattr(task, "object_id"):
@@ -293,27 +291,27 @@ class EnsembleOutput(Shown):
         return found
 
     def __contains__(self, task: object) -> bool:
-        """Return whether there is an output of that very task object, or of the task of that name."""
+        """Return whether a task object or a task's name has an output."""
         try:
             return self[cast("str", task)] is not None
         except IllegalStateError:
             return False
 
     def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
-        """Return what each iteration of a loop gave, by body key; index 0 is the first.
+        """Return the outputs of each iteration of a loop by body key; index 0 is the first iteration.
 
-        [] for a loop that is unknown or did not run. Of a loop that ran several times, the last run.
+        [] for a loop that is unknown or did not run. For a loop that ran several times, the last run counts.
         """
         found = self._loop(name)
         return [] if found is None else [dict(each) for each in found.iterations]
 
     def get_loop_termination_reason(self, name: str | None) -> str | None:
-        """Return why a loop ended: `predicate`, `max_iterations`, `budget_exhausted`, `exit_early`."""
+        """Return why a loop ended: `predicate`, `max_iterations`, `budget_exhausted` or `exit_early`; None if unknown."""
         found = self._loop(name)
         return None if found is None else found.termination_reason
 
     def was_loop_terminated_by_max_iterations(self, name: str | None) -> bool:
-        """Whether a loop with `on_max_iterations="return_with_flag"` was ended by its cap."""
+        """Whether a loop with `on_max_iterations="return_with_flag"` reached its cap."""
         found = self._loop(name)
         return found is not None and found.is_flagged
 
@@ -327,38 +325,38 @@ class EnsembleOutput(Shown):
 
     @property
     def graph_history(self) -> list[GraphStep]:
-        """The steps of the run's graph, in order; [] when no graph ran."""
+        """The steps of the run's graph, in order; [] without a graph."""
         return [] if self._units.graph is None else list(self._units.graph.steps)
 
     @property
     def graph_termination_reason(self) -> str | None:
-        """Why the run's graph ended: `terminal` or `max_steps`; None when no graph came to an end."""
+        """Why the run's graph ended: `terminal` or `max_steps`; None if no graph ended."""
         return None if self._units.graph is None else self._units.graph.termination_reason
 
     @property
     def was_graph_terminated_by_max_steps(self) -> bool:
-        """Whether a graph with `on_max_steps="return_with_flag"` was ended by its cap."""
+        """Whether a graph with `on_max_steps="return_with_flag"` reached its cap."""
         return self._units.graph is not None and self._units.graph.is_flagged
 
 
 class AgentOutput(Shown, Generic[Parsed_co]):
-    """What an agent answered to a question. Give it as `history=` to ask on.
+    """The answer of an agent to a question. Pass it as `history=` to continue the conversation.
 
     Attributes:
-        output: The whole output of the run: metrics, trace, why it ended.
-        messages: The conversation with this question and its answer: roles `user` and `assistant` in turns.
+        output: The whole output of the run: metrics, trace, exit reason.
+        messages: The conversation with this question and its answer; roles `user` and `assistant` alternate.
     """
 
     output: EnsembleOutput
     messages: FrozenSequence[ChatMessage] = ()
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and the line of figures without its brackets."""
+        """Return the text, and a line of figures."""
         return self.output.text_and_figures()
 
     @property
     def text(self) -> str:
-        """The answer; "" when the run ended before there was one."""
+        """The answer; "" if the run ended before it."""
         return self.output.raw
 
     @property
@@ -368,10 +366,10 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def parsed(self) -> Parsed_co:
-        """The answer as the `output_type` that was asked for.
+        """The answer as an instance of the requested `output_type`.
 
         Raises:
-            IllegalStateError: there is none.
+            IllegalStateError: There is no parsed answer.
         """
         answered = self.output.last_completed_output
         if answered is None:
@@ -380,7 +378,7 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def tool_calls(self) -> tuple[ToolCallTrace, ...]:
-        """The tools that were called, in order, with arguments and results."""
+        """The tool calls in order, with arguments and results."""
         return tuple(
             call
             for traced in self.output.trace.task_traces
@@ -390,15 +388,15 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def metrics(self) -> ExecutionMetrics:
-        """What the run took: model calls, tokens, times, costs."""
+        """The run's usage: model calls, tokens, times, costs."""
         return self.output.metrics
 
     @property
     def run_id(self) -> str | None:
-        """The run's id, which names its record."""
+        """The id of the run and its record."""
         return self.output.run_id
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is an answer: the run did not end early."""
+        """Whether the run ended with an answer, not early."""
         return self.output.is_complete

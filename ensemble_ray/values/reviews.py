@@ -1,7 +1,4 @@
-"""Words of reviews: what a gate asks, what may be decided, and when a task has a gate.
-
-Values only; which gates fire stands in `execute.review`, who is asked in `reviews`.
-"""
+"""Review gates: settings, requests, decisions and directives for a running run."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from ensemble_ray.values.value import Duration, DurationField, Instant, Value
 
 
 class ReviewTiming(StrEnum):
-    """When somebody is asked."""
+    """When a gate opens."""
 
     BEFORE_EXECUTION = "before_execution"
     DURING_EXECUTION = "during_execution"
@@ -38,7 +35,7 @@ class ReviewTiming(StrEnum):
 
 
 class OnTimeoutAction(StrEnum):
-    """What a gate does that nobody answered in time."""
+    """The effect of a timeout at a gate."""
 
     CONTINUE = "continue"
     EXIT_EARLY = "exit_early"
@@ -46,7 +43,7 @@ class OnTimeoutAction(StrEnum):
 
 
 class ReviewPolicy(StrEnum):
-    """After which tasks somebody is asked that say nothing of it themselves."""
+    """The tasks with a gate, unless they have their own setting."""
 
     NEVER = "never"
     AFTER_EVERY_TASK = "after_every_task"
@@ -55,7 +52,7 @@ class ReviewPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReviewDecision:
-    """What was decided at a gate: one of `Continue`, `Edit` and `ExitEarly`, which are attributes of this class.
+    """The decision at a gate: `Continue`, `Edit` or `ExitEarly`, which are attributes of this class.
 
     Examples:
         >>> ReviewDecision.edit("Shorter.")
@@ -70,37 +67,37 @@ class ReviewDecision:
 
     @staticmethod
     def continue_execution() -> ReviewDecision:
-        """Return the decision to go on with what there is."""
+        """Return the decision to continue."""
         return Continue()
 
     @staticmethod
     def edit(revised_output: str) -> ReviewDecision:
-        """Return the decision to go on with another text; it may be empty.
+        """Return the decision to continue with another text, which may be empty.
 
         Raises:
-            ValidationError: it is None.
+            ValidationError: The text is None.
         """
         return Edit(revised_output)
 
     @staticmethod
     def exit_early() -> ReviewDecision:
-        """Return the decision to end the run with what is done."""
+        """Return the decision to end the run with the outputs so far."""
         return ExitEarly()
 
     @staticmethod
     def exit_early_timeout() -> ReviewDecision:
-        """Return the end of the run that follows from a gate that nobody answered in time."""
+        """Return the end of the run after a gate without a decision in time."""
         return ExitEarly(timed_out=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Continue(ReviewDecision):
-    """The run goes on with what there is."""
+    """The run continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit(ReviewDecision):
-    """The run goes on with this text."""
+    """The run continues with another text."""
 
     revised_output: str
 
@@ -113,7 +110,7 @@ class Edit(ReviewDecision):
 
 @dataclass(frozen=True, slots=True)
 class ExitEarly(ReviewDecision):
-    """The run ends with what is done; `timed_out`: since nobody answered in time."""
+    """The run ends with the outputs so far; `timed_out`: because no decision arrived in time."""
 
     timed_out: bool = False
 
@@ -123,13 +120,12 @@ ReviewDecision.Continue, ReviewDecision.Edit, ReviewDecision.ExitEarly = Continu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewAnswer:
-    """A decision, and who took it: a handler's name, or a person's."""
+    """A decision, and the name of the handler or the person."""
 
     decision: ReviewDecision
     by: str = ""
 
     def to_data(self) -> dict[str, object]:
-        """Return it as data, for records and other processes."""
         match self.decision:
             case Edit(revised_output=text):
                 data: dict[str, object] = {"verdict": "edit", "text": text}
@@ -141,7 +137,6 @@ class ReviewAnswer:
 
     @classmethod
     def from_data(cls, data: Mapping[str, object]) -> Self:
-        """Return what `to_data` gave."""
         decision: ReviewDecision
         match data.get("verdict"):
             case "edit":
@@ -166,11 +161,11 @@ class Review(Value):
     """A gate of a task: `Task(review=Review.required("Is it polite?"))`.
 
     Attributes:
-        is_skip: Whether nobody is asked, whatever the ensemble's policy says.
-        prompt: What the reviewer is told beside the task and its output.
+        is_skip: Whether the task has no gate, regardless of the ensemble's policy.
+        prompt: A text for the reviewer, beside the task and its output.
         timeout: How long the gate waits, a `timedelta` or seconds; 0: without limit.
-        on_timeout: What follows when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
-        required_role: Who may answer; carried to the handler, which may check it.
+        on_timeout: Effect of the timeout: `"continue"`, `"exit_early"` or `"fail"`.
+        required_role: Role of the reviewer; the handler may check it.
     """
 
     DEFAULT_TIMEOUT: ClassVar[timedelta] = _DEFAULT_TIMEOUT
@@ -196,17 +191,17 @@ class Review(Value):
 
     @classmethod
     def required(cls, prompt: str | None = None) -> Self:
-        """Return a gate at which somebody is asked, whatever the ensemble's policy says."""
+        """Return a gate, regardless of the ensemble's policy."""
         return cls(prompt=prompt)
 
     @classmethod
     def skip(cls) -> Self:
-        """Return a gate at which nobody is asked, whatever the ensemble's policy says."""
+        """Return the setting for no gate, regardless of the ensemble's policy."""
         return cls(is_skip=True)
 
     @property
     def is_required(self) -> bool:
-        """Whether somebody is asked; the opposite of `is_skip`."""
+        """Whether the gate opens; the opposite of `is_skip`."""
         return not self.is_skip
 
     @model_validator(mode="before")
@@ -222,19 +217,19 @@ class Review(Value):
 
 
 class ReviewRequest(Value):
-    """What a reviewer is asked.
+    """A request to a reviewer.
 
     Attributes:
-        task_description: What the task is; of a question in a task, the question.
-        task_output: What the task gave; empty before and during it.
-        timing: When it is asked.
-        timeout: How long it may wait from now on; None or 0: without limit.
-        on_timeout: What follows when nobody answers in time.
-        prompt: What the reviewer is told beside that.
-        required_role: Who may answer.
-        review_id: Id of the gate, the same when it is asked again after a crash; unique among all runs of a store.
-        run_id: The run; empty where it was asked outside any.
-        ends_run: Whether `exit_early` ends the run, or only refuses what a tool is about to do.
+        task_description: The task; for a question of a tool, the question.
+        task_output: Output of the task; empty before and during it.
+        timing: When the gate opened.
+        timeout: How long the gate waits from now on; None or 0: without limit.
+        on_timeout: Effect of the timeout.
+        prompt: A further text for the reviewer.
+        required_role: Role of the reviewer.
+        review_id: Id of the gate, unique among all runs of a store; the same again after a crash.
+        run_id: The run; empty for a request outside of runs.
+        ends_run: Whether `exit_early` ends the run; else it only rejects the tool call.
     """
 
     task_description: str
@@ -251,7 +246,7 @@ class ReviewRequest(Value):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Refuse what misses a field that has no default (S-REV-20); a missing argument counts as None (S-CONV-13)."""
+        """Reject a missing field without a default (S-REV-20); a missing argument counts as None (S-CONV-13)."""
         if isinstance(data, Mapping):
             arguments = dict(cast("Mapping[str, object]", data))
             for name in ("task_description", "timing"):
@@ -264,25 +259,25 @@ class ReviewRequest(Value):
 
     @property
     def timeout_s(self) -> float | None:
-        """How long it may wait, s; None: without limit."""
+        """The timeout in s; None: without limit."""
         seconds = None if self.timeout is None else self.timeout.total_seconds()
         return seconds if seconds is not None and seconds > 0 else None
 
 
 class OpenReview(Value):
-    """A gate that nobody has decided yet: in `output.open_reviews` of a run that waits.
+    """An open gate, in `output.open_reviews` of a run that waits.
 
     Attributes:
         run_id: The run.
         gate_id: Id of the gate: the `review_id` of its request, unique among all runs of a store.
-        task_description: What the task is; of a question in a task, the question.
-        task_output: What the task gave; empty before and during it.
-        timing: When it is asked.
-        prompt: What the reviewer is told beside that.
+        task_description: The task; for a question of a tool, the question.
+        task_output: Output of the task; empty before and during it.
+        timing: When the gate opened, relative to the task.
+        prompt: A further text for the reviewer.
         created_at: When it was opened.
-        expires_at: When its timeout has passed; None: it waits without limit.
-        on_timeout: What follows then.
-        required_role: Who may decide.
+        expires_at: When its timeout ends; None: without limit.
+        on_timeout: Effect of the timeout.
+        required_role: Role of the reviewer.
     """
 
     run_id: str
@@ -298,19 +293,19 @@ class OpenReview(Value):
 
 
 class ReviewWait(StrEnum):
-    """Where a run waits for the decisions at its gates."""
+    """How a run waits for decisions at its gates."""
 
-    #: in the program that called `run()`, which asks its handler
+    #: in the program that called `run()`; its handler decides
     ATTACHED = "attached"
-    #: in its record: the call ends, and the run goes on when somebody decided
+    #: in its record: the call ends, and a decision resumes the run
     DETACH = "detach"
 
 
 def decision_at_timeout(request: ReviewRequest, waited_s: float) -> ReviewDecision:
-    """Return what follows for a request that nobody answered within that time (S-REV-47).
+    """Return the decision for a request without an answer in that time (S-REV-47).
 
     Raises:
-        ReviewTimeoutError: it fails the task.
+        ReviewTimeoutError: It fails the task.
     """
     match request.on_timeout:
         case OnTimeoutAction.CONTINUE:
@@ -326,7 +321,7 @@ class Reviewing(Protocol):
     """An object that decides at gates."""
 
     def review(self, request: ReviewRequest, /) -> ReviewDecision | Awaitable[ReviewDecision]:
-        """Decide; may be `async`."""
+        """Return the decision; may be `async`."""
         ...
 
 
@@ -341,19 +336,17 @@ _REJECT = "REJECT"
 
 
 class DecisionText(NamedTuple):
-    """The parts of a decision's text."""
-
     decision: Literal["approve", "retry", "retry_predecessor", "reject"]
     #: feedback or reason; "" of an approval
     text: str = ""
     #: of a retry of a predecessor
     phase_name: str = ""
-    #: whether it approves only because it says nothing that is known
+    #: whether it approves only because the text is unknown
     is_unknown: bool = False
 
 
 def read_decision_text(answer: str | None) -> DecisionText:
-    """Return what a review's answer decides (S-PHASE-70 to S-PHASE-74).
+    """Return the decision in a review's answer (S-PHASE-70 to S-PHASE-74).
 
     Examples:
         >>> read_decision_text("Retry: issue: too brief").text
@@ -374,59 +367,58 @@ def _begins_with(text: str, keyword: str) -> bool:
     return text[: len(keyword)].upper() == keyword
 
 
-#: Characters of one directive: it stands in each prompt from then on.
+#: Most characters of a directive: every later prompt contains it.
 LONGEST_DIRECTIVE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """A text for the tasks of a run that start while it is active."""
+    """A text for the tasks that start while it is active."""
 
     text: str
-    #: s from when the run takes it; None: until the run ends
+    #: s, from its arrival at the run; None: until the run ends
     ttl_s: float | None = None
-    #: who gave it; empty: nobody asked who it is
+    #: name of the author; empty: unknown
     given_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSwitch:
-    """Which model of a run's catalog the tasks ask that start from then on."""
+    """A change of the model for tasks that start later."""
 
-    #: its name in the catalog; None: each agent's own again
+    #: its name in the run's catalog; None: each agent's own model again
     model: str | None
-    #: role of the agent whose tasks are meant; None: those of all
+    #: role of the agent; None: all agents
     agent: str | None = None
-    #: who said so; empty: nobody asked who it is
+    #: name of the author; empty: unknown
     given_by: str = ""
 
 
-#: What a run that goes on may be told.
+#: Commands to a running run.
 RunDirective: TypeAlias = Directive | ModelSwitch
 
 
 def add_switch(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
-    """Return the switches that count when another one was made: it takes the place of those that it covers."""
+    """Return the switches with a new one, which replaces the ones that it covers."""
     kept = (each for each in switches if new.agent is not None and each.agent != new.agent)
     return (*kept, new)
 
 
 def model_for(switches: Sequence[ModelSwitch], agent_role: str) -> str | None:
-    """Return the name of the model that an agent asks; None: its own."""
-    meant = [each for each in switches if each.agent in {None, agent_role}]
-    return meant[-1].model if meant else None
+    models = [each.model for each in switches if each.agent in {None, agent_role}]
+    return models[-1] if models else None
 
 
 def check_directive(text: str, ttl: timedelta | float | None, given_by: str = "") -> Directive:
-    """Return the directive that a caller gives (S-CTL-4).
+    """Return the directive of a caller (S-CTL-4).
 
     Args:
-        text: What tasks are told.
+        text: The text for tasks.
         ttl: How long it is active, a timedelta or seconds; None: until the run ends.
-        given_by: Who gives it.
+        given_by: Name of the author.
 
     Raises:
-        ValidationError: the text is blank or too long, or the time is not positive.
+        ValidationError: The text is blank or too long, or the time is not positive.
     """
     if not text.strip():
         raise ValidationError("A directive must have a text")

@@ -1,4 +1,4 @@
-"""What a task gives back."""
+"""The output of a task, and the outputs of loops, phases and graphs."""
 
 from __future__ import annotations
 
@@ -23,41 +23,40 @@ if TYPE_CHECKING:
 
 
 class _Printer(Protocol):
-    """The part of IPython's printer that is used here."""
+    """The part of IPython's printer in use here."""
 
     def text(self, text: str) -> None: ...
 
 
 class Shown(Value):
-    """A value that people print: its text and one line of figures instead of all its fields."""
+    """A value that prints as its text and a line of figures, instead of all fields."""
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class: to type checkers alone it is one per type of answer."""
-            return cls
+            return cls  # only type checkers distinguish the types of answers
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and the line of figures without its brackets."""
+        """Return the text, and a line of figures."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Return the text, and below it one line of figures."""
+        """Return the text, and a line of figures below it."""
         text, line = self.text_and_figures()
         return f"{text}\n[{line}]" if text else f"[{line}]"
 
     def __repr__(self) -> str:
-        """Return one line: the class, the beginning of the text, the figures."""
+        """Return one line: the class, the start of the text, the figures."""
         text, line = self.text_and_figures()
         return f"<{type(self).__name__} {reprlib.repr(text)}: {line}>"
 
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's signature
-        """Show it in a notebook as `print` does."""
+        """Print it in a notebook like `print`."""
         printer.text(str(self))
 
 
 def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
-    """Return one line of figures; tasks that are None and tokens that are unknown are left out."""
+    """Return a line of figures, without a number of tasks that is None and without unknown tokens."""
     parts = [] if tasks is None else [count(tasks, "task")]
     parts.append(count(model_calls, "model call"))
     if tokens >= 0:
@@ -66,28 +65,27 @@ def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelt
 
 
 def count(number: int, noun: str) -> str:
-    """Return the number with its noun, `1 task` or `1,000 tasks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 T = TypeVar("T")
-#: What a task's answer is parsed into; Any where the task does not say.
+#: Type of a task's parsed answer; Any by default.
 Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
-#: What an answer is parsed into: a class, or `A | B`, which is none.
+#: Type of a parsed answer. `A | B` is no class.
 OutputType: TypeAlias = type[Any] | UnionType
 
 
 def full_name(output_type: object) -> str:
-    """`module.qualname` of a class (S-CONV-10); any other type as it is written, its classes by their full names."""
+    """Return `module.qualname` of a class (S-CONV-10), or another type as text, with full names of its classes."""
     if isinstance(output_type, type):
         return f"{output_type.__module__}.{output_type.__qualname__}"
-    return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(output_type))  # of the functions in `Annotated`
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(output_type))  # addresses of functions in `Annotated`
 
 
 def type_name(output_type: object) -> str:
-    """Return what messages call a type: a class by its name, any other type as it is written."""
+    """Return the name of a class, or another type as text, for messages."""
     return output_type.__name__ if isinstance(output_type, type) else str(output_type)
 
 
@@ -103,12 +101,12 @@ def _is_same(one: object, other: object) -> bool:
     return one == other or (not isinstance(one, type) and full_name(one) == full_name(other))
 
 
-#: Told where there is no parsed output.
+#: Message of an error.
 NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
 
 
 class TaskOutput(Shown, Generic[Parsed_co]):
-    """What one task gave."""
+    """The output of one task."""
 
     raw: str
     #: with its variables resolved
@@ -118,37 +116,37 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     duration: Duration
     tool_call_count: int = 0
     parsed_output: Any = None
-    #: as the task declared it; `list[X]` and `X | None` are no classes and would be refused by a check
+    #: as the task declared it; unchecked, since `list[X]` and `X | None` are no classes
     output_type: Annotated[OutputType | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and the line of figures without its brackets."""
+        """Return the text, and a line of figures."""
         found = self.metrics
         return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
     @property
     def text(self) -> str:
-        """The answer as text, the same as `raw`."""
+        """The same as `raw`."""
         return self.raw
 
     @property
     def parsed(self) -> Parsed_co:
-        """The answer as the task's `output_type`.
+        """The answer as an instance of the task's `output_type`.
 
         Raises:
-            IllegalStateError: there is none.
+            IllegalStateError: There is no parsed answer.
         """
         if self.parsed_output is None and not _takes_none(self.output_type):
             raise IllegalStateError(NOT_PARSED)
         return cast("Parsed_co", self.parsed_output)
 
     def get_parsed_output(self, output_type: type[T]) -> T:
-        """Return the parsed output as an instance of that type.
+        """Return the parsed output as an instance of a type.
 
         Raises:
-            IllegalStateError: there is none, or it is of another type.
+            IllegalStateError: There is no parsed output, or it has another type.
         """
         if self.output_type is not None and _is_same(output_type, self.output_type):
             return cast("T", self.parsed)
@@ -176,10 +174,10 @@ class GraphStep:
     """A step of a graph.
 
     Attributes:
-        state_name: The state that was run.
+        state_name: The state.
         step_number: 1-based.
-        output: What the state gave.
-        next_state: What routing chose, `Graph.END` included; None where the run ended before.
+        output: Output of the state.
+        next_state: The next state, possibly `Graph.END`; None if the run ended before.
     """
 
     state_name: str
@@ -190,11 +188,11 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopHistory:
-    """What the iterations of a loop gave, by body key in body order, and why it ended."""
+    """The outputs of a loop's iterations by body key, in body order, and why the loop ended."""
 
     iterations: Sequence[Mapping[str, TaskOutput]]
     termination_reason: str | None
-    #: it was ended by its cap, and asked to say so (S-LOOP-63)
+    #: it reached its cap with `return_with_flag` (S-LOOP-63)
     is_flagged: bool = False
 
 
@@ -204,15 +202,15 @@ class GraphHistory:
 
     steps: Sequence[GraphStep]
     termination_reason: str | None
-    #: it was ended by its cap, and asked to say so (S-GRAPH-51)
+    #: it reached its cap with `return_with_flag` (S-GRAPH-51)
     is_flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOutputs:
-    """What the units of a run gave beside its list of outputs."""
+    """The outputs of a run by loop, phase and graph."""
 
-    #: by name; of a loop that ran several times, its last run
+    #: by name; the last run of a loop that ran several times
     loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])
     #: outputs of completed phases by name, in the order in which they completed
     phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, Sequence[TaskOutput]])
@@ -221,12 +219,12 @@ class UnitOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationContext:
-    """What a loop's `until` is given after an iteration. Nothing outside of the loop is in it.
+    """The argument of a loop's `until` after an iteration. It contains only outputs of the loop.
 
     Attributes:
         iteration_number: 1-based.
         last_iteration_outputs: Outputs of this iteration by body key, in body order; read-only.
-        history: The same of all iterations, this one included; read-only.
+        history: The outputs of all iterations, including this one; read-only.
         last_body_output: Output of the last task of the body in this iteration.
     """
 
@@ -238,13 +236,13 @@ class LoopIterationContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRoutingContext:
-    """What the condition of a graph's edge is given after a step.
+    """The argument of an edge's condition after a step.
 
     Attributes:
-        current_state: The state that was run.
-        last_output: What it gave.
+        current_state: The state of the step.
+        last_output: Its output.
         step_number: 1-based.
-        state_history: Outputs of each state that was visited, in the order of visits, this one included; read-only.
+        state_history: Outputs of each visited state, in the order of visits, including this one; read-only.
     """
 
     current_state: str
@@ -254,10 +252,10 @@ class GraphRoutingContext:
 
 
 def join_iterations(outputs: Sequence[TaskOutput]) -> TaskOutput:
-    """Return what a task gave in all iterations as one output (S-LOOP-72, S-LOOP-73).
+    """Return the outputs of a task in all iterations as one output (S-LOOP-72, S-LOOP-73).
 
     Args:
-        outputs: One of each iteration, in order; at least one.
+        outputs: One per iteration, in order; at least one.
     """
     first, *later = outputs
     texts = [f"\n\n--- iteration {number} ---\n\n{each.raw}" for number, each in enumerate(later, start=2)]

@@ -1,7 +1,4 @@
-"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2).
-
-Only shapes and their JSON form; the folds that make them live in `record` and `execute`.
-"""
+"""The trace of a run: run -> task -> model interaction -> tool call (S-TRC-2), and its JSON form."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ from ensemble_ray.values.value import FrozenSequence, Instant, Value
 
 
 class PhaseStatus(StrEnum):
-    """What became of a phase (21)."""
+    """The outcome of a phase."""
 
     #: the run waits, or was interrupted
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-    #: a phase before it failed, or the run ended before its turn
+    #: a predecessor failed, or the run ended before the phase began
     SKIPPED = "skipped"
 
 
 class LoopTrace(Value):
-    """A loop that ran. A loop that ran several times, such as a graph's state, has one for each."""
+    """One run of a loop."""
 
     loop_name: str
-    #: where it ran: `loop:refine`, or `graph:triage#3/loop:refine` in the fourth step of a graph
+    #: `loop:refine`, or `graph:triage#3/loop:refine` in the fourth step of a graph
     path: str
     iterations_run: int
     max_iterations: int
@@ -47,7 +44,7 @@ class LoopTrace(Value):
     on_max_iterations: str
     output_mode: str
     memory_mode: str
-    #: body keys of the tasks that completed, per iteration, in body order
+    #: body keys of the completed tasks per iteration, in body order
     iterations: tuple[tuple[str, ...], ...] = ()
 
 
@@ -64,7 +61,7 @@ class GraphTraceStep(Value):
 
 
 class GraphTrace(Value):
-    """A graph that ran."""
+    """The run of a graph."""
 
     graph_name: str
     path: str
@@ -77,28 +74,25 @@ class GraphTrace(Value):
 
 
 class CaptureMode(StrEnum):
-    """How much a trace keeps: off < standard < full."""
+    """The level of detail of a trace: off < standard < full."""
 
     OFF = "off"
     STANDARD = "standard"
     FULL = "full"
 
     def is_at_least(self, other: CaptureMode | str) -> bool:
-        """Whether this mode keeps at least what the other does."""
-        return _LEVELS[self] >= _LEVELS[CaptureMode(other)]
-
-
-#: How much each keeps.
-_LEVELS = {mode: level for level, mode in enumerate(CaptureMode)}
+        """Whether this mode captures at least as much as the other."""
+        modes = list(CaptureMode)
+        return modes.index(self) >= modes.index(CaptureMode(other))
 
 
 def jsonable(value: object) -> object:
-    """Return the JSON form of anything: its own if it has one, else its text; never fail (S-TRC-52)."""
+    """Return a value as JSON data: its own form if it has one, else its text. It never fails (S-TRC-52)."""
     if value is None or isinstance(value, bool | int):
         return value
     try:
         return _as_data(value)
-    except Exception:  # noqa: BLE001  cycles, bytes that are no text, objects whose own serializers or texts fail
+    except Exception:  # noqa: BLE001  cycles, bytes that are no text, failing serializers
         try:
             return _by_hand(value, ())
         except RecursionError:
@@ -106,7 +100,7 @@ def jsonable(value: object) -> object:
 
 
 def _by_hand(value: object, inside: tuple[int, ...]) -> object:
-    """Return the JSON form part by part, so that one part that has none costs no more than itself."""
+    """Convert the parts one by one, so that a part without a JSON form does not affect the others."""
     if id(value) in inside:
         return _text_of(value)
     deeper = (*inside, id(value))
@@ -116,31 +110,30 @@ def _by_hand(value: object, inside: tuple[int, ...]) -> object:
         return [_by_hand(each, deeper) for each in cast("Iterable[object]", value)]
     try:
         return _as_data(value)
-    except Exception:  # noqa: BLE001  see above
+    except Exception:  # noqa: BLE001  as above
         return _text_of(value)
 
 
 def _as_data(value: object) -> object:
-    """Return the JSON form by its text: only there are `inf` and `nan` texts."""
+    """Convert through JSON text: only there can `inf` and `nan` be strings."""
     return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
 
 
 def _text_of(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001  a text of the user's class that fails
+    except Exception:  # noqa: BLE001  the class is the user's
         return f"<{type(value).__name__}>"
 
 
 def _pretty(value: Value) -> str:
     try:
         return value.model_dump_json(indent=2)
-    except ValueError:  # half of a surrogate pair: models cut emoji in two
+    except ValueError:  # half of a surrogate pair: models split emoji
         return json.dumps(whole_data(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
 
 
 def _prepare_target(path: str | Path) -> Path:
-    """Make the folders of a path and return it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
@@ -158,36 +151,36 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
-#: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
+#: Any value, stored as JSON data: a trace equals its copy from JSON (S-TRC-52).
 JsonData = Annotated[Any, BeforeValidator(jsonable)]
 JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
 
 
 class CapturedMessage(Value):
-    """A message as it was when captured."""
+    """A message to or from a model."""
 
     role: str
     content: str | None = None
-    #: each `{id, name, arguments}` (S-SET-13)
+    #: `{id, name, arguments}` per call (S-SET-13)
     tool_calls: tuple[Mapping[str, str], ...] = ()
     tool_name: str | None = None
 
 
 class ToolCallTrace(Value):
-    """One tool request and what came of it."""
+    """A tool call and its result."""
 
     tool_name: str
-    #: JSON text as the model wrote it
+    #: JSON text of the model
     arguments: str
-    #: full text given to the model, before any truncation
+    #: full text for the model, before any truncation
     result: str
-    #: what the tool gave beside its text, as JSON data
+    #: data of the result beside its text
     structured_output: JsonData = None
     started_at: Instant
     completed_at: Instant
     duration: timedelta
     outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
-    #: what was repaired in the arguments before the call, one short text each (S-LLM-43)
+    #: repairs of the arguments before the call, as short texts (S-LLM-43)
     repairs: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)
     #: the arguments as a dict; capture mode full only
     parsed_input: JsonObject | None = None
@@ -195,7 +188,7 @@ class ToolCallTrace(Value):
 
 
 class LlmInteraction(Value):
-    """One model call of a task, with the tool calls it asked for."""
+    """A model call of a task, with the tool calls that the model requested."""
 
     iteration_index: int
     started_at: Instant
@@ -208,14 +201,14 @@ class LlmInteraction(Value):
     response_type: Literal["tool_calls", "final_answer"]
     #: only for final answers
     response_text: str | None = None
-    #: what the model thought, apart from its answer
+    #: the model's reasoning, not part of the answer
     reasoning: str | None = Field(default=None, exclude_if=_is_none)
-    #: why the model stopped, where that is neither ordinary (`stop`, `tool_calls`) nor unknown; `length`: cut off
+    #: why the model stopped, unless ordinary (`stop`, `tool_calls`) or unknown; `length`: cut off
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
-    #: the model's name, and who provides it, where the model says so
+    #: names of the model and its provider, if known
     model: str | None = Field(default=None, exclude_if=_is_none)
     provider: str | None = Field(default=None, exclude_if=_is_none)
-    #: how much of the latency, from its beginning, was spent waiting for permits of rate limits; None: nothing
+    #: first part of the latency: the wait for permits of rate limits; None: no wait
     permit_wait: timedelta | None = Field(default=None, exclude_if=_is_none)
     tool_calls: tuple[ToolCallTrace, ...] = ()
     #: capture mode standard and above
@@ -223,19 +216,19 @@ class LlmInteraction(Value):
 
 
 class TaskPrompts(Value):
-    """Exactly what the first model call was sent."""
+    """The exact prompts of the first model call."""
 
     system_prompt: str
     user_prompt: str
-    #: what was sent between them: the conversation that the task continues
+    #: messages between them: the conversation that the task continues
     history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)
 
 
 class DelegationTrace(Value):
-    """One attempt of a task to hand work to another agent."""
+    """One attempt of a task to delegate work."""
 
     delegator_role: str
-    #: who was asked; the role as the model wrote it where nobody has it
+    #: as the model wrote it if no agent has the role
     worker_role: str
     task_description: str
     started_at: Instant
@@ -243,19 +236,19 @@ class DelegationTrace(Value):
     duration: timedelta
     #: 0: by a task of the plan; the event's `delegation_depth` says 1 (S-DEL-53)
     depth: int
-    #: the text that the delegating model was given
+    #: the text for the delegating model
     result: str
     succeeded: bool
-    #: what a peer did; None for workers of a manager, whose traces stand beside the manager's (S-TRC-41)
+    #: of a peer; None for a manager's workers, whose traces follow the manager's trace (S-TRC-41)
     worker_trace: TaskTrace | None = None
-    #: the request as it was when the worker was asked, or refused; its `task_id` is the delegation's id
+    #: the request at the start of the worker, or at the rejection; its `task_id` is the delegation's id
     request: JsonObject = Field(default_factory=dict[str, Any])
-    #: what came of it, under the same id
+    #: the response, with the same id
     response: JsonObject = Field(default_factory=dict[str, Any])
 
 
 class TaskTrace(Value):
-    """All that happened in one task. Durations equal the difference of their instants."""
+    """The execution of one task. Durations equal the difference of their instants."""
 
     task_description: str
     expected_output: str
@@ -265,14 +258,14 @@ class TaskTrace(Value):
     duration: timedelta
     prompts: TaskPrompts | None = None
     llm_interactions: tuple[LlmInteraction, ...] = ()
-    #: attempts in order, refused ones included
+    #: attempts in order, rejected ones included
     delegations: tuple[DelegationTrace, ...] = ()
     final_output: str = ""
     parsed_output: Any = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
-    #: `map`, `reduce`, `final-reduce` or `direct`; None: no part of a map-reduce
+    #: `map`, `reduce`, `final-reduce` or `direct`; None: not part of a map-reduce
     node_type: str | None = None
-    #: 0 for maps and direct tasks; None: no part of a map-reduce
+    #: 0 for maps and direct tasks; None: not part of a map-reduce
     map_reduce_level: int | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
@@ -281,7 +274,7 @@ class TaskTrace(Value):
         return whole_data(jsonable(value))
 
     def with_workers(self) -> Iterator[TaskTrace]:
-        """Return this trace and those of the peers that worked for it, each once; for sums."""
+        """Yield this trace and the traces of all peers that worked for it."""
         yield self
         for delegation in self.delegations:
             if delegation.worker_trace is not None:
@@ -289,7 +282,7 @@ class TaskTrace(Value):
 
 
 class AgentSummary(Value):
-    """Who took part."""
+    """An agent of the run."""
 
     role: str
     goal: str
@@ -299,11 +292,11 @@ class AgentSummary(Value):
 
 
 class MapReduceLevelSummary(Value):
-    """What one level of a map-reduce did."""
+    """One level of a map-reduce."""
 
     #: 0: the maps, or the direct task
     level: int
-    #: tasks that began
+    #: started tasks
     task_count: int
     #: from the first start to the last end
     duration: timedelta
@@ -311,13 +304,13 @@ class MapReduceLevelSummary(Value):
 
 
 class PhaseTrace(Value):
-    """A phase that ended or was skipped; the reviews of one are an entry of their own."""
+    """A phase that ended or was skipped. The reviews of a phase have a separate entry."""
 
     name: str
     #: `phase:draft`
     path: str
     status: PhaseStatus
-    #: all executions, those of attempts that were not accepted included, in the order in which they ended
+    #: all executions, including attempts that were not accepted, in the order of their ends
     task_traces: tuple[TaskTrace, ...] = ()
     started_at: Instant
     completed_at: Instant
@@ -333,20 +326,20 @@ class ErrorTrace(Value):
     error_type: str
     message: str
     stack_trace: str = ""
-    #: line of user code that raised, as tracebacks have it; empty: none did, or it is not known
+    #: line of user code that raised the error, as in a traceback; empty: none, or unknown
     place: str = Field(default="", exclude_if=_is_empty)
     occurred_at: Instant
 
 
 class ExecutionTrace(Value):
-    """A run as a tree, made to be read, stored and compared."""
+    """A run as a tree, for reading, storing and comparing."""
 
     EMPTY: ClassVar[ExecutionTrace]
 
     schema_version: str = "1.1"
     capture_mode: CaptureMode = CaptureMode.OFF
     ensemble_id: str
-    #: what the team is called; None: it has no name
+    #: name of the team; None: it has no name
     ensemble_name: str | None = Field(default=None, exclude_if=_is_none)
     workflow: str
     started_at: Instant
@@ -369,10 +362,10 @@ class ExecutionTrace(Value):
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Pretty JSON text; with a path it is also written there, parent folders made.
+        """Return indented JSON; with a path, also write it there and create missing folders.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         text = _pretty(self)
         if path is not None:
@@ -380,16 +373,16 @@ class ExecutionTrace(Value):
         return text
 
     def write_json(self, path: str | Path) -> None:
-        """Write the text of `to_json` task by task, so that a long trace is never in memory whole.
+        """Write the text of `to_json` task by task: memory never holds the text of a whole long trace.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         with _prepare_target(path).open("w", encoding="utf-8") as file:
             file.writelines(self._pieces())
 
     def _pieces(self) -> Iterator[str]:
-        # What stands deeper is indented further, and no text in JSON has a line's end of its own.
+        # Nested lines are indented further. JSON strings contain no line breaks.
         name = '\n  "task_traces": ['
         head, _, tail = _pretty(self.model_copy(update={"task_traces": ()})).partition(f"{name}]")
         yield f"{head}{name}"
@@ -401,14 +394,13 @@ class ExecutionTrace(Value):
         yield f"\n  ]{tail}" if separator else f"]{tail}"
 
     def export(self, exporter: ExecutionTraceExporter | Callable[[ExecutionTrace], object]) -> None:
-        """Hand this trace to an exporter: a callable or an object with `export`."""
+        """Pass this trace to an exporter: a callable or an object with `export`."""
         if isinstance(exporter, ExecutionTraceExporter):
             exporter.export(self)
         else:
             exporter(self)
 
 
-#: Of a run that never began.
 ExecutionTrace.EMPTY = ExecutionTrace(
     ensemble_id="",
     workflow="",
@@ -420,21 +412,21 @@ ExecutionTrace.EMPTY = ExecutionTrace(
 
 @runtime_checkable
 class ExecutionTraceExporter(Protocol):
-    """Takes the trace of each successful run."""
+    """Receives the trace of each successful run."""
 
     def export(self, trace: ExecutionTrace) -> None:
-        """Take one trace."""
+        """Receive one trace."""
         ...
 
 
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
-#: The version that can have nothing behind its flags, and the one that is none.
+#: The version without further fields after its flags, and the invalid version.
 _FIRST_VERSION, _NO_VERSION = "00", "ff"
 
 
 class TraceParent(NamedTuple):
-    """A span as another process names it."""
+    """A span in the form of W3C's `traceparent` header."""
 
     #: 32 and 16 hexadecimal digits
     trace_id: str
@@ -446,13 +438,13 @@ class TraceParent(NamedTuple):
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """Return the span that a `traceparent` names; None where it is none: then a trace of its own begins, as W3C asks.
+    """Return the span of a `traceparent`; None if it is invalid: then a new trace begins, as W3C requires.
 
     Examples:
         >>> parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
         'b7ad6b7169203331'
     """
-    found = _FORM.fullmatch(text.strip())
+    found = _TRACEPARENT.fullmatch(text.strip())
     if found is None:
         return None
     version, trace_id, span_id, flags, rest = found.groups()
@@ -464,41 +456,38 @@ def parse_traceparent(text: str) -> TraceParent | None:
 
 
 def _id_of(name: str, digits: int) -> str:
-    # An id of zeros is none; one in 2**64 names would have it.
+    # An id of zeros would be invalid; its probability is 2**-64.
     return hashlib.sha256(name.encode()).hexdigest()[:digits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTracing:
-    """What the spans of one run have in common; it travels to every process of the run."""
+    """The common data of all spans of a run; every process of the run has a copy."""
 
     run_id: str
-    #: who asked for the run; None: it begins a trace of its own
+    #: the span that requested the run; None: the run begins a new trace
     caller: TraceParent | None = None
     is_sampled: bool = True
     #: how often the run was resumed before
     beginning: int = 0
-    #: what was done until then was told of by an earlier beginning, which ended; Unix time, s
+    #: an earlier segment of the run reported its spans until then; Unix time, s
     told_until: float = 0.0
 
     @property
     def trace_id(self) -> str:
-        """The trace that the run is part of."""
+        """Id of the trace that contains the run."""
         return _id_of(f"trace {self.run_id}", _TRACE_DIGITS) if self.caller is None else self.caller.trace_id
 
     def run_span(self, beginning: int | None = None) -> str:
-        """Return the id of the run's span; each time it goes on it has another one."""
+        """Return the id of the run's span, which differs after each resume."""
         number = self.beginning if beginning is None else beginning
         return _id_of(f"run {self.run_id} {number}", _SPAN_DIGITS)
 
     def execution_span(self, instance: str) -> str:
-        """Return the id of the span of a task's execution, or of a unit's."""
         return _id_of(f"execution {self.run_id} {self.beginning} {instance}", _SPAN_DIGITS)
 
     def effect_span(self, name: str) -> str:
-        """Return the id of the span of a call of a model or of a tool."""
         return _id_of(f"effect {self.run_id} {name}", _SPAN_DIGITS)
 
     def traceparent(self, span_id: str) -> str:
-        """Return what names a span of the run to others."""
         return str(TraceParent(self.trace_id, span_id, self.is_sampled))

@@ -1,7 +1,4 @@
-"""Base of all public frozen values.
-
-A value is a frozen pydantic model that refuses unknown names, speaks our errors and copies with `replace`.
-"""
+"""The base of all public frozen values, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -34,14 +31,16 @@ _OUTPUT_TYPES = dict.fromkeys(
 _MODELS = dict.fromkeys(("model", "model_client", "llm_config", "chat_model", "language_model"), "llm")
 _LIMITS = dict.fromkeys(("max_iter", "max_turns", "max_steps", "max_tool_iterations"), "max_iterations")
 _ASKS_PEOPLE = dict.fromkeys(("human_input", "human_in_the_loop", "human_approval"), "review")
-_TASK_TYPE = "The type of the answer is chosen by the task, Task(output_type=...), or the question, agent.run(..., output_type=...)"
-_GUARDRAILS = "Guardrails are of the task: Task(input_guardrails=..., output_guardrails=...)"
+_TASK_TYPE = (
+    "The task sets the type of the answer, Task(output_type=...), or the question, agent.run(..., output_type=...)"
+)
+_GUARDRAILS = "Tasks have guardrails: Task(input_guardrails=..., output_guardrails=...)"
 _REQUEST_OPTION = (
     "It is an option of the model: OpenAIChatModel(model, {name}=...), or a key of the section 'llm' of a team file"
 )
-_WORKFLOW = "Tasks run at the same time in an ensemble whose workflow is 'parallel'"
+_WORKFLOW = "Tasks run in parallel in an ensemble with the workflow 'parallel'"
 
-#: By the name of our class and the name of another framework: our field, or a sentence where there is none.
+#: By class and by a name of another framework: the field of this library, or a sentence if there is no such field.
 FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
     "Agent": {
         **_MODELS,
@@ -135,7 +134,7 @@ FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def find_own_name(kind: type[object], name: str) -> str:
-    """Return the sentence about a name of another framework that a class does not have; "" where it is not known."""
+    """Return a hint about a field name of another framework; "" if the name is unknown."""
     for each in kind.__mro__:
         own = FOREIGN_NAMES.get(each.__name__, {}).get(name)
         if own is not None:
@@ -144,16 +143,16 @@ def find_own_name(kind: type[object], name: str) -> str:
 
 
 def _as_duration(value: object) -> object:
-    """Seconds or a timedelta (S-CONV-8)."""
+    """Accept seconds or a timedelta (S-CONV-8)."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
-        except OverflowError as error:  # which is no `ValueError`, the only one that a field's check may raise
+        except OverflowError as error:  # a field's check may raise only `ValueError`
             raise ValueError(str(error)) from error
     return value
 
 
-#: A length of time; a number of seconds is accepted, a `timedelta` is kept.
+#: A `timedelta`; it accepts a number of seconds.
 Duration = Annotated[timedelta, BeforeValidator(_as_duration)]
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ if TYPE_CHECKING:
     _Written = TypeVar("_Written")
 
     class Accepts(Generic[_Read, _Written]):
-        """A field that is written as one type and read as another."""
+        """A field with one type for reading and another for writing."""
 
         def __get__(self, instance: object, owner: object) -> _Read: ...
         def __set__(self, instance: object, value: _Written) -> None: ...
@@ -171,7 +170,7 @@ if TYPE_CHECKING:
 else:
 
     class Accepts:
-        """Only type checkers look into it."""
+        """The type checkers' class does nothing at run time."""
 
         def __class_getitem__(cls, types: object) -> type:
             return cls
@@ -180,11 +179,10 @@ else:
 
 
 def _in_utc(value: datetime) -> datetime:
-    """Return the same instant in UTC."""
     return value if value.tzinfo is UTC else value.astimezone(UTC)
 
 
-#: A moment; any time zone is accepted, none is not, UTC is kept (S-CONV-8).
+#: A time in UTC; it accepts any time zone, but no naive time (S-CONV-8).
 Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
@@ -192,15 +190,15 @@ _Item = TypeVar("_Item")
 
 
 class LazySequence(Sequence[_Item]):
-    """A sequence that never changes and whose parts are made when asked: fields keep it as it is, unchecked."""
+    """An immutable sequence with lazy items. Fields store it unchecked and without a copy."""
 
     __slots__ = ()
 
 
 def to_tuple(value: object) -> tuple[object, ...]:
-    """Return what a user gave for a list as a tuple, so that the caller's own can change later (S-CONV-5).
+    """Return a user's list as a tuple, so that later changes of the list have no effect (S-CONV-5).
 
-    None is empty, and a single value is a list of one (S-DOM-100).
+    None becomes (), and a single value a tuple of one (S-DOM-100).
     """
     if value is None:
         return ()
@@ -218,26 +216,25 @@ def _dump(value: object, dump: SerializerFunctionWrapHandler) -> object:
     return dump(tuple(cast("Iterable[object]", value)) if isinstance(value, LazySequence) else value)
 
 
-#: An immutable sequence; lists are copied, None is empty.
+#: An immutable sequence: a copy of a list, or () for None.
 FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_keep), WrapSerializer(_dump)]
 if TYPE_CHECKING:
-    #: the same, as a user writes it: a list, or a single value
+    #: as a user writes it: a list, or a single value
     OneOrMany: TypeAlias = Accepts[Sequence[_Item], _Item | Sequence[_Item] | None]
 else:
     OneOrMany = FrozenSequence
 
 
 def utc_of(at_s: float) -> datetime:
-    """Return the UTC instant of a Unix time in seconds."""
     return datetime.fromtimestamp(at_s, UTC)
 
 
 def utc_now() -> datetime:
-    """Now, in UTC; only for defaults of values made by hand, never inside a machine."""
+    """Return the current time in UTC. It is for defaults of values, not for machines."""
     return datetime.now(UTC)
 
 
-#: How a value of a class is written, for the error about something else in its place.
+#: Example of a class, for errors about a value of another type.
 _EXAMPLES = {
     "Agent": 'Agent("Writer", goal="Write")',
     "EnsembleMemory": "EnsembleMemory(short_term=True)",
@@ -249,7 +246,7 @@ _EXAMPLES = {
 
 
 def _wanted(found: ErrorDetails) -> str:
-    """Return what a field takes where it takes callables or objects of a class; "": it takes something else."""
+    """Return the expected kind of value, if the field requires a callable or an object of a class; else ""."""
     if found["type"] == "callable_type":
         return "callable, such as a function"
     name = found.get("ctx", {}).get("class" if found["type"] == "is_instance_of" else "class_name", "")
@@ -259,7 +256,7 @@ def _wanted(found: ErrorDetails) -> str:
 
 
 def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
-    """Our error for a failure of pydantic's: what was wrong and where, one sentence per field (S-CONV-12)."""
+    """Return the library's error for an error of pydantic: one sentence per field (S-CONV-12)."""
     parts: list[str] = []
     for found in error.errors(include_url=False):
         ours = found.get("ctx", {}).get("error")
@@ -276,12 +273,11 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
 
 
 def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationError | None:
-    """Return the error for names that a value does not have, with what was probably meant; None: it has them all."""
     known = {info.alias or name for name, info in kind.model_fields.items()}
     unknown = [name for name in names if name not in known]
     if not unknown:
         return None
-    import difflib  # only mistakes pay for it
+    import difflib  # only errors need it
 
     parts: list[str] = []
     for name in unknown:
@@ -291,7 +287,7 @@ def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationErr
     return ValidationError(f"{kind.__name__}: {'; '.join(parts)}")
 
 
-#: Fields that the error for a positional argument names.
+#: Most fields in the error for a positional argument.
 _SHOWN_FIELDS = 12
 
 
@@ -299,7 +295,7 @@ def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping
     """Return positional arguments by the names of their fields.
 
     Raises:
-        TypeError: there are too many, or one is given by name as well (S-DOM-101).
+        TypeError: There are too many, or one is also passed by name (S-DOM-101).
     """
     fields = [info.alias or name for name, info in kind.model_fields.items()]
     places = [name for name, info in kind.model_fields.items() if info.kw_only is False]
@@ -316,12 +312,12 @@ def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping
 
 
 class _Signature:
-    """The signature of a value's class: its fields, those first that may be given by position."""  # S-DOM-102
+    """The signature of a value's class: its fields, positional ones first."""  # S-DOM-102
 
     def __get__(self, _instance: object, kind: type[BaseModel]) -> inspect.Signature:
-        given = list(inspect.signature(kind.__init__).parameters.values())[1:]
-        kinds = {each.kind for each in given}
-        own = {each.name: each for each in given if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
+        declared = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        kinds = {each.kind for each in declared}
+        own = {each.name: each for each in declared if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
         parameters = list(own.values())
         hints = _hints(kind)
         for name, info in kind.model_fields.items():
@@ -342,39 +338,37 @@ class _Signature:
 
 
 def _hints(kind: type[BaseModel]) -> dict[str, object]:
-    """Return the types of the fields without what only pydantic reads."""
-
     def fields() -> None: ...
 
     fields.__annotations__ = {name: info.annotation for name, info in kind.model_fields.items()}
     try:
         return get_type_hints(fields)
-    except NameError:  # a subclass names a type that is defined later, or for type checkers alone
+    except NameError:  # a type is defined later, or only for type checkers
         return dict(fields.__annotations__)
 
 
-#: pydantic declares the signature itself, and this is what computes it
+#: Any: pydantic declares `__signature__` with another type
 _SIGNATURE: Any = _Signature()
 
 
 class Value(BaseModel):
-    """A frozen value. Unknown fields are refused; `replace` copies and validates again."""
+    """A frozen value without unknown fields. `replace` returns a changed copy, validated again."""
 
-    # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
+    # Schemas are built at the first use of a class: a process imports many classes that it never instantiates.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     __signature__ = _SIGNATURE
 
     @classmethod
     def __pydantic_on_complete__(cls) -> None:
-        cls.__signature__ = _SIGNATURE  # pydantic has set its own, which shows `*args`
+        cls.__signature__ = _SIGNATURE  # instead of pydantic's, which shows `*args`
 
     def __init__(self, *args: object, **data: object) -> None:
-        """Check and keep the fields, which the docstring of the class describes.
+        """Validate and store the fields, which the docstring of the class describes.
 
         Raises:
-            TypeError: a positional argument has no field.
-            ValidationError: a name is unknown, which is told before all else, or a value is refused.
+            TypeError: A positional argument has no field.
+            ValidationError: A name is unknown, which is checked first, or a value is invalid.
         """
         kind = type(self)
         if args:
@@ -387,33 +381,32 @@ class Value(BaseModel):
             raise _unknown_names(kind, data) or explain(error, kind.__name__) from None
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed, validated like a new one.
+        """Return a copy with changed fields, validated like a new value.
 
         Raises:
-            ValidationError: a field is unknown or its value is refused.
+            ValidationError: A field is unknown or its value is invalid.
         """
         fields = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
         return type(self)(**{**fields, **changes})
 
 
-def _checked_requests(value: object) -> object:
-    """Above zero; None is a missing argument (S-CONV-13)."""
-    if value is None or (isinstance(value, int | float) and value <= 0):
+def _check_requests(value: object) -> object:
+    if value is None or (
+        isinstance(value, int | float) and value <= 0
+    ):  # a missing argument counts as None (S-CONV-13)
         msg = f"RateLimit requests must be > 0, got: {value}"
         raise ValueError(msg)
     return value
 
 
-def _present_period(value: object) -> object:
-    """Anything but None."""
+def _require_period(value: object) -> object:
     if value is None:
         msg = "RateLimit period must not be None"
         raise ValueError(msg)
     return value
 
 
-def _positive_period(value: timedelta) -> timedelta:
-    """Above zero."""
+def _check_period(value: timedelta) -> timedelta:
     if value <= timedelta():
         msg = f"RateLimit period must be positive, got: {value}"
         raise ValueError(msg)
@@ -423,36 +416,36 @@ def _positive_period(value: timedelta) -> timedelta:
 if TYPE_CHECKING:
     _Period: TypeAlias = DurationField
 else:
-    # Validators before the type run from the last to the first, so None is met before the duration is read.
-    _Period = Annotated[Duration, AfterValidator(_positive_period), BeforeValidator(_present_period)]
+    # Validators before the type run from the last to the first, so None is checked before the duration.
+    _Period = Annotated[Duration, AfterValidator(_check_period), BeforeValidator(_require_period)]
 
 
 class RateLimit(Value):
-    """So many requests in each period. Limits with equal fields are equal.
+    """A number of requests per period. Limits with equal fields are equal.
 
     Attributes:
-        requests: Calls allowed per period; also how many may come at once after a quiet time.
+        requests: Most requests per period; also the largest burst after an idle time.
         period: Length of the period; a number means seconds.
     """
 
-    requests: Annotated[int, BeforeValidator(_checked_requests)] = Field(default=None, validate_default=True)
+    requests: Annotated[int, BeforeValidator(_check_requests)] = Field(default=None, validate_default=True)
     period: _Period = Field(default=None, validate_default=True)
 
     @classmethod
     def of(cls, requests: int, period: timedelta | float) -> RateLimit:
-        """Allow that many requests per period.
+        """Return a limit of requests per period.
 
         Raises:
-            ValidationError: requests or period is missing or not above zero.
+            ValidationError: A number is missing, zero or negative.
         """
         return cls(requests=requests, period=timedelta(seconds=period) if isinstance(period, int | float) else period)
 
     @classmethod
     def per_minute(cls, requests: int) -> RateLimit:
-        """Allow that many requests per minute."""
+        """Return a limit of requests per minute."""
         return cls.of(requests, timedelta(minutes=1))
 
     @classmethod
     def per_second(cls, requests: int) -> RateLimit:
-        """Allow that many requests per second."""
+        """Return a limit of requests per second."""
         return cls.of(requests, timedelta(seconds=1))

@@ -196,5 +196,5 @@ def test_the_signature_shows_what_has_a_place() -> None:
 
 def test_guardrails_of_an_agent_are_named_as_the_tasks() -> None:
     """S-ERR-60: an agent has none here."""
-    with pytest.raises(ValidationError, match="Guardrails are of the task"):
+    with pytest.raises(ValidationError, match="Tasks have guardrails"):
         Agent("Writer", "Write", guardrails=[])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -9,9 +9,9 @@ from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
-    AsksAfter,
     ContextPart,
     EdgeMatches,
+    FollowUpQuestions,
     GraphResult,
     Start,
     StepEnded,
@@ -62,7 +62,7 @@ def feedback(state: str, visit: int) -> str:
     )
 
 
-def asked_after(graph: GraphUnit) -> AsksAfter | None:
+def asked_after(graph: GraphUnit) -> FollowUpQuestions | None:
     """What the first step of a graph says will be asked."""
     (first,) = CheckedGraph(graph).machine.handle(BEGUN)
     assert isinstance(first, Start)
@@ -72,7 +72,7 @@ def asked_after(graph: GraphUnit) -> AsksAfter | None:
 def test_step_says_which_conditions_will_be_asked() -> None:
     """S-LOOP-189, S-GRAPH-42: in declared order, up to the first edge without one."""
     questions = (EdgeMatches(unit=PATH, step=1, edge=0), EdgeMatches(unit=PATH, step=1, edge=1))
-    assert asked_after(CHOICE) == AsksAfter(questions=questions, names=("a",), instances=(place(1, "a"),))
+    assert asked_after(CHOICE) == FollowUpQuestions(questions=questions, names=("a",), instances=(place(1, "a"),))
 
 
 def test_step_says_that_nothing_will_be_asked_when_its_first_edge_has_no_condition() -> None:

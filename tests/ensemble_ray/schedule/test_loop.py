@@ -7,9 +7,9 @@ import pytest
 from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import (
     Announce,
-    AsksAfter,
     ContextPart,
     Evaluate,
+    FollowUpQuestions,
     IterationEnded,
     LoopResult,
     ResetMemory,
@@ -83,7 +83,7 @@ def test_last_task_of_an_iteration_says_what_will_be_asked() -> None:
     assert wanted == {written(0): None}
     (start,) = nest.complete(written(0))
     assert isinstance(start, Start)
-    assert start.asks_after == AsksAfter(
+    assert start.asks_after == FollowUpQuestions(
         questions=(until(1),), names=("writer", "critic"), instances=(written(0), criticised(0))
     )
     *_, asked = nest.complete(criticised(0))

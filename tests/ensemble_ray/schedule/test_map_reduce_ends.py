@@ -76,7 +76,7 @@ def test_more_items_are_refused_when_fewer_were_asked_for() -> None:
     machine = MapReduceMachine(maps_only(window=3), name_of)
     machine.handle(BEGUN)
 
-    with pytest.raises(ValueError, match="4 items came, 3 were asked for"):
+    with pytest.raises(ValueError, match="4 items arrived, 3 were requested"):
         machine.handle(pulled(4, is_exhausted=False))
 
 
@@ -184,7 +184,7 @@ def test_refused_item_ends_the_run_when_items_must_not_fail() -> None:
     run = Feed(rules=by_chunk(2, fails=True, window=6), items=9).begin()
     run.complete((0, 0))
     run.complete((0, 1))
-    with pytest.raises(ValueError, match="item 8 is refused, 6 to 6 came"):
+    with pytest.raises(ValueError, match="item 8 is refused, 6 to 6 arrived"):
         run.machine.handle(pulled(1, 8, is_exhausted=False))
 
     again = Feed(rules=by_chunk(2, fails=True, window=6), items=9).begin()
