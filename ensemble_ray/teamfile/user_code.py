@@ -1,6 +1,6 @@
-"""What a team file names as `module:attribute`, place by place: listeners, handlers, guardrails, types.
+"""The places of a team file that accept `module:attribute`: listeners, handlers, guardrails, types.
 
-Each says what will do there, and what an installed package may bring (S-SEC-71, S-SEC-72).
+For each place, `accepts` checks the object and `is_intended` checks what an installed package may provide (S-SEC-71, S-SEC-72).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ensemble_ray.values.messages import Effect
 
 
 def _is_intended_as_handler(found: object) -> bool:
-    from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions of the user
+    from ensemble_ray.tools.tool import AgentTool  # slow to import, and most handlers are functions
 
     return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
 
@@ -30,7 +30,7 @@ def _is_intended_as_strategy(found: object) -> bool:
 
 
 def _is_intended_as_runner(found: object) -> bool:
-    # Many classes of others have a `run`; one that says its effect is made to be a runner.
+    # Many foreign classes have a `run`; a class with an effect is made to be a runner.
     return has_method("run")(found) and getattr(found, "effect", None) in get_args(Effect)
 
 
@@ -43,7 +43,7 @@ def _is_intended_as_metrics(found: object) -> bool:
 
 
 def object_with(method: str) -> PlainValidator:
-    """Read a callable, or an object or class with a method."""
+    """Read a callable, or an object or class with this method."""
     is_intended = has_method(method)
     return reference(
         f"a callable or an object with '{method}'",
@@ -69,7 +69,6 @@ def _read_output_type(node: object, info: ValidationInfo) -> object:
 
 
 def _is_type(found: object) -> bool:
-    """Return whether it is a class, or an alias such as `list[Report]` or `Report | None`."""
     return isinstance(found, type | NewType | TypeAliasType) or get_origin(found) is not None
 
 
@@ -77,7 +76,7 @@ def _list_one(node: object) -> object:
     return node if isinstance(node, Items) else [node]
 
 
-#: Types of the standard library that an answer may have; making one of a model's text does nothing else.
+#: Types of the standard library that an answer may have. Constructing them from a model's text has no side effects.
 _DATA_TYPES = frozenset(
     {
         *("builtins:str", "builtins:dict", "builtins:int", "builtins:float", "builtins:bool", "builtins:list"),
