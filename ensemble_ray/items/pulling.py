@@ -75,7 +75,6 @@ class ItemReader(Protocol):
 
     async def close(self) -> None:
         """Close the source, without waiting for a step in progress to end."""
-        ...
 
 
 class ListReader:

@@ -43,13 +43,11 @@ class MemoryTables(Protocol):
 
     def close(self) -> None:
         """Close the connections. The next operation opens them again."""
-        ...
 
     # Entries.
 
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
         """Add an entry, unless the scope accepted its id before."""
-        ...
 
     def newest(self, scope: str, most: int) -> list[MemoryEntry]:
         """Return the newest entries of a scope, oldest first."""
@@ -74,7 +72,6 @@ class MemoryTables(Protocol):
 
     def clear(self, scope: str) -> None:
         """Delete the entries of a scope and its accepted ids."""
-        ...
 
     def scopes(self) -> Mapping[str, int]:
         """Return the number of entries by scope."""
@@ -100,7 +97,6 @@ class MemoryTables(Protocol):
 
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add vectors to rows without one."""
-        ...
 
     def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
         """Return model and length of the vectors. The first call stores its arguments."""
@@ -114,7 +110,6 @@ class MemoryTables(Protocol):
 
     def put_fact(self, name: str, fact: str) -> None:
         """Store a fact and replace an earlier one of that name."""
-        ...
 
     def fact(self, name: str) -> str | None:
         """Return the fact of a name, or None."""
@@ -130,7 +125,6 @@ class MemoryTables(Protocol):
 
     def remove_fact(self, name: str) -> None:
         """Delete a fact."""
-        ...
 
 
 _EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
@@ -243,17 +237,11 @@ class VectorSearch:
 
     def _update(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
         np = self._np
-        if known is not None:
-            added = self._tables.vectors(scope, known.extent[1])
-            # Rows never change, and row numbers are not reused: an equal count means that no row was deleted.
-            if known.extent[0] + sum(row <= extent[1] for row, _ in added) == extent[0]:
-                return self._join(known, added)
-        found = self._tables.vectors(scope, 0)
-        empty = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
-        return self._join(empty, found)
-
-    def _join(self, known: _Scope, added: Sequence[tuple[int, bytes]]) -> _Scope:
-        np = self._np
+        added = [] if known is None else self._tables.vectors(scope, known.extent[1])
+        # Rows never change, and row numbers are not reused: an equal count means that no row was deleted.
+        if known is None or known.extent[0] + sum(row <= extent[1] for row, _ in added) != extent[0]:
+            known = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
+            added = self._tables.vectors(scope, 0)
         if not added:
             return known
         rows = np.array([row for row, _ in added], dtype=np.int64)

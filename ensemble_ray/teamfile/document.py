@@ -286,12 +286,6 @@ def _spot(mark: yaml.Mark) -> Spot:
     return Spot(mark.line + 1, mark.column + 1)
 
 
-def _list_parts(value: Located) -> Iterable[Located]:
-    if isinstance(value, Scalar):
-        return ()
-    return value.values() if isinstance(value, Entries) else value
-
-
 class _Reader:
     """Converts the parser's nodes, each once. An alias is the same node object wherever it is used."""
 
@@ -309,7 +303,9 @@ class _Reader:
         spot = _spot(node.start_mark)
         done = self._done.get(id(node))
         if done is not None:
-            self._count_aliased(self._sizes[id(done)], spot)
+            self._aliased += self._sizes[id(done)]
+            if self._aliased > _MAX_ALIASED:
+                raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
             return done
         if id(node) in self._open:
             self._problems.add(spot, where, "the alias contains itself")
@@ -322,13 +318,9 @@ class _Reader:
         found = self._convert(node, spot, where)
         self._open.discard(id(node))
         self._done[id(node)] = found
-        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _list_parts(found))
+        parts = () if isinstance(found, Scalar) else found.values() if isinstance(found, Entries) else found
+        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in parts)
         return found
-
-    def _count_aliased(self, values: int, spot: Spot) -> None:
-        self._aliased += values
-        if self._aliased > _MAX_ALIASED:
-            raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
 
     def _convert(self, node: yaml.Node, spot: Spot, where: str) -> Located:
         if isinstance(node, yaml.MappingNode):

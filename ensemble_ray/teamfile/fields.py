@@ -45,7 +45,7 @@ from ensemble_ray.teamfile.section import (
     Text,
     Whole,
     context_of,
-    has_method,
+    has_methods,
     key,
     keys_of,
     mapping,
@@ -347,11 +347,7 @@ _IN_MEMORY = "in_memory"
 
 def _object_with(what: str, *methods: str) -> PlainValidator:
     """Read an object with all of these methods, or a class that makes one without arguments."""
-
-    def has_all(found: object) -> bool:
-        return all(has_method(name)(found) for name in methods)
-
-    return reference(what, makes=True, accepts=has_all, is_intended=has_all)
+    return reference(what, makes=True, accepts=has_methods(*methods), is_intended=has_methods(*methods))
 
 
 def _read_model(node: object, info: ValidationInfo) -> object:
@@ -533,7 +529,6 @@ ReflectionStoreName = Annotated[
 
 # Prompts of items: the texts of a task with fields of an item in them.
 
-_ITEM, _ITEMS = "item", "items"
 _ITEM, _ITEMS = "item", "items"
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 

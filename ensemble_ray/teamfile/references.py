@@ -65,7 +65,12 @@ def attribute_of(owner: object, step: str, reference: str) -> object:
     try:
         return getattr(owner, step)
     except AttributeError:
-        raise ValidationError(_explain_attribute(owner, step, reference)) from None
+        names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
+        what = (
+            f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
+        )
+        hint = f"{suggestion(step, names)} {list_known_names(names)}"
+        raise ValidationError(f"{what} has no attribute '{step}'.{hint}") from None
 
 
 def import_module(name: str) -> ModuleType:
@@ -105,12 +110,6 @@ def _explain_module(name: str, missing: str) -> str:
         else "This directory has none"
     )
     return f"There is no module '{name}'.{suggestion(last, known)} {where}"
-
-
-def _explain_attribute(owner: object, step: str, reference: str) -> str:
-    names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
-    what = f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
-    return f"{what} has no attribute '{step}'.{suggestion(step, names)} {list_known_names(names)}"
 
 
 def _is_own(name: str, value: object, owner: object) -> bool:
@@ -268,9 +267,10 @@ def _place_of(path: str | None, own_folders: Sequence[Path]) -> Provenance:
         # A virtual environment in the user's folder is not the user's own code.
         if resolved.is_relative_to(folder) and not _is_installed(resolved.relative_to(folder)):
             return Provenance.OWN
-    if _is_installed(Path(path)) or any(resolved.is_relative_to(folder) for folder in _installed_folders()):
+    if _is_installed(Path(path)) or any(map(resolved.is_relative_to, _library_folders("purelib", "platlib"))):
         return Provenance.INSTALLED
-    return Provenance.STANDARD if any(resolved.is_relative_to(each) for each in _standard_folders()) else Provenance.OWN
+    is_standard = any(map(resolved.is_relative_to, _library_folders("stdlib", "platstdlib")))
+    return Provenance.STANDARD if is_standard else Provenance.OWN
 
 
 def _is_installed(path: Path) -> bool:
@@ -278,13 +278,8 @@ def _is_installed(path: Path) -> bool:
 
 
 @functools.cache
-def _installed_folders() -> tuple[Path, ...]:
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-
-
-@functools.cache
-def _standard_folders() -> tuple[Path, ...]:
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+def _library_folders(*names: str) -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
 
 
 def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | None:

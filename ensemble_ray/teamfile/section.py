@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _MAX_REFERENCES = 1_000
 
 
+@dataclass(slots=True)
 class Reading:
     """The context of validators.
 
@@ -64,14 +66,12 @@ class Reading:
         items: Replaces the items that the file names.
     """
 
-    def __init__(
-        self, directory: Path, *, llm: ChatModel | None, needs_keys: bool, items: ItemSource | None = None
-    ) -> None:
-        self.directory = directory
-        self.llm = llm
-        self.needs_keys = needs_keys
-        self.items = items
-        self._references = 0
+    directory: Path
+    _: KW_ONLY
+    llm: ChatModel | None
+    needs_keys: bool
+    items: ItemSource | None = None
+    _references: int = field(default=0, init=False)
 
     def resolve_path(self, path: str) -> Path:
         """Resolve a path against the directory of the file.
@@ -267,6 +267,11 @@ def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
 # User code.
 
 
+def has_methods(*names: str) -> Callable[[object], bool]:
+    """Return a check whether an object, or a class for its objects, has all of these methods."""
+    return lambda found: all(callable(getattr(found, name, None)) for name in names)
+
+
 def has_method(*names: str) -> Callable[[object], bool]:
     """Return a check whether an object, or a class for its objects, has one of these methods."""
     return lambda found: any(callable(getattr(found, name, None)) for name in names)
@@ -323,7 +328,8 @@ KINDS: dict[object, object] = {
 def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
     """Add descriptions and defaults of keys to the JSON schema, taken from the class that the section builds."""
     words = {} if section.makes is None else _words_of(section.makes)
-    defaults = {} if section.makes is None else _defaults_of(section.makes)
+    fields = {} if section.makes is None else section.makes.model_fields
+    defaults = {info.alias or name: info.default for name, info in fields.items()}
     properties: dict[str, Any] = schema.get("properties", {})
     schema.pop("description", None)
     for name, shown in properties.items():
@@ -332,8 +338,8 @@ def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
         if shown.get("type") == "array" and name not in section.only_lists:
             array = {word: shown.pop(word) for word in ("type", "items", "minItems") if word in shown}
             shown["anyOf"] = [array["items"], array]
-        if name in defaults:
-            shown["default"] = defaults[name]
+        if isinstance(default := defaults.get(name), str | int | float) and default != "":
+            shown["default"] = default
     schema["properties"] = {name: properties[name] for name in section.list_keys()}
 
 
@@ -343,11 +349,6 @@ def _words_of(kind: type[Value]) -> dict[str, str]:
 
     parsed = [docstring_parser.parse(each.__doc__ or "") for each in reversed(kind.__mro__) if issubclass(each, Value)]
     return {word.arg_name: " ".join((word.description or "").split()) for each in parsed for word in each.params}
-
-
-def _defaults_of(kind: type[Value]) -> dict[str, object]:
-    found = {info.alias or name: info.default for name, info in kind.model_fields.items()}
-    return {name: value for name, value in found.items() if isinstance(value, str | int | float) and value != ""}
 
 
 class FileSection(BaseModel):
@@ -377,7 +378,7 @@ class FileSection(BaseModel):
         absent = cls.model_fields.keys() - cls.nullable
         values = {name: None if is_null(value) else value for name, value in node.items()}
         present = {
-            name: _as_items(value) if cls._takes_one(name) else value
+            name: _as_items(value) if cls._accepts_one(name) else value
             for name, value in values.items()
             if name not in absent or value is not None
         }
@@ -389,8 +390,8 @@ class FileSection(BaseModel):
             ) from None
 
     @classmethod
-    def _takes_one(cls, name: str) -> bool:
-        """Return whether the key of a list accepts a single value."""
+    def _accepts_one(cls, name: str) -> bool:
+        """Return whether a key of a list accepts a single value."""
         info = cls.model_fields.get(name)
         return info is not None and get_origin(info.annotation) is list and name not in cls.only_lists
 
@@ -455,8 +456,8 @@ def keys_of(
     def fill(section: S) -> S:
         of_section = cast("type[FileSection]", section)
         fields = dict(others or {})
-        for field, info in kind.model_fields.items():
-            name = info.alias or field
+        for field_name, info in kind.model_fields.items():
+            name = info.alias or field_name
             if name not in of_section.model_fields and name not in without and name not in fields:
                 fields[name] = (_derive(info.annotation, name), ... if info.is_required() else None)
         of_section.makes = kind

@@ -95,7 +95,11 @@ def load_runnable(
     Raises:
         ValidationError: The target is missing, or is not a team. All mistakes in a YAML file are listed with their positions.
     """
-    model = _resolve_model(llm)
+    model = None
+    if llm is not None:
+        from ensemble_ray.llm.factory import resolve_llm  # slow to import
+
+        model = resolve_llm(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
         from ensemble_ray.teamfile.team import load_team_file  # slow to import
@@ -124,14 +128,6 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
     if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
         loaded = loaded.replace(workflow=workflow)
     return loaded.with_origin(source.place, chosen)
-
-
-def _resolve_model(llm: str | ChatModel | None) -> ChatModel | None:
-    if llm is None:
-        return None
-    from ensemble_ray.llm.factory import resolve_llm  # slow to import
-
-    return resolve_llm(llm)
 
 
 def _explain_target(target: str) -> str:

@@ -221,14 +221,11 @@ class _Team:
         has_llm = self._reading.llm is not None or _has_value(self._root, "llm")
         for agent in self._members.agents:
             has_own = any(_has_value(agent.node, name) for name in ("llm", "runner", _REMOTE))
-            if not has_llm and not self._is_refused(agent) and not has_own:
+            if not has_llm and not agent.is_refused(self._refused) and not has_own:
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
                 place = locate(self._root, agent.path)
                 self._problems.add(place.key_spot, place.path, text)
         self._members.look_up(self._refused)
-
-    def _is_refused(self, member: TeamEntry) -> bool:
-        return any(path[: len(member.path)] == member.path for path in self._refused)
 
     # Objects.
 
@@ -328,6 +325,10 @@ class TeamEntry:
     #: positions of the phases that it follows
     after: list[int] = field(default_factory=list[int])
 
+    def is_refused(self, refused: set[Loc]) -> bool:
+        """Return whether one of the refused values is in this entry."""
+        return any(path[: len(self.path)] == self.path for path in refused)
+
     @property
     def waits_for(self) -> list[int]:
         """Positions of the entries that must be built first."""
@@ -384,7 +385,7 @@ class Members:
         outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
         phases = self._positions("phase")
         for member in self.work:
-            if any(path[: len(member.path)] == member.path for path in refused):
+            if member.is_refused(refused):
                 continue
             named = text_in(member.node.get("agent"))
             if named is not None and named not in agent_names:
