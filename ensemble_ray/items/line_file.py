@@ -165,7 +165,7 @@ class LineFile:
                 if time.monotonic() > deadline:
                     msg = (
                         f"{self._what} '{self._path}' cannot be written: another process has held its lock for "
-                        f"{self._patience_s:.0f} s. Is it stopped? Let it go on, or end it"
+                        f"{self._patience_s:.0f} s. Is it stopped? Resume it, or end it"
                     )
                     raise RecordError(msg, str(self._path)) from None
             time.sleep(_PAUSE_S)

@@ -77,7 +77,7 @@ class Spool:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise IllegalStateError("The spool is closed: what it kept is gone")
+            raise IllegalStateError("The spool is closed, and its content is deleted")
 
 
 class SpooledSequence(LazySequence[T]):

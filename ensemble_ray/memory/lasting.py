@@ -224,7 +224,7 @@ class VectorSearch:
             )
 
     def _read(self, scope: str) -> _Scope:
-        """Return the vectors of a scope; read only those that are not cached."""
+        """Return the vectors of a scope; read only the missing ones."""
         with self._lock:
             known = self._scopes.pop(scope, None)
             extent = self._tables.extent(scope)
@@ -386,7 +386,7 @@ class StoredLongTermMemory:
         return self._entries.find(LONG_TERM, query, max_results)
 
     def evict(self, policy: EvictionPolicy) -> None:
-        """Replace the entries by those that the policy returns."""
+        """Replace the entries by the entries that the policy returns."""
         check_policy(policy)
         self._entries.evict(LONG_TERM, policy)
 

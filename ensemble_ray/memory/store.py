@@ -143,7 +143,7 @@ class MemoryStore(ABC):
 
     @abstractmethod
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Replace the entries of a scope by those that the policy returns.
+        """Replace the entries of a scope by the entries that the policy returns.
 
         Raises:
             ValidationError: The scope is blank, or the policy is None.

@@ -305,7 +305,7 @@ class _Reader:
         if done is not None:
             self._aliased += self._sizes[id(done)]
             if self._aliased > _MAX_ALIASED:
-                raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
+                raise _TooLargeError(spot, f"its aliases add more than {_MAX_ALIASED} values")
             return done
         if id(node) in self._open:
             self._problems.add(spot, where, "the alias contains itself")
@@ -392,7 +392,7 @@ class _Reader:
             self._check_text(key, key_spot, where)
             inside = f"{where}.{key}" if where else key
             if key in own:
-                text = f"the key stands here twice; the first is in line {key_spots[key].line}"
+                text = f"duplicate key; the first one is in line {key_spots[key].line}"
                 self._problems.add(key_spot, inside, text)
                 continue
             value = self.read(value_node, inside)

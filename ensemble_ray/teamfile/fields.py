@@ -1,4 +1,4 @@
-"""Fields of a team file that have a form of their own: models, reviews, limits, memory, reflections and prompts of items."""
+"""Fields of a team file with a special form: models, reviews, limits, memory, reflections and prompts of items."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Local(FileSection):
     """Options of models on this machine."""
 
     context_tokens: Whole = key("Local models: context of all slots together.")
-    slots: Whole = key("Local models: conversations answered at once.")
+    slots: Whole = key("Local models: concurrent conversations.")
     threads: Whole = key("Local models: threads of the engine.")
 
 
@@ -114,10 +114,10 @@ class _Request(FileSection):
     reasoning_effort: Text = key("How long a reasoning model may think.")
     response_format: FreeMapping = key("Form of the answer, as the protocol defines it.")
     tool_choice: Free = key("Which tool the model must or may call.")
-    parallel_tool_calls: Flag = key("Whether it may ask for several tools at once.")
+    parallel_tool_calls: Flag = key("Whether it may request several tools in one answer.")
     service_tier: Text = key("Service tier that answers the request.")
     user: Text = key("User for whom the request is sent.")
-    extra_body: FreeMapping = key("Options of this endpoint without a key of their own here.")
+    extra_body: FreeMapping = key("Options of this endpoint that have no key here.")
     extra_headers: FreeMapping = key("Further headers. No keys here: they belong in the environment.")
 
 
@@ -286,7 +286,7 @@ class RetryKeys(FileSection):
 
 @keys_of(HierarchicalConstraints)
 class ConstraintKeys(FileSection):
-    """Limits of the manager, whatever its model answers."""
+    """Limits that hold for the manager even if its model ignores them."""
 
     called = "the constraints"
     max_calls_per_worker: Annotated[dict[str, Whole], mapping("must be a mapping of roles to whole numbers")] = key()

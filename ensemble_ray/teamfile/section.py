@@ -326,7 +326,7 @@ KINDS: dict[object, object] = {
 
 
 def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
-    """Add descriptions and defaults of keys to the JSON schema, taken from the class that the section builds."""
+    """Add the descriptions and defaults of the built class's fields to the JSON schema."""
     words = {} if section.makes is None else _words_of(section.makes)
     fields = {} if section.makes is None else section.makes.model_fields
     defaults = {info.alias or name: info.default for name, info in fields.items()}
@@ -362,7 +362,7 @@ class FileSection(BaseModel):
     makes: ClassVar[type[Value] | None] = None
     #: keys that may be present without a value
     nullable: ClassVar[frozenset[str]] = frozenset()
-    #: keys of lists that a single value cannot stand for (S-DOM-100)
+    #: keys of lists that do not accept a single value (S-DOM-100)
     only_lists: ClassVar[frozenset[str]] = frozenset()
     #: keys that messages and the schema list first
     first: ClassVar[tuple[str, ...]] = ()
@@ -438,14 +438,14 @@ class FileSection(BaseModel):
 
 
 def key(description: str | None = None, *, is_required: bool = False) -> Any:
-    """Declare a key. Without a description the schema shows the one of the built class's field."""
+    """Declare a key. Without a description the schema shows the description of the built class's field."""
     return Field(default=... if is_required else None, description=description)
 
 
 def keys_of(
     kind: type[Value], *, without: Collection[str] = (), others: Mapping[str, Any] | None = None
 ) -> Callable[[S], S]:
-    """Add a key to a section for each field of the class that it builds, except those that it declares itself.
+    """Add a key to a section for each field of the built class, unless the section declares the key itself.
 
     Args:
         kind: The class.

@@ -230,7 +230,7 @@ class _Team:
     # Objects.
 
     def _make_work(self, agents: Mapping[str | None, Agent | None]) -> dict[int, Identified]:
-        """Make tasks and units in topological order; return them by position. Refused ones are left out."""
+        """Make tasks and units in topological order; return them by position. Skip refused ones."""
         made: dict[int, Identified] = {}
         work = self._members.work
         for position in self._members.in_order():

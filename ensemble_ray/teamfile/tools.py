@@ -59,7 +59,7 @@ class _ToolKeys(FileSection):
 
 
 _BASE_DIR = "An existing directory; paths are relative to this file's directory."
-_APPROVAL = "Whether the review handler is asked before each call."
+_APPROVAL = "Whether the review handler must approve each call."
 
 
 class _Calculator(_ToolKeys):
@@ -136,7 +136,7 @@ class _Process(_Outside):
     only_lists = frozenset({"command"})
     command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
     timeout: Number = key("Seconds.")
-    max_output_bytes: Whole = key("Bytes to read of each stream; the rest is dropped.")
+    max_output_bytes: Whole = key("Bytes to read per stream; the rest is dropped.")
     environment: Variables = key("Environment variables of the program: text, or {env: NAME} for secrets.")
     inherit: _Inherit = key("Names of variables of this process that it inherits; true: all, including keys of models.")
     require_approval: Flag = key(_APPROVAL)
@@ -167,7 +167,7 @@ class _Mcp(_ToolKeys):
     env: Variables = key("Environment variables of the program: text, or {env: NAME} for secrets.")
     cwd: PathText = key("Working directory of the program; relative to this file's directory.")
     tools: list[Text] = key("Names of the offered tools; default: all.")
-    prefix: Text = key("Prefix of each name.")
+    prefix: Text = key("Prefix of the names.")
     effect: _Effect = key(
         "Effect of calls: none, idempotent or once; or a mapping by name. Default: the server's hints."
     )
