@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pydantic
@@ -66,6 +66,9 @@ from ensemble_ray.values.value import RateLimit
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.memory.lasting import LastingMemory
+
+
+S = TypeVar("S", bound=FileSection)
 
 
 class _Name(FileSection):
@@ -416,41 +419,69 @@ def _build_memory(reading: Reading, section: _StoreKeys) -> LastingMemory:
     return PostgresMemory(url_of(reading, section.postgres), embedding_model=values.get("embedding_model"))
 
 
-def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False) -> PlainValidator:
-    """Read a kind of memory: the word `in_memory` (if `has_word`), a section, or the user's object by name."""
+def _read_store(
+    what: str,
+    *methods: str,
+    section: type[S],
+    build: Callable[[Reading, S], object],
+    in_memory: Callable[[], object] | None = None,
+) -> PlainValidator:
+    """Read a store: the word `in_memory` (if permitted), a section, or the user's object by name."""
     named = TypeAdapter[object](Annotated[object, _object_with(what, *methods)])
 
     def read(node: object, info: ValidationInfo) -> object:
         word = text_in(node)
-        if has_word and word == _IN_MEMORY:
-            return MemoryStore.in_memory()
+        if in_memory is not None and word == _IN_MEMORY:
+            return in_memory()
         if word is not None and not is_reference(word):
-            words = f"`{_IN_MEMORY}`, " if has_word else ""
+            words = f"`{_IN_MEMORY}`, " if in_memory else ""
             sections = "{sqlite: {path: FILE}}, {postgres: {url: URL}}"
             raise ValidationError(f"must be {words}{sections}, or module:attribute, which names {what}")
         if not isinstance(node, Entries):
             return named.validate_python(node, context=info.context)
-        memory = _build_memory(context_of(info), _StoreKeys.model_validate(node, context=info.context))
-        return getattr(memory, part) if part else memory
+        return build(context_of(info), section.model_validate(node, context=info.context))
 
-    form: Any = ReferenceText | _StoreKeys
-    return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if has_word else form)
+    form: Any = ReferenceText | section
+    return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if in_memory else form)
 
 
-StoreName = Annotated[object, _read_part("a memory store", *STORE_METHODS, has_word=True)]
+StoreName = Annotated[
+    object,
+    _read_store(
+        "a memory store", *STORE_METHODS, section=_StoreKeys, build=_build_memory, in_memory=MemoryStore.in_memory
+    ),
+]
+_LongTerm = Annotated[
+    object,
+    _read_store(
+        "a long-term memory",
+        *("store", "retrieve"),
+        section=_StoreKeys,
+        build=lambda reading, section: _build_memory(reading, section).long_term,
+    ),
+]
+_Entities = Annotated[
+    object,
+    _read_store(
+        "an entity memory",
+        *("put", "get", "get_all", "is_empty"),
+        section=_StoreKeys,
+        build=lambda reading, section: _build_memory(reading, section).entities,
+    ),
+]
 
 
 @keys_of(EnsembleMemory)
 class _MemoryKeys(FileSection):
     called = "the memory"
     short_term: Flag = key("Whether each task sees the earlier outputs of the same run.")
-    long_term: Annotated[object, _read_part("a long-term memory", "store", "retrieve", part="long_term")] = key(
+    long_term: _LongTerm = key(
         "Keeps outputs across runs: `sqlite: {path: ..., embedding_model: ...}`, `postgres: {url: ..., embedding_model: ...}`, "
         "or module:attribute."
     )
-    entity_memory: Annotated[
-        object, _read_part("an entity memory", "put", "get", "get_all", "is_empty", part="entities")
-    ] = key("Facts that each task sees: `sqlite: {path: ...}`, `postgres: {url: ...}`, or module:attribute.")
+    entity_memory: _Entities = key(
+        "Facts that each task sees: `sqlite: {path: ...}`, `postgres: {url: ...}`, or module:attribute."
+    )
     long_term_max_results: Whole = key("How many entries of `long_term` a task sees; > 0.")
     extractor: Annotated[object, reference("a callable")] = key(
         "Returns the text of an output that `long_term` stores, as module:function."
@@ -493,21 +524,6 @@ def _read_reflection(node: object, info: ValidationInfo) -> ReflectionConfig | N
     raise ValidationError("must be true, false, or a mapping with keys such as 'model'")
 
 
-def _read_store(node: object, info: ValidationInfo) -> object:
-    word = text_in(node)
-    if word == _IN_MEMORY:
-        return InMemoryReflectionStore()
-    if word is not None and not is_reference(word):
-        raise ValidationError(
-            "must be `in_memory`, {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute, "
-            "which names a store of reflections"
-        )
-    if isinstance(node, Entries):
-        store = _ReflectionStoreKeys.model_validate(node, context=info.context)
-        return _build_reflection_store(context_of(info), store)
-    return _REFLECTION_STORE.validate_python(node, context=info.context)
-
-
 def _build_reflection_store(reading: Reading, section: _ReflectionStoreKeys) -> ReflectionStore:
     found = section.values()
     if len(found) != 1:
@@ -519,11 +535,16 @@ def _build_reflection_store(reading: Reading, section: _ReflectionStoreKeys) -> 
     return PostgresReflectionStore(url_of(reading, section.postgres))
 
 
-_REFLECTION_STORE = TypeAdapter[Any](Annotated[object, _object_with("a store of reflections", *REFLECTION_METHODS)])
 ReflectionName = Annotated[object, PlainValidator(_read_reflection, json_schema_input_type=bool | _ReflectionKeys)]
 ReflectionStoreName = Annotated[
     object,
-    PlainValidator(_read_store, json_schema_input_type=Literal["in_memory"] | ReferenceText | _ReflectionStoreKeys),
+    _read_store(
+        "a store of reflections",
+        *REFLECTION_METHODS,
+        section=_ReflectionStoreKeys,
+        build=_build_reflection_store,
+        in_memory=InMemoryReflectionStore,
+    ),
 ]
 
 

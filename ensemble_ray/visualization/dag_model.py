@@ -5,6 +5,7 @@ Fields that are not part of the original schema are left out of the JSON if they
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,6 @@ NodeType = Literal["map", "reduce", "final-reduce", "direct", "loop", "graph-sta
 
 def _is_none(value: object) -> bool:
     return value is None
-
-
-def _is_empty(value: object) -> bool:
-    return not value
 
 
 class DagAgentNode(Value):
@@ -142,7 +139,7 @@ class DagModel(Value):
     graph_start_state_id: str | None = None
     graph_termination_reason: str | None = None
     graph_steps_run: int | None = None
-    phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=_is_empty)
+    phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=operator.not_)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return indented JSON text, and write it to `path` if given. Parent folders are created.

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.record.level_tallies import LevelTally
     from ensemble_ray.values.trace import GraphTrace
-    from ensemble_ray.visualization.dag_model import DagGraphEdge, DagModel, DagPhase, DagTaskNode
+    from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode
 
 
 #: Longest title; pages and pictures shorten it further.
 _MAX_TITLE = 300
 #: Id of the frame around the tasks that a manager delegates.
 _TASKS_GROUP = "manager:tasks"
-#: Badges of map-reduce nodes. Those of reduces have a level in addition.
-TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
+#: Badges of map-reduce nodes.
+_TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
 
 
 def declared_flow(plan: Plan, graph_trace: GraphTrace | None = None) -> Flow:
@@ -68,6 +68,14 @@ def title_of(text: str) -> str:
     """Return a text on one line, shortened to the length of a title."""
     shown = " ".join(text[: 2 * _MAX_TITLE].split())
     return str(one_line(shown, None)) if len(shown) <= _MAX_TITLE else f"{one_line(shown[:_MAX_TITLE], None)}…"
+
+
+def tree_badges(kind: str | None, level: int | None) -> tuple[str, ...]:
+    """Return the badge of a map-reduce node; reduces show their level. Other nodes have none."""
+    badge = _TREE_BADGES.get(kind or "")
+    if badge is None:
+        return ()
+    return (f"{badge} L{level}",) if kind == "reduce" and level is not None else (badge,)
 
 
 def loop_title(name: str, max_iterations: int | None) -> str:
@@ -225,12 +233,13 @@ class _Maker:
             self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=tuple(badges))
         is_over = dag.graph_steps_run is not None
         for edge in dag.graph_edges:
+            label = edge.condition_description or edge.branching
             self._edges.append(
                 FlowEdge(
                     source=_key(states[edge.from_state_id]),
                     target=_key(states[edge.to_state_id]),
                     kind="unconditional" if edge.unconditional else "conditional",
-                    label=_label(edge),
+                    label=None if label is None else title_of(label),
                     fired=edge.fired if is_over else None,
                     is_back=(edge.from_state_id, edge.to_state_id) in back,
                 )
@@ -262,24 +271,17 @@ def _key(task: DagTaskNode) -> str:
 
 
 def _kind(task: DagTaskNode) -> str:
-    if task.node_type in TREE_BADGES:
+    if task.node_type in _TREE_BADGES:
         return task.node_type
     return "handler" if task.agent_role == DETERMINISTIC else "task"
 
 
 def _badges(task: DagTaskNode, *, shows_level: bool) -> tuple[str, ...]:
     """Return the badges of a node (S-VIZ-71)."""
-    if task.node_type in TREE_BADGES:
-        level = f" L{task.map_reduce_level}" if task.node_type == "reduce" else ""
-        return (TREE_BADGES[task.node_type] + level,)
-    if not shows_level:
-        return ()
+    badges = tree_badges(task.node_type, task.map_reduce_level)
+    if badges or not shows_level:
+        return badges
     return (f"L{task.parallel_group}", "CP") if task.on_critical_path else (f"L{task.parallel_group}",)
-
-
-def _label(edge: DagGraphEdge) -> str | None:
-    text = edge.condition_description or edge.branching
-    return None if text is None else title_of(text)
 
 
 def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
@@ -349,7 +351,7 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
     name = callable_name(factory)
     title = task.description if task is not None else _TITLES[kind] if name == _NAMELESS else name
     return FlowNode(
-        id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=(TREE_BADGES[kind],), count=count
+        id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=tree_badges(kind, None), count=count
     )
 
 
@@ -366,7 +368,6 @@ def _level(tally: LevelTally) -> FlowNode:
         "failed": tally.failed,
         "running": max(0, tally.total - tally.done - tally.failed),
     }
-    level = f" L{tally.level}" if tally.node_type == "reduce" else ""
     return FlowNode(
         id=f"level:{tally.level}",
         kind=tally.node_type,
@@ -374,6 +375,6 @@ def _level(tally: LevelTally) -> FlowNode:
         level=tally.level,
         rank=tally.level,
         counts={status: count for status, count in counts.items() if count},
-        badges=(TREE_BADGES.get(tally.node_type, tally.node_type.upper()) + level,),
+        badges=tree_badges(tally.node_type, tally.level) or (tally.node_type.upper(),),
         count=tally.total,
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
-from ensemble_ray.visualization.declared import TREE_BADGES, title_of
+from ensemble_ray.visualization.declared import title_of, tree_badges
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class _Maker:
                 rank=rank,
                 group=group,
                 status=step.status,
-                badges=badges or _badges(step),
+                badges=badges or tree_badges(step.kind, step.level),
             )
         )
         for worker in self._delegated.get(step.id, ()):
@@ -337,10 +337,3 @@ def _ranks(members: Mapping[str, RanStep | _Unit], rules: _Rules, *, is_sequenti
         before = [by_key[each] for each in rules.waits_for.get(_key(path), ()) if each in by_key]
         ranks[path] = by_key[_key(path)] = 1 + max(before, default=-1)
     return ranks
-
-
-def _badges(step: RanStep) -> tuple[str, ...]:
-    badge = TREE_BADGES.get(step.kind)
-    if badge is None:
-        return ()
-    return (f"{badge} L{step.level}",) if step.kind == "reduce" and step.level is not None else (badge,)
