@@ -14,7 +14,6 @@ from ensemble_ray import (
     AgentExecutionError,
     CircuitOpenError,
     ConstraintViolationError,
-    EnsembleError,
     GraphNoEdgeMatchedError,
     GuardrailViolationError,
     IllegalStateError,
@@ -33,8 +32,8 @@ from ensemble_ray import (
     TaskExecutionError,
     UnknownOutcomeError,
     ValidationError,
-    errors,
 )
+from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, FinishedTask
 
@@ -46,8 +45,6 @@ _CODES = {
     "ValidationError": "INVALID_RUN",
     "InternalError": "INTERNAL_ERROR",
 }
-#: Classes of errors whose texts clients see.
-_SHOWN = (EnsembleError, IllegalStateError)
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: The first row whose class is anywhere in the chain of causes decides; hence the particular before the general.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
@@ -86,6 +83,12 @@ def status_of(error: BaseException) -> HTTPStatus:
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def status_of_name(name: str) -> HTTPStatus:
+    """Return the status of an error of a run that began, by the name of its class."""
+    found = (status for kind, status in _STATUS if kind.__name__ == name)
+    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the run never began: the request was wrong, and the client is told how."""
     is_of_request = isinstance(error, ValidationError | PromptTemplateError | RunExistsError)
@@ -97,7 +100,7 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
     causes = list(_chain(error))[1:]
     if isinstance(error, ParallelExecutionError):
         causes += error.failed_task_causes.values()
-    shown = [cause for cause in causes if isinstance(cause, _SHOWN)]
+    shown = [cause for cause in causes if isinstance(cause, OWN_ERRORS)]
     return Failure(
         error=type(error).__name__,
         code=code_of(type(error).__name__),
@@ -108,12 +111,6 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
         causes=[f"{type(cause).__name__}: {cause}" for cause in shown],
         tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
     )
-
-
-def is_shown(name: str) -> bool:
-    """Whether clients see the text of errors of that class: they see no text of another library (S-SRV-230)."""
-    kind: object = getattr(errors, name, None)
-    return isinstance(kind, type) and issubclass(kind, _SHOWN)
 
 
 def code_of(name: str) -> str:

@@ -20,12 +20,12 @@ from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.following.projection import EventProjection
-from ensemble_ray.record.history import RecordedExecution
+from ensemble_ray.record.head import RunHead
+from ensemble_ray.record.history import RecordedExecution, RunHistory
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.stores import RecordedRun
+from ensemble_ray.record.trace import trace_of, works_of
 from ensemble_ray.record.view.spans import recorded_spans
 from ensemble_ray.studio.views.run_view import RunView
 from ensemble_ray.text.foreign_text import one_line
@@ -67,21 +67,21 @@ def _is_same(name: str, value: Any, other: Any) -> bool:
 
 
 def _trace(facts: Iterable[Fact]) -> Iterator[Said]:
-    fold = RunFold()
+    history = RunHistory(has_details=True)
     for fact in facts:
-        fold.apply(fact)
-        trace = fold.trace()
+        history.apply(fact)
+        trace, head = trace_of(history), history.head
         metrics, estimate = trace.metrics, trace.metrics.total_cost_estimate
         calls = [call for task in trace.task_traces for each in task.with_workers() for call in each.llm_interactions]
-        outputs = {name: task.summary() for name, task in fold.tasks.items()}
-        given = {name: output for name, output in outputs.items() if output is not None}
-        failures = {name: task.failure for name, task in fold.tasks.items() if task.failure and task.has_failed}
+        works = works_of(history)
+        given = {work.instance: output for work in works if (output := work.summary()) is not None}
+        failures = {work.instance: work.failure for work in works if work.failure and work.has_failed}
         errors = {(each.error_type, each.message, _ms(each.occurred_at)) for each in trace.errors}
         of_tasks = {(each.data.error_type, each.data.message, _ms(each.at)) for each in failures.values()}
         yield {
-            "state": fold.state,
+            "state": head.state,
             "run began": _ms(trace.started_at),
-            "run ended": _ms(trace.completed_at) if fold.state.is_final else None,
+            "run ended": _ms(trace.completed_at) if head.state.is_final else None,
             "tokens": _known(metrics.total_tokens) if trace.task_traces else 0,
             "all model calls": metrics.total_llm_call_count,
             "model calls": len(calls),

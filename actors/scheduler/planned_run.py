@@ -49,7 +49,7 @@ from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.coordinator.unit_evaluations import UnitPorts
-from ensemble_ray.errors import RecordError, StaleEpochError, message_of
+from ensemble_ray.errors import message_of
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.orders import EvaluationFailed, TaskBody
 from ensemble_ray.facts.runs import RecordedError
@@ -369,7 +369,7 @@ class PlannedRun:
         try:
             ended = await asyncio.shield(self._running)
             keep, state = self._submission.keep, ended.state
-        except (RecordError, StaleEpochError):
+        except Exception:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:

@@ -39,10 +39,10 @@ from ensemble_ray.llm.limits.endpoints import EndpointUpdate
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
+from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason

@@ -27,7 +27,7 @@ from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.prompts.task import build_system_prompt, build_user_prompt
-from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.record.head import read_head
 from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
 from ensemble_ray.values.metrics import CostConfiguration

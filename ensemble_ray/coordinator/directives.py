@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, assert_never
 
 from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.ports import Persistence
+from ensemble_ray.record.resume.directives import GivenDirectives
 from ensemble_ray.values.ids import RUN
-from ensemble_ray.values.reviews import Directive, ModelSwitch, add_switch
+from ensemble_ray.values.reviews import Directive, ModelSwitch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +28,12 @@ class RunDirectives:
     def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveFact] = ()) -> None:
         """Make them, with those that are recorded of a run that goes on."""
         self._journal = journal
-        #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
-        self._recorded: dict[str, DirectiveRecorded] = {}
-        #: which models tasks ask that start now, where those are not their agents' own
-        self.switches: tuple[ModelSwitch, ...] = ()
-        for each in recorded:
-            self._keep(each)
+        self._given = GivenDirectives(recorded)
+
+    @property
+    def switches(self) -> tuple[ModelSwitch, ...]:
+        """Which models tasks ask that start now, where those are not their agents' own."""
+        return self._given.switches
 
     async def add(self, directive: RunDirective) -> None:
         """Put a directive on record; tasks that start from then on follow it.
@@ -43,23 +44,11 @@ class RunDirectives:
         now = self._journal.now()
         data = _fact_of(directive, now)
         await self._journal.append(self._journal.fact(RUN, data, now), until=Persistence.COMMITTED)
-        self._keep(data)
+        self._given.apply(data)
 
     def active(self) -> tuple[str, ...]:
         """Return the texts that a task is told which starts now, in the order in which they were given."""
-        if not self._recorded:
-            return ()
-        now = self._journal.now()
-        return tuple(each.text for each in self._recorded.values() if each.is_active(now))
-
-    def _keep(self, data: DirectiveFact) -> None:
-        match data:
-            case DirectiveRecorded(text=text):
-                self._recorded[text] = data
-            case ModelSwitched(model=model, agent=agent):
-                self.switches = add_switch(self.switches, ModelSwitch(model=model, agent=agent))
-            case _:
-                assert_never(data)
+        return self._given.active(self._journal.now())
 
 
 def _fact_of(directive: RunDirective, now: float) -> DirectiveFact:

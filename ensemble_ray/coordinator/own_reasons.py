@@ -6,12 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.errors import ConstraintViolationError
-from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.fact import find_fact
+from ensemble_ray.execute.effects import recorded_output
 from ensemble_ray.facts.runs import RecordedError
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import error_of_unit
+from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.instructions import GraphResult, LoopResult
 
@@ -71,5 +69,4 @@ def _instances_of_step(ending: End, number: int) -> Iterator[str]:
 
 
 async def _find_output(journal: Journal, instance: str) -> TaskOutput | None:
-    fact = find_fact(await journal.lookup_recorded(instance), instance, OutputRecorded)
-    return None if fact is None else typed_output(fact.data.output_data())
+    return recorded_output(await journal.lookup_recorded(instance), instance)

@@ -30,6 +30,7 @@ REMOTE = "Raised in another process (most recent call last):"
 _MOST_FRAMES = 30
 #: Errors of an exception group that are told.
 _MOST_OF_GROUP = 5
+_MOST_CAUSES = 100
 #: Failed tasks whose reasons stand in the message of a run.
 _MOST_LISTED = 3
 #: Packages whose messages are bounded where they are made: this library's, and the endpoint errors that it makes.
@@ -150,14 +151,20 @@ def user_line(errors: Iterable[BaseException]) -> str:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return what caused an error, nearest first, each once."""
-    found: list[BaseException] = []
-    at, seen = error.__cause__, {id(error)}
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        found.append(at)
-        at = at.__cause__
-    return found
+    """Return what caused an error, nearest first, each once, 100 at most (S-ERR-70).
+
+    That is the error it was raised from, else the one that was being handled then, and the first members of a group.
+    """
+    found, seen = [error], {id(error)}
+    for at in found:  # it grows
+        near = [at.__cause__ or (None if at.__suppress_context__ else at.__context__)]
+        if isinstance(at, BaseExceptionGroup):
+            near += cast("BaseExceptionGroup[BaseException]", at).exceptions[:_MOST_OF_GROUP]
+        for each in near:
+            if each is not None and id(each) not in seen and len(found) <= _MOST_CAUSES:
+                seen.add(id(each))
+                found.append(each)
+    return found[1:]
 
 
 def own_line(error: BaseException) -> str:

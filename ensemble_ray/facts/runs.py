@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self, cast
 
-from ensemble_ray.errors import BudgetExhaustedError
+from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError
 from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
 from ensemble_ray.facts.ends import read_reason
 from ensemble_ray.facts.fact import FactData, Key
@@ -32,6 +32,10 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 LONGEST_MESSAGE = 20_000
 _LONGEST_CAUSE = 1500
 _MOST_CAUSES = 16
+#: Errors of a run's end whose causes are recorded.
+_MOST_WITH_CAUSES = 20
+#: Errors of this package, whose texts may be shown to clients of an endpoint (S-SRV-230).
+OWN_ERRORS = (EnsembleError, IllegalStateError)
 
 
 class RecordedBudget(NamedTuple):
@@ -180,6 +184,8 @@ class RecordedCause(NamedTuple):
     error_type: str
     #: on one line, cut
     message: str
+    #: whether its class is one of `OWN_ERRORS`; False: it is not, or an earlier version recorded it
+    is_own: bool = False
 
 
 class RecordedError(NamedTuple):
@@ -197,6 +203,8 @@ class RecordedError(NamedTuple):
     place: str = ""
     #: nearest first
     causes: Sequence[RecordedCause] = ()
+    #: see `RecordedCause`
+    is_own: bool = False
 
     @classmethod
     def of(cls, error: BaseException, *, key: str = "") -> Self:
@@ -207,9 +215,12 @@ class RecordedError(NamedTuple):
             _cut(message_of(error), LONGEST_MESSAGE),
             place=own_line(error),
             causes=tuple(
-                RecordedCause(type(each).__name__, brief(message_of(each), _LONGEST_CAUSE))
+                RecordedCause(
+                    type(each).__name__, brief(message_of(each), _LONGEST_CAUSE), isinstance(each, OWN_ERRORS)
+                )
                 for each in list_causes(error)[:_MOST_CAUSES]
             ),
+            is_own=isinstance(error, OWN_ERRORS),
         )
 
     def lines(self) -> tuple[str, ...]:
@@ -234,11 +245,17 @@ def _text_of(error: Mapping[str, object], name: str) -> str:
 def _read_causes(value: object) -> tuple[RecordedCause, ...]:
     causes = cast("list[object]", value) if isinstance(value, list | tuple) else []
     found = (cast("Mapping[str, object]", each) for each in causes if isinstance(each, Mapping))
-    return tuple(RecordedCause(*(_text_of(each, name) for name in RecordedCause._fields)) for each in found)
+    return tuple(
+        RecordedCause(_text_of(each, "error_type"), _text_of(each, "message"), each.get("is_own") is True)
+        for each in found
+    )
 
 
-def _write_causes(causes: Sequence[RecordedCause]) -> list[dict[str, str]]:
-    return [each._asdict() for each in causes]
+def _write_causes(causes: Sequence[RecordedCause]) -> list[dict[str, object]]:
+    return [
+        {"error_type": each.error_type, "message": each.message, **({"is_own": True} if each.is_own else {})}
+        for each in causes
+    ]
 
 
 def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, ...]:
@@ -252,19 +269,20 @@ def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, 
             stack_trace=_text_of(each, "stack_trace"),
             place=_text_of(each, "place"),
             causes=_read_causes(each.get("causes")),
+            is_own=each.get("is_own") is True,
         )
         for each in value
     )
 
 
 def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
-    always, texts = RecordedError._fields[:3], RecordedError._fields[:-1]
+    always, others = RecordedError._fields[:3], [name for name in RecordedError._fields if name != "causes"]
     return [
         {
-            **{name: text for name in texts if (text := getattr(each, name)) or name in always},
-            **({"causes": _write_causes(each.causes)} if each.causes else {}),
+            **{name: value for name in others if (value := getattr(each, name)) or name in always},
+            **({"causes": _write_causes(each.causes)} if each.causes and number < _MOST_WITH_CAUSES else {}),
         }
-        for each in errors
+        for number, each in enumerate(errors)
     ]
 
 

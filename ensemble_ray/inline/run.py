@@ -19,7 +19,6 @@ from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.definition.fields import OnUnknown
-from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.effects import typed_output
@@ -136,7 +135,7 @@ class InlineRun:
         try:
             outcome = await asyncio.shield(self._running)
             state = outcome.state
-        except (RecordError, StaleEpochError):
+        except Exception:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:

@@ -1,13 +1,10 @@
-"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Pure.
-
-In: a plan, and how its run ended. Out: the same, each task's trace with its node type and level, and everything in the
-order of levels (S-MR-38, S-MR-90, S-SET-20). Never: a change of a run whose plan has no levels.
-"""
+"""The levels of a map-reduce: traces and outputs in their places, and a few numbers for each level. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.values.ids import node_key
@@ -16,7 +13,9 @@ from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.values.metrics import TaskMetrics
     from ensemble_ray.values.task_output import TaskOutput
+    from ensemble_ray.values.trace import ExecutionTrace, ToolCallTrace
 
 _T = TypeVar("_T")
 
@@ -73,3 +72,99 @@ def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary,
         )
         for level, found in sorted(by_level.items())
     )
+
+
+# In numbers.
+
+
+@dataclass(slots=True, kw_only=True)
+class LevelTally:
+    """One level so far."""
+
+    #: 0: the maps, or the direct task
+    level: int
+    #: `map`, `reduce`, `final-reduce` or `direct`
+    node_type: str
+    #: tasks that are known of
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    #: calls of which nobody knows whether they were done (S-DUR-26)
+    unknown: int = 0
+    #: answers that were cut off or empty
+    incomplete: int = 0
+    #: tasks whose tokens the provider did not count
+    uncounted: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    def add(self, metrics: TaskMetrics, started_at: datetime, ended_at: datetime) -> None:
+        """Add what a task cost, and when it was done."""
+        self.model_calls += metrics.llm_call_count
+        self.tool_calls += metrics.tool_call_count
+        self.input_tokens += max(metrics.input_tokens, 0)
+        self.output_tokens += max(metrics.output_tokens, 0)
+        self.incomplete += metrics.incomplete_answers
+        self.uncounted += metrics.llm_call_count > 0 and min(metrics.input_tokens, metrics.output_tokens) < 0
+        self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
+        self.ended_at = ended_at if self.ended_at is None else max(ended_at, self.ended_at)
+
+    @property
+    def duration(self) -> timedelta:
+        """From the first start to the last end (S-MR-116)."""
+        if self.started_at is None or self.ended_at is None:
+            return timedelta()
+        return self.ended_at - self.started_at
+
+
+def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) -> list[LevelTally]:
+    """Return the levels of a trace whose tasks say where they stand.
+
+    Args:
+        trace: Of a map-reduce.
+        failed: Roles and descriptions of its failed tasks.
+    """
+    found: dict[int, LevelTally] = {}
+    for task in trace.task_traces:
+        level = task.map_reduce_level
+        if level is None:
+            continue
+        tally = found.setdefault(level, LevelTally(level=level, node_type=task.node_type or ""))
+        tally.total += 1
+        has_failed = (task.agent_role, task.task_description) in failed
+        tally.failed += has_failed
+        tally.done += not has_failed and "state" not in task.metadata
+        tally.unknown += len(unknown_calls(task)) or task.metadata.get("outcome") == "unknown"
+        tally.add(task.metrics, task.started_at, task.completed_at)
+    return [found[level] for level in sorted(found)]
+
+
+def unknown_calls(task: TaskTrace) -> list[ToolCallTrace]:
+    """Return the calls of a task of which nobody knows whether they were done (S-DUR-26)."""
+    return [call for model in task.llm_interactions for call in model.tool_calls if call.outcome == "unknown"]
+
+
+def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
+    """Levels as JSON data."""
+    return [
+        {
+            "level": tally.level,
+            "node_type": tally.node_type,
+            "tasks": tally.total,
+            "done": tally.done,
+            "failed": tally.failed,
+            "model_calls": tally.model_calls,
+            "tool_calls": tally.tool_calls,
+            "unknown_outcomes": tally.unknown,
+            **({"incomplete_answers": tally.incomplete} if tally.incomplete else {}),
+            "input_tokens": tally.input_tokens,
+            "output_tokens": tally.output_tokens,
+            "uncounted_tasks": tally.uncounted,
+            "duration_s": tally.duration.total_seconds(),
+        }
+        for tally in tallies
+    ]

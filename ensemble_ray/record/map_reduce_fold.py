@@ -19,10 +19,10 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed, StimulusRecorded
+from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
 from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
-from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.schedule.stimuli import Evaluated, decode_stimulus
 from ensemble_ray.values.ids import effect_name, instance_of, is_inside_unit, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState

@@ -13,9 +13,10 @@ from typing import Literal
 from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.record.resume.advice import fork_advice, resume_advice
+from ensemble_ray.record.trace import output_of
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 
@@ -48,11 +49,12 @@ def recorded_output(
         RecordError: its record is damaged.
     """
     facts = list(facts)
-    fold = RunFold(facts)
-    fork = fork_advice(run_id, fold.header.origin or "", facts)
-    if not is_answered(run_id, state, recorded_state=fold.state, recorded=fold.header, header=header, fork=fork):
+    history = RunHistory(facts, has_details=True)
+    head = history.head
+    fork = fork_advice(run_id, head.header.origin or "", facts)
+    if not is_answered(run_id, state, recorded_state=head.state, recorded=head.header, header=header, fork=fork):
         return None
-    return fold.output(output_types or {}, object_ids or {})
+    return output_of(history, output_types, object_ids)
 
 
 def is_answered(

@@ -18,7 +18,7 @@ from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExe
 from ensemble_ray.errors.texts import own_line, task_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.record.levels import level_summaries
-from ensemble_ray.record.units.histories import unit_results
+from ensemble_ray.record.units import unit_results
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState
@@ -38,7 +38,7 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.record.units.ended import EndedUnits
+    from ensemble_ray.record.units import EndedUnits
     from ensemble_ray.values.reviews import OpenReview
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
@@ -14,10 +15,12 @@ from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_tex
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import AgentEntry, HierarchyRules, Node, Plan
 from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Continued,
+    Evaluated,
     Exited,
     Stimulus,
     Waiting,
@@ -30,18 +33,21 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.machine import PlanSource
+    from ensemble_ray.schedule.unit import HistoryEntry
 
 
 class RecordedStimuli:
     """The stimuli of one run, in the groups in which its source received them."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        """Apply the facts of a run, in order; see `take`."""
         #: each stimulus with the position of its fact
         self.numbered: list[list[tuple[int, Stimulus]]] = []
         #: whether more of the last group follows
         self.is_open = False
         #: whether tasks wait at gates since the run was resumed last
         self._is_waiting = False
+        self.take(facts)
 
     def take(self, facts: Iterable[Fact]) -> None:
         """Apply the next facts of a run; all but stimuli and resumptions are passed over.
@@ -61,10 +67,7 @@ class RecordedStimuli:
         Raises:
             RecordError: The fact is damaged.
         """
-        try:
-            stimulus = decode_stimulus(fact)
-        except TypeError as error:
-            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
+        stimulus = read_stimulus(fact)
         if not self.is_open:
             self.numbered.append([])
         if stimulus is not None:
@@ -87,27 +90,49 @@ class RecordedStimuli:
             group[:] = [each for each in group if not is_undone(each[1])]
 
     @property
+    def numbered_groups(self) -> list[list[tuple[int, Stimulus]]]:
+        """The stimuli by group with the positions of their facts; the end of the last group may be missing."""
+        return [group for group in self.numbered if group]
+
+    @property
     def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
-        """The stimuli by group; the end of the last group may be missing."""
-        return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered if group)
+        """The stimuli of `numbered_groups`."""
+        return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered_groups)
+
+
+def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
+    """Return a recorded stimulus; None if this version does not know its type.
+
+    Raises:
+        RecordError: The fact is damaged.
+    """
+    try:
+        return decode_stimulus(fact)
+    except TypeError as error:
+        raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
 
 
 class ReplayedSource:
-    """The source of a recorded run, fed with the recorded stimuli one by one.
+    """The source of a recorded plan, which receives the recorded stimuli again.
 
     Attributes:
-        plan: The recorded plan.
+        source: The machine.
     """
 
-    def __init__(self, data: Mapping[str, object]) -> None:
-        """Start with a recorded plan.
-
-        Raises:
-            RecordError: The plan is damaged.
-        """
-        self.plan = recorded_plan(data)
-        self._source: PlanSource = machine_for(self.plan)
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.source: PlanSource = machine_for(plan)
         self._stimuli = RecordedStimuli()
+
+    def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
+        """Apply stimuli that came together, except those that mean nothing to the source now. Return its instructions.
+
+        That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
+        """
+        known = [
+            each for each in stimuli if not isinstance(each, Cancelled) or self.source.is_cancelling(each.instance)
+        ]
+        return self.source.handle(*known) if known else []
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
         """Apply the next stimulus. Return the source's instructions; an empty list inside a group.
@@ -116,7 +141,7 @@ class ReplayedSource:
             RecordError: The fact is damaged.
         """
         self._stimuli.apply(fact)
-        return [] if self._stimuli.is_open else self._handle(self._stimuli.numbered[-1])
+        return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
     def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
         """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far, or after a restart the new ones."""
@@ -125,20 +150,64 @@ class ReplayedSource:
         if fact.data.is_restart:
             new = self._stimuli.numbered[count:]
         else:
-            self._source, new = machine_for(self.plan), self._stimuli.numbered
-        return [instruction for group in new for instruction in self._handle(group)]
+            self.source, new = machine_for(self._plan), self._stimuli.numbered
+        return [instruction for group in new for instruction in self._handle_group(group)]
 
-    def _handle(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
-        found = relevant(self._source, [stimulus for _, stimulus in group])
-        return self._source.handle(*found) if found else []
+    def _handle_group(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
+        return self.handle([stimulus for _, stimulus in group])
 
 
-def relevant(source: PlanSource, stimuli: Sequence[Stimulus]) -> list[Stimulus]:
-    """Return the stimuli that mean something to a source now.
+class FoldedSource(ReplayedSource):
+    """A replayed source, and what it has wanted so far."""
 
-    That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
+    def __init__(self, plan: Plan) -> None:
+        """Make one without a stimulus; no task of it waits for a slot, so that nothing depends on when others ended."""
+        super().__init__(replace(plan, max_parallel_tasks=None))
+        #: by instance: what was wanted last
+        self.starts: dict[str, Start] = {}
+        #: open questions, each with how long the history of its unit was when it was asked
+        self.questions: dict[Question, int] = {}
+
+    def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
+        """Apply stimuli that came together; answers to questions that are not open mean nothing to the source, too."""
+        known = [each for each in stimuli if not isinstance(each, Evaluated) or each.question in self.questions]
+        for stimulus in known:
+            if isinstance(stimulus, Evaluated):
+                del self.questions[stimulus.question]
+        wanted = super().handle(known)
+        for instruction in wanted:
+            match instruction:
+                case Start(instance=instance):
+                    self.starts[instance] = instruction
+                case Evaluate(question=question):
+                    self.questions[question] = len(self.source.history_of(_unit_of(question)))
+                case _:
+                    pass
+        return wanted
+
+    def history_of(self, question: Question) -> Sequence[HistoryEntry]:
+        """Return the history that an open question is about."""
+        return self.source.history_of(_unit_of(question))[: self.questions[question]]
+
+
+def _unit_of(question: Question) -> str:
+    return question.unit if isinstance(question, UntilHolds | EdgeMatches | ResetMemory) else ""
+
+
+def path_of_question(question: Question) -> str:
+    """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come.
+
+    Examples:
+        >>> path_of_question(UntilHolds(unit="loop:refine", iteration=1))
+        'loop:refine#0'
     """
-    return [each for each in stimuli if not isinstance(each, Cancelled) or source.is_cancelling(each.instance)]
+    match question:
+        case UntilHolds() | ResetMemory():
+            return f"{question.unit}#{question.iteration - 1}"
+        case EdgeMatches():
+            return f"{question.unit}#{question.step - 1}"
+        case _:
+            raise TypeError(f"{question} is of no unit")
 
 
 def is_undone(stimulus: Stimulus) -> bool:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.execute.tools.unknown import HANDLER, RUNNER
+from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.record.task_fold import NO_RESULT
+from ensemble_ray.facts.reviews import ReviewRequested
 from ensemble_ray.record.view.texts import row_text
 from ensemble_ray.record.view.tree import TreeRow
+from ensemble_ray.record.work import NO_RESULT
 from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.record.stores import RunStore
 
 #: Kinds of facts that tell of them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)
@@ -80,6 +83,30 @@ class UnknownOutcomes:
         more = self.counts(is_over).total() - len(shown)
         if more > 0:
             yield TreeRow(depth=1, kind="tool", title=f"and {more:,} more of unknown outcome", is_bad=True)
+
+
+async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIntended]]:
+    """Return the calls of handlers and runners of effect `once` that have no result, by the name of the effect.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    begun: dict[str, Fact[ToolIntended]] = {}
+    async for page in store.read(run_id, kinds=kinds_of(ToolIntended)):
+        for fact in page:
+            intent = cast("Fact[ToolIntended]", fact)
+            if intent.data.effect == "once" and fact.name.rpartition("/")[2] in {HANDLER, RUNNER}:
+                begun[fact.name] = intent
+    if begun:
+        # A handler that came to a detached review is called again whatever its effect (S-REV-117).
+        async for page in store.read(
+            run_id, kinds=kinds_of(ToolReturned, OutcomeDecided, ReviewRequested), has_data=False
+        ):
+            for fact in page:
+                name = fact.name.partition("-review")[0] if isinstance(fact.data, ReviewRequested) else fact.name
+                if name in begun and fact.seq > begun[name].seq:
+                    del begun[name]
+    return begun
 
 
 def _key_of(name: str) -> str:

@@ -12,7 +12,7 @@ from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import RunEnded
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.resume.run_head import head_facts
+from ensemble_ray.record.head import head_facts
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
 

@@ -18,6 +18,7 @@ from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
+from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -25,13 +26,18 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, run_blocking, threads
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.head import RunHead, locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.fork import (
+    ForkPlan,
+    asked_agents,
+    copied_facts,
+    plan_fork,
+    plan_unit_fork,
+    reused_differences,
+)
 from ensemble_ray.record.resume.run_budget import budget_of, options_of_fork, recorded_options
-from ensemble_ray.record.resume.run_head import locate_errors, name_in, origin_in, read_head
-from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.planning import plan_again
@@ -42,7 +48,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.showing import name_of
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
-from ensemble_ray.values.ids import RUN, node_key
+from ensemble_ray.values.ids import RUN, delegating_call, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
@@ -205,9 +211,7 @@ async def offer_fork(
             "run over DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
-    with locate_errors(found.location):
-        recorded = RunFold(facts)
-    header = recorded.header
+    header = RunHead(facts).header
     _check(found, header)
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, origin_in(header), call) if ensemble is None else ensemble
@@ -216,7 +220,7 @@ async def offer_fork(
     chosen = {**recorded_inputs, **(inputs or {})}
     planned = await plan_again(_as_run(definition, header), chosen, facts)
     with locate_errors(found.location):
-        plan = _plan_fork(planned.plan, recorded, facts, found.run_id, from_task)
+        plan = _plan_fork(planned.plan, header, facts, found.run_id, from_task)
     if inputs:
         _check_inputs(
             found.run_id,
@@ -245,13 +249,13 @@ async def offer_fork(
     )
 
 
-def _plan_fork(plan: Plan, recorded: RunFold, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
+def _plan_fork(plan: Plan, header: PlanRecorded, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
     """Part what is recorded; tasks of a plan with units may have run several times, and are known by their executions."""
-    before = recorded_plan(recorded.header.plan or {})
+    before = recorded_plan(header.plan or {})
     if before.units or plan.units:
         return plan_unit_fork(before, plan, facts, run_id, name)
-    done = {node_key(instance) for instance, task in recorded.tasks.items() if task.output is not None}
-    return plan_fork(plan, done, name)
+    done = (fact.name for fact in facts if isinstance(fact.data, OutputRecorded))
+    return plan_fork(plan, {node_key(each) for each in done if delegating_call(each) is None}, name)
 
 
 def _describe(plan: Plan, names: Sequence[str]) -> dict[str, str]:

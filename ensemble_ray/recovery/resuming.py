@@ -13,17 +13,17 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, run_blocking, threads
+from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.advice import read_fork_advice
+from ensemble_ray.record.resume.directives import read_switches
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.recovery.unknown_outcomes import check_outcomes
@@ -34,7 +34,6 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.teamfile import find_planned_form, load_source
 from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
-from ensemble_ray.values.reviews import ModelSwitch, add_switch
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Origin
@@ -196,12 +195,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
     """Refuse a definition without a model that the run was told to ask (S-CTL-12)."""
-    switches: tuple[ModelSwitch, ...] = ()
-    async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
-        for fact in page:
-            if isinstance(chosen := fact.data, ModelSwitched):
-                switches = add_switch(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
-    for each in switches:
+    for each in await read_switches(store, run_id):
         if each.model is not None and each.model not in definition.models:
             raise ValidationError(
                 f"Run '{run_id}' was told to ask the model '{each.model}', which the ensemble does not have any more. "

@@ -22,11 +22,11 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
 from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
 from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.head import name_in
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunResultHead, assemble, not_begun
 from ensemble_ray.record.resume.run_budget import budget_of
-from ensemble_ray.record.resume.run_head import name_in
 from ensemble_ray.record.retention import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope

@@ -8,7 +8,7 @@ leaves later steps untouched.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,10 +19,7 @@ from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.execute.scope import Spending, spending_here
-from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.plan.planner import (
     Planned,
@@ -37,13 +34,14 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
+from ensemble_ray.record.failures import manager_failure
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.resume.reading import read_pages
+from ensemble_ray.record.resume.reading import read_answers
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.planned_result import conclude, manager_failure
+from ensemble_ray.runs.planned_result import conclude
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.ids import instance_of
@@ -185,7 +183,7 @@ class PlannedLauncher:
         if not needs_synthesis(resolved.tasks):
             return {}
         # Where a run of that id is on record, nobody is asked again.
-        answers = await _read_answers(scope) if scope.is_named else {}
+        answers = await read_answers(scope.store, scope.run_id) if scope.is_named else {}
         if scope.cancelled.is_set():
             return ExitReason.CANCELLED
         if scope.store_address is not None:
@@ -241,18 +239,6 @@ class PlannedLauncher:
             for event in _failed_manager_events(scope.run_id, error):
                 scope.events.emit(event)
             raise failure from error
-
-
-async def _read_answers(scope: RunScope) -> Mapping[str, Sequence[Fact[ModelAnswered]]]:
-    """Return the recorded answers of before scheduling, by effect name, in the order of the calls."""
-    answers: dict[str, list[Fact[ModelAnswered]]] = {}
-
-    def take(page: Sequence[Fact]) -> None:
-        for name, found in answers_before(page).items():
-            answers.setdefault(name, []).extend(found)
-
-    await read_pages(scope.store, scope.run_id, kinds_of(ModelAnswered), take)
-    return answers
 
 
 def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:

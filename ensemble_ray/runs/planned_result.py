@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import (
     BudgetExhaustedError,
-    ConstraintViolationError,
-    EnsembleError,
-    TaskExecutionError,
-    ValidationError,
 )
-from ensemble_ray.errors.texts import reason_of
 from ensemble_ray.execute.scope import describe_exhaustion
-from ensemble_ray.plan.plan import MANAGER_ROLE
+from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import node_key
@@ -35,7 +29,6 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.orders import RunOutcome
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
 
 
@@ -56,7 +49,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         open_reviews=outcome.open_reviews,
     )
     has_failed = outcome.state in {RunState.FAILED, RunState.INTERRUPTED}
-    failure = _failure_of(plan, outcome, ended, failures) if has_failed else None
+    failure = failure_of(ended, failures, [output for _, output in outcome.delegated]) if has_failed else None
     warning = ""
     if outcome.state is RunState.BUDGET_EXHAUSTED:
         warning = describe_exhaustion(each.error for _, each in outcome.unfinished)
@@ -134,29 +127,3 @@ def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
     if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
         return ()
     return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
-
-
-def _failure_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseException:
-    """Return what a failed run raises."""
-    return failure_of(ended, failures) if plan.hierarchy is None else _failure_of_manager(plan, outcome)
-
-
-def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
-    """Return what a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
-    outputs: Sequence[TaskOutput] = tuple(output for _, output in outcome.delegated)
-    if not outcome.failures:
-        return ConstraintViolationError(_violations(plan, outcome), outputs)
-    error = outcome.failures[0].failure.cause
-    if isinstance(error, ValidationError):
-        return error
-    return manager_failure(error, plan.nodes[0].description, outputs)
-
-
-def manager_failure(
-    error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
-) -> TaskExecutionError:
-    """Return what a run raises whose manager failed with that error (S-HIER-60)."""
-    text = f"Hierarchical workflow manager failed: {reason_of(error)}"
-    wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
-    wrapped.__cause__ = error
-    return wrapped

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.memory import MemoryStored
-from ensemble_ray.facts.reflection import ReflectionRecalled
+from ensemble_ray.record.resume.remembered import read_recalled, read_stored
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.launching import RunScope
@@ -19,10 +15,8 @@ async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
     """Tell a run's reflections what its tasks were shown before it was interrupted: later ones see the same (S-REFL-2)."""
     if request.reflections is None or not scope.is_named or scope.store_address is None:
         return
-    async for page in scope.store.read(scope.run_id, kinds=kinds_of(ReflectionRecalled)):
-        for fact in page:
-            if isinstance(fact.data, ReflectionRecalled):
-                request.reflections.restore(fact.data.key, fact.data.recalled)
+    async for key, recalled in read_recalled(scope.store, scope.run_id):
+        request.reflections.restore(key, recalled)
 
 
 async def restore_short_term(request: RunRequest, scope: RunScope) -> None:
@@ -34,10 +28,5 @@ async def restore_short_term(request: RunRequest, scope: RunScope) -> None:
         return
     if not scope.is_named or scope.store_address is None:
         return
-    noted: set[str] = set()
-    async for page in scope.store.read(scope.run_id, kinds=kinds_of(MemoryStored, OutputRecorded)):
-        for fact in page:
-            if isinstance(fact.data, MemoryStored):
-                noted.add(fact.instance)
-            elif isinstance(fact.data, OutputRecorded) and fact.instance in noted:
-                request.memory.restore(fact.instance, typed_output(fact.data.output_data()))
+    async for instance, output in read_stored(scope.store, scope.run_id):
+        request.memory.restore(instance, output)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.recovery.cancelling import request_end
 from ensemble_ray.recovery.deciding import record_decision
 from ensemble_ray.recovery.resuming import check_resumable

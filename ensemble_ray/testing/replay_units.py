@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Union
 
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
-from ensemble_ray.record.resume.folded_source import FoldedSource, numbered_groups, path_of_question
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated
 from ensemble_ray.testing.replay_ports import Difference
@@ -57,7 +57,7 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOu
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
         return
     source = FoldedSource(plan)
-    for group in numbered_groups(facts):
+    for group in RecordedStimuli(facts).numbered_groups:
         stimuli = [stimulus for _, stimulus in group]
         for stimulus in stimuli:
             if isinstance(stimulus, Evaluated) and stimulus.question in source.questions:
@@ -65,7 +65,7 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOu
                 if isinstance(question, UntilHolds | EdgeMatches):
                     yield AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
         known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
-        yield from source.apply(known)
+        yield from (each for each in source.handle(known) if isinstance(each, Start))
 
 
 class RepeatedPredicates:

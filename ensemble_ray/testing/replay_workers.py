@@ -51,6 +51,9 @@ class ReplayedWorkers:
                 return self._recorded_end(order, call, result, end, found)
             self._report(order, call, found)
         self._compare(order, call, result, end)
+        told = self._journal.find_recorded(call, ToolReturned)
+        if told is not None and not told.is_success and self._journal.has_output(order.instance):
+            return _make_stopped(result, told)  # it was done when it was stopped, or when its process was lost
         return result
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -67,9 +70,7 @@ class ReplayedWorkers:
         recorded_result = self._journal.find_recorded(call, ToolReturned)
         if recorded_result is None:  # the run died while it was at work
             self._report(order, call, found, is_at_end=True)
-        # It was stopped, or its process was lost.
-        text = recorded_result.text.removeprefix("Error: ")
-        return _make_end(result, "failed", AgentExecutionError(text))
+        return _make_stopped(result, recorded_result)  # or its process was lost
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
         """How what the worker gave differs from what is recorded."""
@@ -89,6 +90,10 @@ class ReplayedWorkers:
         where = f"{place_of(call)} ({order.agent_role}), {found.where}"
         asking = call.rsplit("/", 2)[0]
         self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
+
+
+def _make_stopped(result: TaskResult, told: ToolReturned) -> TaskResult:
+    return replace(_make_end(result, "failed", AgentExecutionError(told.text.removeprefix("Error: "))), output=None)
 
 
 def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:

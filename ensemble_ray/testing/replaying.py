@@ -25,12 +25,14 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.ports import Services
 from ensemble_ray.process.forks import SystemClock, run_blocking, threads
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.head import locate_errors, origin_in, read_head
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.identity.digest import compare_fields
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
+from ensemble_ray.record.trace import outputs_of
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
@@ -127,16 +129,17 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
         )
     facts = await store.facts(found.run_id)
     with locate_errors(found.location):
-        recorded = RunFold(facts)
-    if recorded.header.is_empty:
+        recorded = RunHistory(facts, has_details=True)
+    header = recorded.head.header
+    if header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.location}: there is nothing to replay", found.location
         )
-    loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
+    loaded = await threads.run(_definition, found, header) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    options = recorded_options(recorded.header)
-    planned = await plan_again(definition.with_options(options), recorded.header.inputs or {}, facts, is_replay=True)
-    changed = _plan_difference(recorded.header, planned)
+    options = recorded_options(header)
+    planned = await plan_again(definition.with_options(options), header.inputs or {}, facts, is_replay=True)
+    changed = _plan_difference(header, planned)
     if changed is not None:
         return Replay(run_id=found.run_id, difference=changed)
     repetition = _Repetition(recorded, planned, facts, definition.with_options(options))
@@ -165,13 +168,13 @@ def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | Non
 class _Repetition:
     """All tasks of a run, one after the other, each on its record."""
 
-    def __init__(self, recorded: RunFold, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
-        self._tasks, self._workers = recorded.tasks, recorded.delegated
+    def __init__(self, recorded: RunHistory, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
+        self._recorded = recorded
         self._facts = facts
         self._planned = planned
         self._outputs: HeldOutputs[TaskOutput] = HeldOutputs()
         types = {key: each for key, task in planned.tasks.items() if (each := task.output_type) is not None}
-        for instance, output in recorded.outputs(types).items():
+        for instance, output in outputs_of(recorded, types).items():
             self._outputs.put(instance, output)
         self._nodes = {node.key: node for node in planned.plan.nodes}
         self.journal = ReplayJournal(facts)
@@ -209,7 +212,7 @@ class _Repetition:
             for step in steps_of(self._planned.plan, self._facts, self._outputs):
                 if isinstance(step, AskedQuestion):
                     found = await predicates.difference(step)
-                elif step.instance in self._tasks:
+                elif step.instance in self._recorded.work:
                     self.tasks += 1
                     found = await self._of_task(runner, step)
                 else:
@@ -270,8 +273,7 @@ class _Repetition:
         """Told where a recorded answer is used: the request must be the recorded one."""
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
-            fold = self._tasks.get(instance) or self._workers.get(instance)
-            trace = None if fold is None else fold.recorded_trace()
+            trace = RecordedWork(self._recorded, instance).recorded_trace()
             self.journal.report(request_difference(self.journal, name, messages, trace), instance=instance)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.record.level_tallies import LevelTally
+    from ensemble_ray.record.levels import LevelTally
     from ensemble_ray.values.trace import GraphTrace
     from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode
 

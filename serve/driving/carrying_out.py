@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunState
+from ensemble_ray import Ensemble, EnsembleError, IllegalStateError, RunExistsError, RunState
 from ensemble_ray.errors.texts import describe
+from ensemble_ray.plan.unit_plans import task_keys
 from ensemble_ray.process.context import bounded_logger, use_traceparent
 from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.record.opening import store_at
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.driving.active import ActiveRun
     from ensemble_ray.teamfile import Runnable
+    from ensemble_ray.values.task_output import OutputType
 
 _log = bounded_logger(__name__)
 #: How often a run is looked at that goes on without its driver, s.
@@ -97,6 +99,14 @@ class RunsTeam:
         except Exception as error:  # noqa: BLE001  code of the team raises what it likes; the endpoint goes on
             _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_defect(error, run_id)
+
+    def find_output_type(self, active: ActiveRun, key: str) -> OutputType | None:
+        """Return the declared type of the output of a task of a run; None: it has none, or its tasks are made of its items."""
+        definition = change_team(active.team.definition, active.asked, self._tools)
+        if not isinstance(definition, Ensemble):
+            return None
+        tasks = definition.all_tasks
+        return dict(zip(task_keys(tasks), (task.output_type for task in tasks), strict=True)).get(key)
 
     async def wait_for_decision(self, active: ActiveRun) -> None:
         """Return when a run that waits for people goes on, or can go on, or is to end."""

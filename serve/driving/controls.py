@@ -5,12 +5,14 @@ In: runs that are driven here, and the store of their records. Out: what the run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, ReviewDecidedError, ReviewDecision, RunExistsError, ValidationError
-from ensemble_ray.record.open_reviews import fold_gates
+from ensemble_ray.execute.review.gates import describe_misfit
+from ensemble_ray.process.forks import threads
+from ensemble_ray.record.open_reviews import Gate, fold_gates
 from ensemble_ray.recovery.deciding import find_pending, record_decision
 from ensemble_ray.serve.control_schemas import (
     DecidedReview,
@@ -25,10 +27,13 @@ from ensemble_ray.serve.control_schemas import (
 from ensemble_ray.serve.driving.outcomes import as_open_review, status_of_state
 from ensemble_ray.serve.failures import failure_of
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.reviews import ReviewTiming
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.driving.active import ActiveRun
+    from ensemble_ray.values.task_output import OutputType
 
 #: Who decides where nobody is asked who they are.
 _ANYBODY = "a client of the endpoint"
@@ -99,17 +104,34 @@ async def open_gates(
 
 
 async def decide_gate(
-    store: RunStore, run_id: str, gate_id: str, decision: NewDecision, by: str
+    store: RunStore,
+    run_id: str,
+    gate_id: str,
+    decision: NewDecision,
+    by: str,
+    *,
+    find_type: Callable[[str], OutputType | None],
 ) -> DecidedReview | ReviewConflict:
     """Record a decision; return it, or the one that came first.
 
+    Args:
+        store: Has the record.
+        run_id: The run's id.
+        gate_id: The gate's id.
+        decision: The decision.
+        by: Who decides.
+        find_type: Returns the declared type of a task's output, by its key.
+
     Raises:
-        Refusal: the gate is none of the run's, waits no more, or is asked elsewhere.
+        Refusal: the gate is none of the run's, waits no more, or is asked elsewhere, or the edit does not fit.
     """
     # The beginning of an id, which a terminal takes, is none here.
-    if gate_id not in {gate.gate_id for gate in fold_gates(await store.gates_of(run_id))}:
+    gates = {gate.gate_id: gate for gate in fold_gates(await store.gates_of(run_id))}
+    if (gate := gates.get(gate_id)) is None:
         text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists those that wait"
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
+    if decision.decision is Verdict.EDIT and gate.is_open:
+        await threads.run(_check_edit, gate, decision.text or "", find_type)
     by, asked = by or _ANYBODY, _decision_of(decision)
     try:
         run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment)
@@ -123,6 +145,15 @@ async def decide_gate(
     except ValidationError as error:
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", str(error), run_id=run_id) from error
     return DecidedReview(run_id=run_id, gate_id=gate_id, decision=decision.decision, status=status_of_state(run.state))
+
+
+def _check_edit(gate: Gate, text: str, find_type: Callable[[str], OutputType | None]) -> None:
+    """Refuse an edit that does not fit the type of its task (S-SRV-231)."""
+    if gate.asked.data.timing is not ReviewTiming.AFTER_EXECUTION:
+        return
+    output_type = find_type(node_key(gate.asked.instance))
+    if output_type is not None and (why := describe_misfit(text, output_type)):
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "EDIT_INVALID", why, run_id=gate.asked.run, param="text")
 
 
 def _decision_of(asked: NewDecision) -> ReviewDecision:

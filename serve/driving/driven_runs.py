@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.team import ServedTeam
+    from ensemble_ray.values.task_output import OutputType
 
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.
@@ -377,8 +378,12 @@ class DrivenRuns:
         self, run_id: str, gate_id: str, decision: NewDecision, by: str
     ) -> DecidedReview | ReviewConflict:
         await self._views.entry(run_id)
-        decided = await decide_gate(self._store, run_id, gate_id, decision, by)
         active = self._active.get(run_id)
+
+        def find_type(key: str) -> OutputType | None:
+            return None if active is None else self._runs_team.find_output_type(active, key)
+
+        decided = await decide_gate(self._store, run_id, gate_id, decision, by, find_type=find_type)
         if active is not None and active.run is not None:  # else its team may be another one than that which began it
             active.decided.set()
         return decided

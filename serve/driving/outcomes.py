@@ -7,16 +7,19 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, RecordError, RunState
-from ensemble_ray.record.fold import fold_output
+from ensemble_ray.facts.runs import OWN_ERRORS, RecordedCause, RecordedError
+from ensemble_ray.record.head import read_head
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.record.resume.run_head import read_head
-from ensemble_ray.serve.failures import code_of, failure_of, is_refusal, is_shown
+from ensemble_ray.record.trace import fold_output, raised_by
+from ensemble_ray.runs.map_reduce.recorded_end import load_failure
+from ensemble_ray.serve.failures import code_of, failure_of, is_refusal, status_of_name
 from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
 from ensemble_ray.serve.schemas import Failure, FinishedRun
 
 if TYPE_CHECKING:
     from ensemble_ray import EnsembleOutput
-    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.head import RunHead
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.values.reviews import OpenReview as RecordedReview
 
@@ -30,6 +33,8 @@ _STATUSES = {
     RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
     RunState.INTERRUPTED: RunStatus.INTERRUPTED,
 }
+
+_IN_RECORD = "The record of the run says more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
 
 def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
     """Return the outcome of a run that raised what no run raises; its text is for the operator's log."""
-    return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id))
+    return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id, "The endpoint's log says more"))
 
 
 async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
@@ -73,7 +78,7 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
         case RunState.INTERRUPTED | RunState.WAITING:
             return None
         case RunState.FAILED:
-            return Outcome(status=RunStatus.FAILED, error=_recorded_failure(head, run_id))
+            return Outcome(status=RunStatus.FAILED, error=await _recorded_failure(store, head, run_id))
         case RunState.COMPLETED if head.is_dynamic:
             return None  # going on gives its output, without doing anything
         case state:
@@ -104,29 +109,37 @@ def as_open_review(gate: RecordedReview) -> OpenReview:
     )
 
 
-def _defect(name: str, run_id: str) -> Failure:
+def _defect(name: str, run_id: str, where: str) -> Failure:
     return Failure(
         error="InternalError",
         code="INTERNAL_ERROR",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
-        message=f"{name} in the code of the team. The endpoint's log says more",
+        message=f"{name} in the code of the team. {where}",
         run_id=run_id,
     )
 
 
-def _recorded_failure(head: RunHead, run_id: str) -> Failure:
-    errors = head.errors
-    first = errors[0] if errors else None
-    name = first.error_type.rpartition(".")[2] if first is not None and first.error_type else "TaskExecutionError"
-    if not is_shown(name):
-        return _defect(name, run_id)
-    causes = [] if first is None else [(each.error_type, each.message) for each in first.causes]
-    causes += [(each.error_type, each.message) for each in errors[1:]]
+async def _recorded_failure(store: RunStore, head: RunHead, run_id: str) -> Failure:
+    own = head.own_error if head.is_dynamic else None
+    if own is not None and not own.key:
+        raised = None
+    elif head.is_dynamic:
+        raised = await load_failure(store, run_id)
+    else:
+        raised = raised_by(RunHistory(await store.facts(run_id), has_details=True))
+    if raised is not None:
+        is_own = isinstance(raised, OWN_ERRORS)
+        return failure_of(raised, run_id) if is_own else _defect(type(raised).__name__, run_id, _IN_RECORD)
+    first = head.errors[0] if head.errors else RecordedError("", "TaskExecutionError", "The run failed", is_own=True)
+    name = first.error_type.rpartition(".")[2]
+    if not first.is_own:
+        return _defect(name, run_id, _IN_RECORD)
+    shown: list[RecordedCause | RecordedError] = [*first.causes, *head.errors[1:]]
     return Failure(
         error=name,
         code=code_of(name),
-        status=HTTPStatus.BAD_GATEWAY,
-        message=first.message if first is not None else "The run failed",
+        status=status_of_name(name),
+        message=first.message,
         run_id=run_id,
-        causes=[f"{kind}: {text}" for kind, text in causes if is_shown(kind)],
+        causes=[f"{each.error_type}: {each.message}" for each in shown if each.is_own],
     )

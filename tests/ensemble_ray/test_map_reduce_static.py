@@ -30,8 +30,8 @@ from ensemble_ray import (
     ValidationError,
     Workflow,
 )
-from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 
 

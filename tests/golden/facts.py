@@ -21,7 +21,7 @@ _LINE = re.compile(r", line \d+")
 _TIMES = ("_at", "_s")
 _TIMED = frozenset({"at", "duration", "latency"})
 #: Fields of recorded errors that golden records are older than.
-_LATER = frozenset({"causes", "place"})
+_LATER = frozenset({"causes", "is_own", "place"})
 
 
 def plain(text: str) -> str:

@@ -33,11 +33,11 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.unit_fork import plan_unit_fork
+from ensemble_ray.record.resume.fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, call, task
 from tests.scenarios.detached import Given, gates_of, raws, team

@@ -21,8 +21,8 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.tool import use_tool_context
 from tests.builders import agent, answer, call, task

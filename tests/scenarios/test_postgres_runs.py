@@ -18,8 +18,8 @@ from ensemble_ray import (
     Task,
 )
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.postgres.store import PostgresStore
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 from tests.contracts.web_server import closed_port

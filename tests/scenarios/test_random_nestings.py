@@ -31,8 +31,8 @@ from ensemble_ray import (
     TaskStartEvent,
     resume,
 )
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
+from ensemble_ray.record.trace import fold_trace
 from tests.scenarios.comparing import as_data
 from tests.scenarios.drawing import KINDS, Kind, team_of
 from tests.scenarios.teams import PATIENCE_S

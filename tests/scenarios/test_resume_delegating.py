@@ -22,8 +22,8 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, replay
 from tests.builders import agent, call, task
 from tests.scenarios.delegating import hand, told

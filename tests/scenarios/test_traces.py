@@ -24,8 +24,8 @@ from ensemble_ray import (
     TaskTrace,
     tool,
 )
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.scenarios.teams import PATIENCE_S, prompt_of, wait_for

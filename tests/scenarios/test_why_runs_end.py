@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pydantic
 import pytest
 
 from ensemble_ray import (
@@ -16,20 +18,22 @@ from ensemble_ray import (
     HierarchicalConstraints,
     Loop,
     MapEnsemble,
+    OpenAIChatModel,
     ParallelExecutionError,
+    RunState,
     Runtime,
     Task,
     TaskHandlerContext,
 )
-from ensemble_ray.facts.runs import RecordedError
+from ensemble_ray.facts.runs import OWN_ERRORS, RecordedError
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.serve.driving.outcomes import outcome_of_error, recorded_outcome
-from ensemble_ray.serve.failures import is_shown
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from tests.builders import answer, task
 from tests.command_line import calling
 from tests.ensemble_ray.studio.stored_runs import Anybody
@@ -96,6 +100,12 @@ def never(_: object) -> bool:
 def capped() -> Loop:
     """A loop whose cap fails the run."""
     return loop(until=never, on_max_iterations="throw")
+
+
+class Secret(pydantic.BaseModel):
+    """What a source makes of its lines."""
+
+    number: int
 
 
 class Kind(NamedTuple):
@@ -208,6 +218,8 @@ def test_the_record_says_why_a_run_failed(name: str, store: RunStore, inline_run
     assert vars(error)["run_id"] == RUN
     reason = recorded(store)
     assert reason.error_type == kind.error
+    trace = vars(error).get("trace")
+    assert trace is None or reason.message in [each.message for each in trace.errors]
     texts = [str(error)]
     if isinstance(error, ParallelExecutionError):
         texts += map(str, error.failed_task_causes.values())
@@ -248,7 +260,10 @@ def test_all_readers_say_why_a_run_failed(
     if begin not in listed:
         problems.append(f"runs: {listed}")
     (data,) = json.loads(call("runs", "--json").printed)
-    if data.get("error", {}).get("message") != reason.message:
+    causes = [{"type": each.error_type, "message": each.message} for each in reason.causes]
+    listed_error = data.get("error", {})
+    shown = (listed_error.get("message"), listed_error.get("place", ""), listed_error.get("causes", []))
+    if shown != (reason.message, reason.place, causes):
         problems.append(f"runs --json: {data}")
     detail = run_blocking(StudioReader(store, can_decide=False).run(RUN, Anybody()))
     seen = detail.error
@@ -258,11 +273,81 @@ def test_all_readers_say_why_a_run_failed(
     assert after is not None
     assert after.error is not None
     assert live.error is not None
-    if is_shown(reason.error_type) and (after.error.message != reason.message or reason.message not in f"{live.error}"):
+    wanted = live.error.model_copy(update={"tasks": []}) if name == "item" else live.error
+    if isinstance(error, OWN_ERRORS) and after.error != wanted:
         problems.append(f"endpoint: {live.error}, later {after.error}")
-    if not is_shown(reason.error_type) and "broke down" in after.error.message:
+    if not isinstance(error, OWN_ERRORS) and after.error.error != "InternalError":
         problems.append(f"endpoint: {after.error}")
     assert not problems
+
+
+@pytest.mark.parametrize(("name", "key"), [("item", "map-1"), ("all items", "map-0"), ("source", ""), ("no items", "")])
+def test_the_record_names_the_item_that_failed(name: str, key: str, store: RunStore, inline_runtime: Runtime) -> None:
+    """S-MR-210: by its key; the run itself has none."""
+    fail(KINDS[name], inline_runtime)
+    assert recorded(store).key == key
+
+
+def test_a_namesake_of_an_error_of_this_package_is_hidden(store: RunStore, inline_runtime: Runtime) -> None:
+    """S-SRV-230: pydantic's `ValidationError` has the name of ours, and quotes its input."""
+    fail(Kind(lambda: team(items=(Secret.model_validate({"number": text}) for text in ["hidden"])), ""), inline_runtime)
+    assert recorded(store).error_type == "ValidationError"
+    outcome = run_blocking(recorded_outcome(store, RUN))
+    assert outcome is not None
+    assert outcome.error is not None
+    assert (outcome.error.error, outcome.error.message) == (
+        "InternalError",
+        "ValidationError in the code of the team. The record of the run says more",
+    )
+
+
+def test_a_budget_of_a_map_that_is_spent_is_a_reason(store: RunStore, inline_runtime: Runtime) -> None:
+    """S-ERR-66: in its trace, too."""
+    output = team(llm=ScriptedModel(otherwise=answer("text", 90, 10)), max_tokens=420).run(
+        runtime=inline_runtime, run_id=RUN
+    )
+    assert output.exit_reason is ExitReason.BUDGET_EXHAUSTED
+    assert output.trace is not None
+    assert recorded(store).error_type == "BudgetExhaustedError"
+    assert [each.message for each in output.trace.errors] == [recorded(store).message]
+
+
+def test_a_run_that_its_watch_breaks_is_interrupted(
+    store: RunStore, inline_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-ERR-69: whatever broke it; its state says the same as its record."""
+    is_asked = asyncio.Event()
+
+    async def entry(_: object) -> str:
+        is_asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async def watch(*_: object) -> None:
+        await is_asked.wait()
+        raise ConnectionError("the store is gone")
+
+    monkeypatch.setattr("ensemble_ray.inline.run.watch_for_cancel", watch)
+    with pytest.raises(ConnectionError):
+        Ensemble(tasks=[task("t")], llm=ScriptedModel(otherwise=entry)).run(runtime=inline_runtime, run_id=RUN)
+    summary = run_blocking(store.summary(RUN))
+    assert summary is not None
+    assert summary.state is RunState.INTERRUPTED
+    assert recorded(store).error_type == "ConnectionError"
+
+
+def test_a_map_that_breaks_before_its_first_task_is_interrupted(store: RunStore) -> None:
+    """S-ERR-69: its state says the same as its record."""
+
+    class Broken(InlineRuntime):
+        async def open_session(self, *_: object, **__: object) -> Any:
+            raise ConnectionError("no cluster")
+
+    with pytest.raises(ConnectionError):
+        team().run(runtime=Broken(), run_id=RUN)
+    summary = run_blocking(store.summary(RUN))
+    assert summary is not None
+    assert summary.state is RunState.INTERRUPTED
+    assert recorded(store).error_type == "ConnectionError"
 
 
 def test_a_budget_that_is_spent_is_a_reason(
@@ -282,6 +367,34 @@ def test_a_budget_that_is_spent_is_a_reason(
     assert all(reason.message[:100] in call(*command).printed for command in (("trace", RUN), ("runs",)))
 
 
+def one_task(llm: OpenAIChatModel) -> Ensemble:
+    """A run of one task."""
+    return Ensemble(tasks=[task("t")], llm=llm)
+
+
+def one_map(llm: OpenAIChatModel) -> MapEnsemble:
+    """A run over one item."""
+    return MapEnsemble(items=[1], map_task=map_task, llm=llm)
+
+
+def refuse(_: object) -> Fault:
+    """An endpoint whose account has no credit."""
+    return Fault(status=429, message="You exceeded your current quota", code="insufficient_quota")
+
+
+@pytest.mark.parametrize("make", [one_task, one_map])
+def test_a_run_without_credit_names_itself(
+    make: Callable[..., Any], store: RunStore, inline_runtime: Runtime, model_server: Callable[..., ModelServer]
+) -> None:
+    """S-ERR-50, S-DUR-151: also where it is interrupted, or ends for that."""
+    llm = OpenAIChatModel("m", base_url=model_server(refuse).base_url, api_key="sk-of-a-test")
+    error = fail(Kind(lambda: make(llm), ""), inline_runtime)
+    assert vars(error)["run_id"] == RUN
+    reason = recorded(store)
+    assert reason.error_type == "AgentExecutionError"
+    assert [each.error_type for each in reason.causes] == ["RateLimitError"]
+
+
 def test_a_run_that_breaks_says_why(
     store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -289,6 +402,7 @@ def test_a_run_that_breaks_says_why(
     full = tmp_path / "full.jsonl"
     full.symlink_to("/dev/full")
     error = fail(Kind(lambda: team(results=full), "RecordError"), inline_runtime)
+    assert vars(error)["run_id"] == RUN
     reason = recorded(store)
     assert (reason.key, reason.error_type, reason.message) == ("", "RecordError", str(error))
     call = calling(capsys)

@@ -271,16 +271,15 @@ async def test_a_review_is_input_that_the_next_message_gives(endpoint: str) -> N
         await task_of(url, "approve", task_id=open_one.id)
 
 
-async def test_an_edit_that_does_not_fit_is_asked_for_again(home: str) -> None:
-    """S-REV-136, S-REV-137, S-INT-75: the next question begins with the reason."""
+async def test_an_edit_that_does_not_fit_is_refused_with_the_reason(home: str) -> None:
+    """S-SRV-231, S-INT-75: the task asks still."""
     model = ScriptedModel(otherwise='{"name": "ray", "fins": 2}')
     team = question(llm=model, output_type=Fish, review=Review.required("Right?"), review_wait="detach")
     with served_app(build_api(driven({"asked": team}))) as endpoint:
         url = f"{endpoint}/a2a/asked"
         open_one = await task_of(url, "kelp")
-        again = await task_of(url, "edit: a shark", task_id=open_one.id)
-        assert again.status.state == S.TASK_STATE_INPUT_REQUIRED
-        assert "The edit was refused, since it must fit Fish: Could not find valid JSON" in told(again)
+        with pytest.raises(InvalidParamsError, match="The edit was refused, since it must fit Fish: Could not find"):
+            await task_of(url, "edit: a shark", task_id=open_one.id)
         decided = await task_of(url, 'edit: {"name": "shark", "fins": 8}', task_id=open_one.id)
     assert decided.status.state == S.TASK_STATE_COMPLETED
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from ensemble_ray import Ensemble, Review, TaskHandlerContext
 from ensemble_ray.serve.driving import carrying_out
 from ensemble_ray.testing import ScriptedModel
+from tests.builders import task
 from tests.serve.conftest import Connect
 from tests.serve.gates import Gate
 from tests.serve.teams import INPUTS, pair
@@ -75,6 +77,27 @@ async def test_a_gate_is_decided_once_and_its_run_goes_on(connect: Connect, monk
         first = conflict.json()["first"]
         assert (first["decision"], first["by"], first["comment"]) == ("edit", "a client of the endpoint", "Rebate")
     assert ended["result"]["raw"] == "Dear: 38 EUR"
+
+
+def count(_: TaskHandlerContext) -> str:
+    """How many there are."""
+    return "4"
+
+
+async def test_an_edit_that_does_not_fit_is_refused_before_it_is_recorded(connect: Connect) -> None:
+    """S-SRV-231: with the reason; the gate stays as it is."""
+    counting = task("count", handler=count, output_type=int, review=Review(timeout=0), name="count")
+    async with connect(Ensemble(tasks=[counting], review_wait="detach")) as client:
+        await client.post("/runs?wait=60", json={"run_id": "first"})
+        (gate,) = (await client.get("/reviews")).json()["reviews"]
+        place = f"/reviews/first/{gate['gate_id']}"
+        refused = await client.post(place, json={"decision": "edit", "text": "many"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "EDIT_INVALID")
+        assert refused.json()["message"].startswith("The edit was refused, since it must fit int: ")
+        assert (await client.get("/reviews")).json()["reviews"] == [gate]
+        assert (await client.post(place, json={"decision": "edit", "text": "5"})).status_code == 200
+        ended, _ = await ended_run(client, "first")
+    assert (ended["status"], ended["result"]["raw"]) == ("completed", "5")
 
 
 async def test_a_gate_that_is_not_there_is_not_found(connect: Connect) -> None:

@@ -103,7 +103,7 @@ class _Watch:
         from ensemble_ray.cli.view.item_progress import ItemProgress
         from ensemble_ray.cli.view.progress import TaskProgress
         from ensemble_ray.record.following import RunFollower
-        from ensemble_ray.record.resume.run_head import read_head
+        from ensemble_ray.record.head import read_head
 
         head = await read_head(self._store, self._run_id)
         progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)

@@ -72,7 +72,7 @@ def fork(
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.resume.run_head import read_head
+    from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
     from ensemble_ray.teamfile import load_ensemble
 

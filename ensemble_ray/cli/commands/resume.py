@@ -12,7 +12,7 @@ from ensemble_ray.cli.inputs.records import RunName, own_store
 from ensemble_ray.cli.inputs.tags import Tags, run_options
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.head import RunHead
     from ensemble_ray.teamfile import Runnable
 
 
@@ -58,7 +58,7 @@ def resume(
     """
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.resume.run_head import read_head
+    from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.resuming import begin_again
 
     options = run_options(max_tokens, max_cost, tags)

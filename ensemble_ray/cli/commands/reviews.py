@@ -233,7 +233,7 @@ async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
     import asyncio
     import time
 
-    from ensemble_ray.record.resume.run_head import read_head
+    from ensemble_ray.record.head import read_head
 
     if (await read_head(store, run.run_id)).header.runtime != "ray":
         return False
@@ -250,6 +250,6 @@ async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
 
 async def _last_end(store: RunStore, run_id: str) -> int:
     """Return the position of the fact that says how a run stands now."""
-    from ensemble_ray.record.resume.run_head import head_facts
+    from ensemble_ray.record.head import head_facts
 
     return max((fact.seq for fact in await head_facts(store, run_id)), default=0)

@@ -208,8 +208,8 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
     """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
     from ensemble_ray.definition.fields import Origin
     from ensemble_ray.errors import RecordError, message_of
+    from ensemble_ray.record.head import read_head
     from ensemble_ray.record.progress import tasks_done
-    from ensemble_ray.record.resume.run_head import read_head
 
     try:
         head = await read_head(store, run.run_id)

@@ -110,8 +110,10 @@ def _show_run(
     """Print a run; `is_partial`: what is left of its record."""
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.fold import RunFold
-    from ensemble_ray.record.resume.run_head import locate_errors, read_head
+    from ensemble_ray.record.head import locate_errors, read_head
+    from ensemble_ray.record.history import RunHistory
+    from ensemble_ray.record.trace import trace_of
+    from ensemble_ray.record.units import verdicts_of
     from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
@@ -134,8 +136,8 @@ def _show_run(
     if not facts:
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.location}", named.location)
     with locate_errors(named.location):
-        fold = RunFold(facts)
-        found = fold.trace()
+        history = RunHistory(facts, has_details=True)
+        found = trace_of(history)
     if head.tags:
         found = found.replace(metadata={**found.metadata, "tags": dict(head.tags)})
     if head.forked_from is not None:
@@ -146,15 +148,21 @@ def _show_run(
     if as_json:
         show_json_text(found.to_json())
     else:
-        _print_tree((*tree_rows(found, fold.verdicts()), *directive_rows(told), *reflection_rows(facts)))
+        _print_tree(
+            (
+                *tree_rows(found, tuple(verdicts_of(history.stimuli.groups))),
+                *directive_rows(told),
+                *reflection_rows(facts),
+            )
+        )
 
 
 def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     """Write the graph of a run as it ran."""
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.fold import RunFold
-    from ensemble_ray.record.resume.run_head import locate_errors, read_head
+    from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.source import recorded_plan
+    from ensemble_ray.record.trace import fold_trace
     from ensemble_ray.visualization.dag_model import DagExporter
     from ensemble_ray.visualization.declared import tally_flow
     from ensemble_ray.visualization.dev_tools import trace_steps
@@ -163,7 +171,7 @@ def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     def make_trace() -> ExecutionTrace:
         facts = run_blocking(store.facts(named.run_id))
         with locate_errors(named.location):
-            return RunFold(facts).trace()
+            return fold_trace(facts)
 
     def make_flow() -> Flow:
         if head.is_dynamic:
@@ -195,7 +203,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
         ValidationError: nothing is recorded of such a task.
     """
     from ensemble_ray.errors import ValidationError
-    from ensemble_ray.record.resume.run_head import HEAD_KINDS
+    from ensemble_ray.record.head import HEAD_KINDS
     from ensemble_ray.record.view.units import is_named
     from ensemble_ray.values.ids import RUN, task_instance
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.head import locate_errors, read_head
 from ensemble_ray.record.history import ExecutionEnded, RunHistory
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
-from ensemble_ray.record.resume.run_head import locate_errors, read_head
+from ensemble_ray.record.trace import fold_output
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import RunState
 
@@ -117,7 +117,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
 
 
 async def _planned_text(store: RunStore, run_id: str) -> str:
-    return RunFold(await store.facts(run_id)).output({}, {}).raw
+    return fold_output(await store.facts(run_id)).raw
 
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:

@@ -66,7 +66,7 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
     from ensemble_ray.events.telemetry.spans import content_mode
     from ensemble_ray.llm.failures import flaw_of, shown_url
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.resume.run_head import locate_errors
+    from ensemble_ray.record.head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 
     receiver = None if url == _ENVIRONMENT else url

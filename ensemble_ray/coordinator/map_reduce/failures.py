@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
+from ensemble_ray.values.ids import key_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -17,6 +18,7 @@ _MOST_FAILURES = 100
 def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> MapReduceFailure:
     """Return how a task of that level failed."""
     return MapReduceFailure(
+        key=key_of(order.instance),
         level=level,
         at=result.at,
         task_description=order.task.description,

@@ -25,8 +25,8 @@ from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.failures import error_of_unit
+from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import (
     Announce,
@@ -51,7 +51,7 @@ from ensemble_ray.schedule.stimuli import (
 )
 from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.error_data import error_data
-from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
 
@@ -91,6 +91,7 @@ class LoopEnd:
         """Return how the item failed."""
         order = self.failed
         return MapReduceFailure(
+            key=key_of(self.prepared.instance),
             level=0,
             at=self.at,
             task_description=f"Loop '{self.prepared.ready.unit.name}'" if order is None else order.task.description,

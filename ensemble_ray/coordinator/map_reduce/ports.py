@@ -105,6 +105,8 @@ class RecordedTasks(Protocol):
 class MapReduceFailure:
     """A map or reduce that failed."""
 
+    #: of its task; of an item whose map is more than one task, the item's; empty: the run itself failed
+    key: str
     level: int
     at: float
     task_description: str

@@ -26,6 +26,7 @@ from ensemble_ray.execute.scope import describe_exhaustion
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.items import ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.record.identity.map_reduce import map_key
 from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
 from ensemble_ray.values.ids import RUN, key_of
@@ -187,7 +188,9 @@ class MapReduceTasks:
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
         """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
-        self._failures.add(MapReduceFailure(level=0, at=now, task_description=about, agent_role="", error=error))
+        self._failures.add(
+            MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
+        )
         self._note_failed_item(number, error, attempts=0)
 
     # Orders.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import Reviewer
     from ensemble_ray.values.reviews import OpenReview
-    from ensemble_ray.values.task_output import TaskOutput
+    from ensemble_ray.values.task_output import OutputType, TaskOutput
 
 
 class ReviewOpenError(ExitEarlyError):
@@ -275,7 +275,7 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
         return Reviewed(output)
     request, tries = _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw), 1
     decision = await decide_at_gate(scope, name, request)
-    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)) is not None:
+    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)):
         if tries == _MOST_TRIES and not scope.context.is_detached:
             raise _unfit_edit(scope, decision.revised_output, why)
         prompt = f"{why} Edit again, or decide otherwise."
@@ -294,12 +294,16 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
             return Reviewed(_add_gate_trace(scope, output))
 
 
-def _misfit(scope: TaskScope, text: str) -> str | None:
-    """Return why an edit is refused, as its reviewer reads it; None: it fits the type of the task."""
+def _misfit(scope: TaskScope, text: str) -> str:
     output_type = scope.order.task.output_type
-    why = None if output_type is None else parse_output(text, output_type).error_message
+    return "" if output_type is None else describe_misfit(text, output_type)
+
+
+def describe_misfit(text: str, output_type: OutputType) -> str:
+    """Return why an edit is refused, as its reviewer reads it; empty: it fits the type of the task (S-REV-136)."""
+    why = parse_output(text, output_type).error_message
     if why is None:
-        return None
+        return ""
     why = why.replace("in response", "in the text") if text.strip() else "the text is empty"
     return f"The edit was refused, since it must fit {type_name(output_type)}: {why.rstrip('.')}."
 

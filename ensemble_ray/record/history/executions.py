@@ -58,15 +58,16 @@ class ExecutionTree:
 
     # Executions.
 
-    def begin(self, plan: Plan | None, *, is_dynamic: bool) -> None:
-        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+    def begin(self, plan: Plan, *, is_dynamic: bool) -> None:
+        """Read the plan."""
         self._is_dynamic = is_dynamic
-        if plan is None:
-            return
         self._is_hierarchical = plan.hierarchy is not None
         self.nodes = {node.key: node for node in plan.nodes}
         self.units = {unit.key: unit for unit in plan.units}
-        inside = {member for unit in plan.units for member in members_of(unit)}
+
+    def add_declared(self) -> None:
+        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+        inside = {member for unit in self.units.values() for member in members_of(unit)}
         for key in self.nodes:
             if key not in inside:
                 self._store(self._make(instance_of(key)))

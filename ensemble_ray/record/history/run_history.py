@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from ensemble_ray.facts.effects import (
@@ -21,20 +21,22 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.record.delegation_fold import worker_role
+from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes
 from ensemble_ray.record.history.executions import ExecutionTree
 from ensemble_ray.record.identity.map_reduce import map_key
-from ensemble_ray.record.source import ReplayedSource
+from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, read_stimulus, readable_plan, recorded_plan
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds
-from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
+from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting
+from ensemble_ray.values.delegation import spoken_role
 from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.plan.plan import Node, Plan, Unit
+    from ensemble_ray.plan.plan import Node, Unit
     from ensemble_ray.record.history.changes import Change
     from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
     from ensemble_ray.schedule.instructions import Instruction
@@ -48,17 +50,27 @@ class RunHistory:
     """What happened in one run, as far as facts were applied. Of texts it keeps what is open: calls, reviews, delegated work.
 
     Attributes:
+        head: How the run began and how it stands.
+        plan: The recorded plan; one without tasks: tasks are made while the run goes on.
         started_at: When the run began, Unix time, s; None: nothing is recorded.
         end: Its end; None: it has none, was resumed after it, or waits for reviews.
         totals: What all executions used (S-MET-38).
+        work: What each execution recorded, by instance; empty without details.
+        ends: What the run's source received of executions, without details nothing.
+        stimuli: What the source of a plan with units received, without details nothing.
     """
 
-    def __init__(self, *, limit: int | None = None) -> None:
-        """Start without facts.
+    def __init__(self, facts: Iterable[Fact] = (), *, limit: int | None = None, has_details: bool = False) -> None:
+        """Apply the facts, in order.
 
         Args:
+            facts: The first facts.
             limit: How many executions to keep; `left_out` counts the others.
+            has_details: Whether to keep the facts of executions, for readers that show everything. Such a history reads as much
+                as it can of a damaged plan, and does not follow the run's source: it contains only executions that recorded something.
         """
+        self.head = RunHead()
+        self.plan = readable_plan(self.head.header)
         self.started_at: float | None = None
         self.end: Fact[RunEnded] | None = None
         self.totals = UsageTally()
@@ -69,6 +81,12 @@ class RunHistory:
         #: executions that a spent budget stopped; they go on when the run is resumed
         self._exhausted: list[RecordedExecution] = []
         self._found: list[Change] = []
+        self._has_details = has_details
+        self.work: dict[str, list[Fact]] = {}
+        self.ends: list[Fact[StimulusRecorded]] = []
+        self.stimuli = RecordedStimuli()
+        for fact in facts:
+            self.apply(fact)
 
     @property
     def executions(self) -> Mapping[str, RecordedExecution]:
@@ -81,9 +99,9 @@ class RunHistory:
         return len(self._tree.left_out)
 
     @property
-    def plan(self) -> Plan | None:
-        """The recorded plan; None: tasks are made while the run goes on."""
-        return None if self._source is None else self._source.plan
+    def has_units(self) -> bool:
+        """Whether the plan has loops, phases or graphs, even if it cannot be read."""
+        return bool((self.head.header.plan or {}).get("units"))
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -104,10 +122,20 @@ class RunHistory:
         self._found = []
         self._tree.seq = fact.seq
         self.totals.apply(fact)
+        if self._has_details:
+            self._keep(fact)
         rule = self._RULES.get(type(fact.data))  # first, since most facts are of executions
-        if rule is not None:
+        if rule is None or not self.head.run_id:
+            self.head.apply(fact)
+        elif self.head.last_at < fact.at:
+            self.head.last_at = fact.at
+        if rule is None:
+            self._apply_rest(fact)
+        else:
             self._apply_work(fact, rule)
-            return self._found
+        return self._found
+
+    def _apply_rest(self, fact: Fact) -> None:
         match fact.data:
             case StimulusRecorded():
                 self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
@@ -124,22 +152,49 @@ class RunHistory:
                 self._start(self._tree.add_group(fact.instance, level), fact)
             case _:
                 self._apply_work(fact, RunHistory._apply_other)
-        return self._found
 
     def interrupt(self, at: float) -> None:
         """Note that no process works on the run any more, though it has no end."""
         if self.end is None:
             self._tree.close("interrupted", "pending", at)
 
+    def role_of(self, decision: Fact[DelegationDecided]) -> str:
+        """Return the role of a worker; of a refused attempt that of the agent that is meant, or what the model wrote."""
+        found = self._roles.get(decision.data.worker or "")
+        if found is not None:
+            return found
+        asked = read_request(decision).agent_role
+        return next((role for role in self._roles.values() if spoken_role(role) == spoken_role(asked)), asked)
+
+    def _keep(self, fact: Fact) -> None:
+        """Keep the details of a fact."""
+        instance, is_stimulus = fact.instance, isinstance(fact.data, StimulusRecorded)
+        if (is_stimulus or isinstance(fact.data, RunResumed)) and self.has_units:
+            self.stimuli.take((fact,))
+        if instance == RUN:
+            return
+        kept = self.work.setdefault(instance, [])
+        if not is_making_agent(fact):
+            kept.append(fact)
+        if is_stimulus:
+            self.ends.append(cast("Fact[StimulusRecorded]", fact))
+
     # The run.
 
     def _begin(self, fact: Fact[PlanRecorded]) -> None:
         header = fact.data
         self.started_at = fact.at if header.started_at is None else header.started_at
-        if not header.is_dynamic and header.plan:
-            self._source = ReplayedSource(header.plan)
-            self._roles = {agent.key: agent.role for agent in self._source.plan.agents}
+        if self._has_details or header.is_dynamic or not header.plan:
+            self.plan = readable_plan(header)
+        else:
+            self.plan = recorded_plan(header.plan)
+            self._source = ReplayedSource(self.plan)
+        is_managed = self.plan.hierarchy is not None
+        agents = (agent for agent in self.plan.agents if agent.key != MANAGER_KEY or not is_managed)
+        self._roles = {agent.key: agent.role for agent in agents}
         self._tree.begin(self.plan, is_dynamic=header.is_dynamic)
+        if not self._has_details:
+            self._tree.add_declared()
         self._found.append(changes.RunStarted(fact))
 
     def _resume(self, fact: Fact[RunResumed]) -> None:
@@ -172,7 +227,7 @@ class RunHistory:
     # The source.
 
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
-        stimulus = decode_stimulus(fact) if fact.data.type in _READ else None
+        stimulus = read_stimulus(fact) if fact.data.type in _READ else None
         at = fact.data.fields.get("at")
         at = float(at) if isinstance(at, int | float) else fact.at  # it may be recorded later
         match stimulus:
@@ -281,7 +336,7 @@ class RunHistory:
         self._found.append(changes.CallEnded(execution, fact, intent, requested, delegation))
 
     def _apply_delegation(self, execution: RecordedExecution, fact: Fact[DelegationDecided]) -> None:
-        request, role, worker = read_request(fact), worker_role(fact, self._roles), None
+        request, role, worker = read_request(fact), self.role_of(fact), None
         if fact.data.worker is not None:
             worker = self._tree.get(delegated_instance(fact.name))
             worker.label, worker.agent = request.task_description, role
@@ -314,6 +369,8 @@ class RunHistory:
         self._found.append(changes.ExecutionEnded(execution, "completed", fact))
 
     def _apply_failure(self, execution: RecordedExecution, fact: Fact[FailureRecorded]) -> None:
+        if execution.status == "completed":  # the output counts
+            return
         failure = fact.data
         trace = as_mapping(failure.trace)
         execution.agent = execution.agent or as_text(trace.get("agent_role"))

@@ -1,21 +1,30 @@
-"""What a fork of a run uses of its record, and what it does again. Pure (S-DUR-54).
+"""What a fork of a run uses of its record, and what it does again. Pure (S-DUR-54, S-DUR-120, S-DUR-130 to S-DUR-134).
 
 Rules:
 1. The task it begins from is done again; in a sequential run all later tasks too, in a parallel one all that depend on it.
 2. What gave no output is done, and everything after it likewise.
 3. Everything else is used as it is recorded: outputs, and the effects that led to them.
 4. What is used must be defined as it was; what is done again may be defined otherwise.
+
+Rules for plans with loops, phases or a graph:
+5. Two sources receive what is recorded: one of the recorded plan everything, one of today's plan what the fork uses.
+6. The second one does not receive what belongs to the named execution. So nothing that follows from it starts there.
+7. A task's end is used where both sources want that task started with the same context: then its inputs would be the same.
+8. An answer of user code is used where both sources ask the same question about the same history.
+9. Failures, cancellations and early exits are not used: the fork does better.
+10. Numbers of iterations, attempts and steps that a fork may make are its own: a cap that is moved undoes nothing.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent
+from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
@@ -24,7 +33,11 @@ from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.record.identity.digest import differences
-from ensemble_ray.values.ids import RUN, instance_of, task_instance
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
+from ensemble_ray.record.view.units import is_named
+from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
+from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key, task_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
@@ -45,6 +58,8 @@ _CAPS = frozenset(
         "max_predecessor_retries",
     }
 )
+#: Executions that a message names.
+_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,3 +245,169 @@ def _more_of(fact: Fact, plan: ForkPlan) -> int | None:
         return plan.stimuli.get(fact.seq)
     is_used = isinstance(fact.data, StimulusRecorded) and fact.data.is_completion
     return 0 if is_used and task_instance(fact.instance) in plan.instances else None  # groups are torn apart here
+
+
+# Plans with units.
+
+
+def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
+    """Part the executions of a run into those that a fork uses and those that are done again.
+
+    Args:
+        recorded: The plan that ran.
+        plan: What would run today.
+        facts: All of the run.
+        run_id: Its id.
+        name: From where on it is done again: a task or a unit, or one execution of it, such as `loop:refine#2`.
+
+    Raises:
+        ValidationError: the run has nothing of that name.
+        RecordError: the record is damaged.
+    """
+    executions = _executions(facts)
+    _check_name(plan, executions, run_id, name)
+    outputs = {fact.name for fact in facts if isinstance(fact.data, OutputRecorded)}
+    cut = _Cut(recorded, plan, outputs, name)
+    for group in RecordedStimuli(facts).numbered_groups:
+        cut.apply(group)
+    kept = cut.list_kept()
+    left = [each for each in executions if each not in kept]
+    used = {node_key(each) for each in kept}
+    again = [*_shortest(left, kept)]
+    # What never ran, and units that go on behind what is recorded of them.
+    open_paths = [*cut.open_paths(kept)]
+    again += [
+        key
+        for key in plan.top_level
+        if not _has_run(key, executions) or (_has_run(key, open_paths) and not _has_run(key, left))
+    ]
+    return ForkPlan(
+        reused=tuple(_shortest(kept, left)),
+        again=tuple(again),
+        keys=tuple(node.key for node in plan.nodes if node.key in used),
+        instances=frozenset(kept),
+        stimuli=cut.stimuli,
+        units=frozenset(unit.key for unit in recorded.units if any(_has_run(unit.key, [each]) for each in kept)),
+    )
+
+
+# Names.
+
+
+def _executions(facts: Iterable[Fact]) -> dict[str, None]:
+    """Return the executions of tasks that are recorded, in the order in which they began."""
+    names = (fact.instance for fact in facts if not (fact.is_of_run or is_making_agent(fact)))
+    return dict.fromkeys(task_instance(name) for name in names if "#" in name)
+
+
+def _paths(instance: str) -> Iterator[str]:
+    """Return the executions that one is inside of, outermost first, and itself."""
+    parts = instance.split("/")
+    yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1) if "#" in parts[count - 1])
+
+
+def _check_name(plan: Plan, executions: Collection[str], run_id: str, name: str) -> None:
+    keys = [*(node.key for node in plan.nodes), *(unit.key for unit in plan.units)]
+    if name in keys or any(is_named(name, each) for each in executions):
+        return
+    known = dict.fromkeys([*plan.top_level, *(path for each in executions for path in _paths(each) if "/" in each)])
+    near = difflib.get_close_matches(name, [*known, *keys], n=3, cutoff=0.6)
+    listed = [*known][:_NAMED]
+    more = f" and {len(known) - _NAMED} more, which ensemble-ray trace {run_id} shows" if len(known) > _NAMED else ""
+    nearest = f" Nearest: [{', '.join(near)}]." if near else ""
+    raise ValidationError(
+        f"Run '{run_id}' has no task, unit or execution '{name}'.{nearest} There are: [{', '.join(listed)}]{more}"
+    )
+
+
+def _has_run(key: str, executions: Iterable[str]) -> bool:
+    return any(is_named(key, path) for each in executions for path in _paths(each))
+
+
+def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, None]:
+    """Return names of executions, of such that contain none of the others the outermost."""
+    taken = {path for each in others for path in _paths(each)}
+    names = (next((path for path in _paths(each) if path not in taken), each) for each in executions)
+    return dict.fromkeys(name if "/" in name or ":" in name else key_of(name) for name in names)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """The two sources, group by group."""
+
+    recorded: Plan
+    plan: Plan
+    #: instances whose output is recorded
+    outputs: Collection[str]
+    name: str
+    #: by number of a stimulus' fact that is used: how many of its group follow
+    stimuli: dict[int, int] = field(default_factory=dict[int, int])
+    _then: FoldedSource = field(init=False)
+    _now: FoldedSource = field(init=False)
+    _kept: dict[str, None] = field(default_factory=dict[str, None])
+
+    def __post_init__(self) -> None:
+        self._then, self._now = FoldedSource(self.recorded), FoldedSource(self.plan)
+
+    def apply(self, group: Sequence[tuple[int, Stimulus]]) -> None:
+        """Apply to both sources what concerns them of a group."""
+        used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
+        self._then.handle([stimulus for _, stimulus in group])
+        if not used:
+            return
+        self._now.handle([stimulus for _, stimulus in used])
+        ends = (stimulus for _, stimulus in used if isinstance(stimulus, Completed | Exited | Cancelled))
+        self._kept.update(dict.fromkeys(end.instance for end in ends))
+        for more, (seq, stimulus) in zip(range(len(used) - 1, -1, -1), used, strict=True):
+            if not isinstance(stimulus, Begun):  # a fork has a beginning of its own
+                self.stimuli[seq] = more
+
+    def _is_used(self, stimulus: Stimulus) -> bool:
+        match stimulus:
+            case Begun():
+                return True
+            case Completed():
+                return self._is_output_used(stimulus.instance)
+            case Exited():
+                return stimulus.has_output and self._is_output_used(stimulus.instance)
+            case Cancelled():  # as a join does with branches that it needs no more
+                return self._now.source.is_cancelling(stimulus.instance) and not is_named(self.name, stimulus.instance)
+            case Evaluated():
+                return stimulus.answer is not None and self._is_answer_used(stimulus.question)
+            case _:
+                return False
+
+    def _is_output_used(self, instance: str) -> bool:
+        if instance not in self.outputs or self._is_repeated(instance) or not self._now.source.is_running(instance):
+            return False
+        return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
+
+    def _is_answer_used(self, question: Question) -> bool:
+        if (
+            self._is_repeated(path_of_question(question))
+            or question not in self._now.questions
+            or question not in self._then.questions
+        ):
+            return False
+        return self._now.history_of(question) == self._then.history_of(question)
+
+    def _is_repeated(self, path: str) -> bool:
+        """Whether a task, or an answer about an execution, belongs to what is done again."""
+        return path == self.name or is_named(self.name, path)
+
+    def list_kept(self) -> dict[str, None]:
+        """Return the executions that are used: those that were told, and those whose end nobody had heard of."""
+        unheard = [each for each in self._now.source.running if each in self.outputs and self._is_output_used(each)]
+        return {**self._kept, **dict.fromkeys(unheard)}
+
+    def open_paths(self, kept: Collection[str]) -> Iterator[str]:
+        """Return what the fork begins with: tasks, and executions about which user code is asked."""
+        yield from (instance for instance in self._now.source.running if instance not in kept)
+        yield from map(path_of_question, self._now.questions)
+
+
+def _plain(start: Start | None) -> Start | None:
+    """Return what decides what a task gives; the words of feedback follow from outputs and caps."""
+    if start is None or not isinstance(start.changes, TaskChanges):
+        return start
+    return replace(start, changes=replace(start.changes, feedback=""))

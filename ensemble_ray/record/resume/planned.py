@@ -1,16 +1,14 @@
-"""What the facts of a planned run give to whoever goes on with it. Pure, but for the reading (S-DUR-30).
+"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30).
 
-In: its facts in order, page by page. Out: what its source was told, and what came of its tasks, as results. Outputs are
-handed on as data when they pass by, and are not kept here: who holds them decides whether and where they become objects,
-since a scheduler runs no user code. All is known by instance, since a task may have several executions.
-Never: a repetition of what is recorded.
+Recorded outputs are passed on as data and are not kept here: their holder decides whether and where they become objects, since a
+scheduler runs no user code. Effects are read a second time where they are needed, by a history with details.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
@@ -18,15 +16,13 @@ from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, Ta
 from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
-from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.resume.lazy_results import LazyResults
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
-from ensemble_ray.record.resume.run_head import RunHead
-from ensemble_ray.record.source import RecordedStimuli, is_undone
-from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, is_undone
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
@@ -34,6 +30,7 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
 
@@ -41,23 +38,13 @@ Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
 
 
-@dataclass(frozen=True, slots=True)
-class _OutputFigures:
+class _OutputFigures(NamedTuple):
     """What scheduling needs of a task's output."""
 
     at: float
     duration_s: float
     total_tokens: int
     tool_call_count: int
-
-    @classmethod
-    def of(cls, output: TaskOutput) -> _OutputFigures:
-        return cls(
-            output.completed_at.timestamp(),
-            output.duration.total_seconds(),
-            output.metrics.total_tokens,
-            output.tool_call_count,
-        )
 
 
 class PlannedRecovery:
@@ -75,10 +62,11 @@ class PlannedRecovery:
             is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten, and that a budget
                 was spent. False: its scheduler was replaced; only that of before the last `resume` is forgotten.
         """
-        self.head = RunHead()
+        #: of effects it has those of a second reading: what tasks did of which only their effects tell; what a manager asked for
+        self._history = RunHistory(has_details=True)
+        self.head = self._history.head
         self._keep = keep
         self._is_resumed = is_resumed
-        self._is_empty = True
         self._stimuli = RecordedStimuli()
         #: early ends that tasks recorded, or the source was told of, by instance
         self._exits: dict[str, Exited] = {}
@@ -93,8 +81,6 @@ class PlannedRecovery:
         #: tasks that did something, of a run that may have stopped some of them for good (S-DUR-135)
         self._begun: set[str] = set()
         self._has_forks = False
-        #: of a second reading: what those did of which only their effects tell; what a manager asked for
-        self._fold = RunFold()
         self._directives: list[DirectiveFact] = []
 
     @classmethod
@@ -104,7 +90,7 @@ class PlannedRecovery:
         Raises:
             RecordError: one of them is damaged.
         """
-        recovery = cls(keep or _keep_nothing, is_resumed=is_resumed)
+        recovery = cls(keep or (lambda _, __: None), is_resumed=is_resumed)
         recovery.apply(facts)
         recovery.end_pages()
         recovery.effects_taker()(facts)
@@ -119,30 +105,26 @@ class PlannedRecovery:
             RecordError: one of them is damaged.
         """
         for fact in facts:
-            self._is_empty = False
             match fact.data:
                 case StimulusRecorded():
                     self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
                 case OutputRecorded() | FailureRecorded() | ExitRecorded():
                     self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
-                    self.head.apply(fact)
                     self._stimuli.resume(cast("Fact[RunResumed]", fact))
                     if not is_restart:
                         self._forget_undone_exits()
                 case DirectiveRecorded() | ModelSwitched() as directive:
                     self._directives.append(directive)
-                case _ if fact.is_of_run:
-                    self.head.apply(fact)
                 case _:
                     pass
             self._apply_begin(fact)
 
     def _apply_begin(self, fact: Fact) -> None:
-        """Take what the run began with, and that a task did something."""
+        """Apply the facts of the run, and note that a task did something."""
         if fact.is_of_run:
-            self._fold.apply(fact)
-            self._has_forks = self._fold.plan.has_forks
+            self._history.apply(fact)
+            self._has_forks = self._history.plan.has_forks
         elif self._has_forks and fact.data.IS_EFFECT:
             self._begun.add(task_instance(fact.instance))
 
@@ -172,7 +154,9 @@ class PlannedRecovery:
         match end:
             case OutputRecorded() as recorded:
                 output = typed_output({**recorded.output_data(), "trace": None})  # which is large
-                self._outputs[fact.name], self._texts[fact.name] = _OutputFigures.of(output), output.raw
+                at, duration_s = output.completed_at.timestamp(), output.duration.total_seconds()
+                figures = _OutputFigures(at, duration_s, output.metrics.total_tokens, output.tool_call_count)
+                self._outputs[fact.name], self._texts[fact.name] = figures, output.raw
                 self._keep(fact.name, recorded)
             case FailureRecorded():
                 self._failures.put(fact.name, cast("Fact[FailureRecorded]", fact))
@@ -191,7 +175,7 @@ class PlannedRecovery:
         self._exits = {instance: each for instance, each in self._exits.items() if not is_undone(each)}
 
     @property
-    def unexplained(self) -> frozenset[str]:
+    def _unexplained(self) -> frozenset[str]:
         """Instances of tasks that gave nothing, of which only their effects tell what they did."""
         return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
@@ -203,11 +187,11 @@ class PlannedRecovery:
     @property
     def needs_effects(self) -> bool:
         """Whether the record is to be read again, for effects."""
-        return bool(self.unexplained) or self.is_managed
+        return bool(self._unexplained) or self.is_managed
 
     def effects_taker(self) -> TakePage:
         """Return what takes facts of all kinds, of a second reading."""
-        unexplained, is_managed = self.unexplained, self.is_managed
+        unexplained, is_managed = self._unexplained, self.is_managed
 
         def take(facts: Sequence[Fact]) -> None:
             for fact in facts:
@@ -217,7 +201,7 @@ class PlannedRecovery:
                 if is_managed:
                     self._apply_managed(fact, is_whole=is_unexplained)
                 elif is_unexplained:
-                    self._fold.apply(fact)
+                    self._history.apply(fact)
 
         return take
 
@@ -228,13 +212,13 @@ class PlannedRecovery:
             case OutputRecorded() as recorded if is_workers:
                 self._keep(fact.name, recorded)
                 data = recorded if is_whole else OutputRecorded(output=_head_of(recorded))
-                self._fold.apply(replace(fact, data=data))
+                self._history.apply(replace(fact, data=data))
             case FailureRecorded() if is_workers:
-                self._fold.apply(fact)
+                self._history.apply(fact)
             case DelegationDecided() | ToolReturned():
-                self._fold.apply(fact)
-            case _ if is_whole or any(_is_inside(fact.instance, each) for each in self._untraced):
-                self._fold.apply(fact)
+                self._history.apply(fact)
+            case _ if is_whole or any(f"{fact.instance}/".startswith(f"{each}/") for each in self._untraced):
+                self._history.apply(fact)
             case _:
                 pass
 
@@ -243,12 +227,12 @@ class PlannedRecovery:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is recorded."""
-        return self._is_empty
+        return not self.head.run_id
 
     @property
     def is_managed(self) -> bool:
         """Whether its only task is a manager's."""
-        return self._fold.is_hierarchical
+        return self._history.plan.hierarchy is not None
 
     @property
     def stimuli(self) -> tuple[tuple[Stimulus, ...], ...]:
@@ -261,13 +245,12 @@ class PlannedRecovery:
             return None
         failed = self._failures.get(instance)
         if failed is not None:
-            done = self._fold_of(instance) if instance in self._untraced else TaskFold(instance=instance)
-            done.failure = failed
-            return self._result(done, "failed", failed.at, error=error_from(failed.data.error_data))
+            work = RecordedWork(self._history, instance, failed)
+            return self._result(work, "failed", failed.at, error=error_from(failed.data.error_data))
         exited = self._exits.get(instance)
         if exited is None:
             return None
-        return self._result(self._fold_of(instance), "exited", exited.at, reason=exited.reason)
+        return self._result(self._work_of(instance), "exited", exited.at, reason=exited.reason)
 
     def resume(
         self,
@@ -286,7 +269,7 @@ class PlannedRecovery:
         return Resumed(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
-            results=LazyResults(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
+            results=_Results(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
             stopped=cast("dict[str, TaskResult[Output, Failure]]", self._list_stopped(failure_of)),
             is_restart=is_restart,
             directives=self._directives,
@@ -294,9 +277,9 @@ class PlannedRecovery:
 
     def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
         """Return what tasks did that did not end, each as if it had been stopped."""
-        folds = {each: self._fold_of(each) for each in self._stoppable}
-        known = {each: fold for each, fold in folds.items() if fold.is_recorded}
-        results = {each: self._result(fold, "cancelled", fold.last_at) for each, fold in known.items()}
+        works = {each: self._work_of(each) for each in self._stoppable}
+        known = {each: work for each, work in works.items() if work.is_recorded}
+        results = {each: self._result(work, "cancelled", work.last_at) for each, work in known.items()}
         return {
             each: replace(
                 cast("TaskResult[TaskOutput, Failure]", result),
@@ -332,13 +315,13 @@ class PlannedRecovery:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
         if not self.is_managed:
             return []
-        workers = [(each, each.summary()) for each in self._fold_of(instance).workers_that_gave()]
-        return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
+        workers = self._work_of(instance).workers_that_gave()
+        return [(given.agent_role, output_of(each.instance)) for each, given in workers]
 
     def _count_incomplete(self, result: TaskResult) -> int:
         """Return how many answers of a task and of its workers were cut off or empty; their outputs are kept elsewhere."""
-        workers = self._fold_of(result.instance).workers_that_gave() if self.is_managed else ()
-        with_output = (result.instance, *(each.instance for each in workers))
+        workers = self._work_of(result.instance).workers_that_gave() if self.is_managed else ()
+        with_output = (result.instance, *(each.instance for each, _ in workers))
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
@@ -354,22 +337,22 @@ class PlannedRecovery:
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
             text=self._texts.get(instance),
-            failed_delegations=self._fold.failed_delegations(instance),
+            failed_delegations=self._work_of(instance).failed_delegations(),
         )
 
     def _result(
         self,
-        fold: TaskFold,
+        work: RecordedWork,
         status: Literal["failed", "exited", "cancelled"],
         at: float,
         *,
         error: BaseException | None = None,
         reason: ExitReason = ExitReason.USER_EXIT_EARLY,
     ) -> TaskResult:
-        trace = self._fold.trace_of(fold, state=status)
+        trace = work.trace(status)
         return TaskResult(
-            key=node_key(fold.instance),
-            instance=fold.instance,
+            key=node_key(work.instance),
+            instance=work.instance,
             status=status,
             at=at,
             duration_s=trace.duration.total_seconds(),
@@ -377,11 +360,37 @@ class PlannedRecovery:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=reason,
-            failed_delegations=self._fold.failed_delegations(fold.instance),
+            failed_delegations=work.failed_delegations(),
         )
 
-    def _fold_of(self, instance: str) -> TaskFold:
-        return self._fold.tasks.get(instance) or TaskFold(instance=instance)
+    def _work_of(self, instance: str) -> RecordedWork:
+        return RecordedWork(self._history, instance)
+
+
+class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
+    """The results of a run's tasks."""
+
+    def __init__(
+        self, instances: Iterable[str], result_of: Callable[[str], TaskResult[Output, Failure] | None]
+    ) -> None:
+        """Make them of the tasks that have one, and of what returns it."""
+        self._instances = frozenset(instances)
+        self._result_of = result_of
+
+    def __getitem__(self, instance: str) -> TaskResult[Output, Failure]:
+        found = self._result_of(instance)
+        if found is None:
+            raise KeyError(instance)
+        return found
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._instances
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._instances)
+
+    def __len__(self) -> int:
+        return len(self._instances)
 
 
 async def read_planned(
@@ -409,10 +418,6 @@ async def read_planned(
     return recovery
 
 
-def _keep_nothing(instance: str, recorded: OutputRecorded) -> None:
-    """Take an output that nobody asks for."""
-
-
 def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
     """Return an output without what is large in it."""
     return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
@@ -425,5 +430,17 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
 
 
-def _is_inside(instance: str, outer: str) -> bool:
-    return instance == outer or instance.startswith(f"{outer}/")
+async def read_wanted(store: RunStore, run_id: str, plan: Plan) -> frozenset[str]:
+    """Return the tasks that the run would do when it is resumed.
+
+    Raises:
+        RecordError: The record is damaged.
+    """
+    stimuli = RecordedStimuli()
+    async for page in store.read(run_id, kinds=kinds_of(StimulusRecorded, RunResumed)):
+        stimuli.take(page)
+    stimuli.undo()
+    source = FoldedSource(plan)
+    for group in stimuli.groups:
+        source.handle(group)
+    return frozenset(source.source.running)

@@ -7,12 +7,14 @@ in a file without a name, until somebody asks for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ensemble_ray.execute.effects import answers_before
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.rendering import plain_data
 
@@ -37,6 +39,22 @@ async def read_pages(store: RunStore, run_id: str, kinds: Collection[str] | None
     async for page in store.read(run_id, kinds=kinds):
         for each in take:
             each(page)
+
+
+async def read_answers(store: RunStore, run_id: str) -> Mapping[str, Sequence[Fact[ModelAnswered]]]:
+    """Return the answers to calls that made agents before the run began, by effect name, in order (S-SET-46).
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    answers: dict[str, list[Fact[ModelAnswered]]] = {}
+
+    def take(page: Sequence[Fact]) -> None:
+        for name, found in answers_before(page).items():
+            answers.setdefault(name, []).extend(found)
+
+    await read_pages(store, run_id, kinds_of(ModelAnswered), take)
+    return answers
 
 
 class RecordedFailures(Generic[K]):

@@ -19,10 +19,10 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.record.head import HEAD_KINDS
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
-from ensemble_ray.record.level_tallies import LevelTally, tally_data
+from ensemble_ray.record.levels import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
-from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.record.view.directives import directive_data, directive_rows
 from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text

@@ -1,32 +1,29 @@
-"""The spans of a recorded run, the same that it sends while it goes on. Pure.
+"""The spans of a recorded run, the same that it sends while it is running: a reader of its history. Pure.
 
-In: the facts of a run. Out: its spans: one for each beginning of the run, and those of its tasks, units, model and tool calls. What a run
-did that never ended lasts until its last fact.
+There is one for each beginning of the run, and those of its tasks, units, model and tool calls. A span without an end lasts until the last
+fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.events.telemetry.spans import Content, UnitTimes, run_spans, task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent, read_request
+from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
-from ensemble_ray.plan.plan import Node
-from ensemble_ray.record.delegation_fold import worker_role
-from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.resume.run_head import RunHead, name_in
-from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.record.head import name_in
+from ensemble_ray.record.history import RunHistory
+from ensemble_ray.record.work import RecordedWork
+from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
     from ensemble_ray.events.telemetry.spans import SpanData
-    from ensemble_ray.record.task_fold import TaskFold
-    from ensemble_ray.values.trace import TraceParent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +33,6 @@ class _Beginning:
     tracing: RunTracing
     started_at: float
     last_at: float
-    facts: list[Fact] = field(default_factory=list[Fact])
     end: RunEnded | None = None
     tasks: list[TaskTracedEvent] = field(default_factory=list[TaskTracedEvent])
 
@@ -50,109 +46,79 @@ def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT)
     """Return the spans of a run, of each beginning first those of its tasks.
 
     Raises:
-        RecordError: its record is empty or damaged.
+        RecordError: its record is damaged.
     """
-    header = RunHead(facts).header
-    beginnings = _read(facts, parse_traceparent(header.traceparent or ""))
-    _tell_of_tasks(beginnings)
+    history = RunHistory(has_details=True)
     spans: list[SpanData] = []
-    for beginning in beginnings:
+    for beginning in _read(facts, history):
         for event in beginning.tasks:
             spans += task_spans(event, content)
-        spans += run_spans(_run_ended(header, beginning), UnitTimes(beginning.tasks), content)
+        spans += run_spans(_run_ended(history.head.header, beginning), UnitTimes(beginning.tasks), content)
     # A tool call that was cut short and made again is told of where it ended.
     return list({span.span_id: span for span in spans}.values())
 
 
-def _read(facts: Iterable[Fact], caller: TraceParent | None) -> list[_Beginning]:
-    """Return the beginnings of a run, each with its facts; what made agents before is the first's."""
+def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
+    """Return the beginnings of a run, each with the executions that it told of, or would have: those that did something in it.
+
+    What was at work when a run was interrupted, or waited for people, is told of by the beginning in which it did its last.
+    """
     beginnings: list[_Beginning] = []
-    before: list[Fact] = []
-    told_until = 0.0
+    #: executions that nobody has told of -> in which beginning they did their last
+    untold: dict[str, _Beginning] = {}
     for fact in facts:
         match fact.data:
-            case PlanRecorded(started_at=at):
+            case PlanRecorded(started_at=at, traceparent=caller):
+                tracing = RunTracing(run_id=fact.run, caller=parse_traceparent(caller or ""))
                 began = fact.at if at is None else at
-                tracing = RunTracing(run_id=fact.run, caller=caller)
-                beginnings.append(_Beginning(tracing=tracing, started_at=began, last_at=fact.at, facts=before))
+                beginnings.append(_Beginning(tracing=tracing, started_at=began, last_at=fact.at))
             case RunResumed(is_restart=False) if beginnings:
+                if beginnings[-1].has_told:
+                    _tell(history, untold)
+                told_until = history.head.told_until
                 tracing = replace(beginnings[0].tracing, beginning=len(beginnings), told_until=told_until)
                 beginnings.append(_Beginning(tracing=tracing, started_at=fact.at, last_at=fact.at))
             case RunEnded() as end if beginnings:
                 beginnings[-1].end = end
-                told_until = fact.at if beginnings[-1].has_told else told_until
             case _:
                 pass
+        history.apply(fact)
         if not beginnings:
-            before.append(fact)
             continue
-        beginnings[-1].facts.append(fact)
         beginnings[-1].last_at = max(beginnings[-1].last_at, fact.at)
+        # That it is over is nothing that it does.
+        is_work = not (fact.is_of_run or is_making_agent(fact))
+        if is_work and (fact.instance in untold or not isinstance(fact.data, StimulusRecorded)):
+            untold[fact.instance] = beginnings[-1]
+    _tell(history, untold)
     return beginnings
 
 
-def _tell_of_tasks(beginnings: Sequence[_Beginning]) -> None:
-    """Give each beginning the executions that it told of, or would have: those that did something in it.
-
-    What was at work when a run was interrupted, or waited for people, is told of by the beginning in which it did its last.
-    """
-    fold, roles = RunFold(), dict[str, str]()
-    taken: list[Fact] = []
-    #: executions that nobody has told of -> in which beginning they did their last
-    untold: dict[str, _Beginning] = {}
-    for beginning in beginnings:
-        for fact in beginning.facts:
-            fold.apply(fact)
-            if isinstance(fact.data, DelegationDecided):
-                decided = cast("Fact[DelegationDecided]", fact)
-                roles[delegated_instance(fact.name)] = worker_role(decided, {}) or read_request(decided).agent_role
-            if fact.is_of_run or is_making_agent(fact):
-                continue
-            # That it is over is nothing that it does.
-            if fact.instance in untold or not isinstance(fact.data, StimulusRecorded):
-                untold[fact.instance] = beginning
-        taken += beginning.facts
-        if not beginning.has_told and beginning is not beginnings[-1]:
-            continue
-        call_ids = _call_ids(taken)
-        for task in (*fold.tasks.values(), *fold.delegated.values()):
-            if task.is_recorded and (last := untold.get(task.instance)) is not None:
-                event = _make_traced(fold, task, last, roles)
-                last.tasks.append(replace(event, call_ids=call_ids.get(task.instance, ())))
-        untold.clear()
+def _tell(history: RunHistory, untold: dict[str, _Beginning]) -> None:
+    """Give each beginning its executions of which nobody has told, and forget them."""
+    for instance in sorted(history.work, key=lambda each: delegating_call(each) is not None):
+        work = RecordedWork(history, instance)
+        if instance in untold and work.is_recorded:
+            untold[instance].tasks.append(_make_traced(work, untold[instance]))
+    untold.clear()
 
 
-def _call_ids(facts: Iterable[Fact]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the models' own ids of their tool requests by instance, model call and request."""
-    found: dict[str, dict[int, tuple[str, ...]]] = {}
-    for fact in facts:
-        if isinstance(fact.data, ModelAnswered) and not is_making_agent(fact):
-            turn = fact.name.rsplit("/", 2)[1]
-            ids = tuple(call.id for call in fact.data.tool_calls)
-            found.setdefault(fact.instance, {})[int(turn)] = ids
-    return {instance: [turns.get(turn, ()) for turn in range(max(turns) + 1)] for instance, turns in found.items()}
-
-
-def _make_traced(fold: RunFold, task: TaskFold, beginning: _Beginning, roles: Mapping[str, str]) -> TaskTracedEvent:
+def _make_traced(work: RecordedWork, beginning: _Beginning) -> TaskTracedEvent:
     """Return the end of an execution, as it was told of or would have been."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
-    if task.instance in roles:
-        role = roles[task.instance]
-        node = Node(key="", index=0, description=task.key, expected_output="", agent_role=role, agent_key=role)
-        trace = task.trace(node, fold.capture_mode, state=state.value)
-    else:
-        trace = fold.trace_of(task, state=state.value)
-    failure = task.failure if task.has_failed else None
-    status = "completed" if task.output is not None else str(trace.metadata.get("state", "exited"))
+    trace = work.trace(state.value)
+    failure = work.failure if work.has_failed else None
+    status = "completed" if work.output is not None else str(trace.metadata.get("state", "exited"))
     return TaskTracedEvent(
         run_id=beginning.tracing.run_id,
-        instance=task.instance,
+        instance=work.instance,
         tracing=beginning.tracing,
         trace=trace,
         status="failed" if failure is not None else status,
         error_type="" if failure is None else failure.data.error_type,
         error_message="" if failure is None else failure.data.message,
-        is_handler=task.is_handler,
+        call_ids=work.call_ids,
+        is_handler=work.is_handler,
     )
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.facts.lenient import as_mapping
-from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.levels import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.record.view.branch_lines import branch_lines
 from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
@@ -31,7 +31,7 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.units.recorded import PredicateAnswer
+    from ensemble_ray.record.units import PredicateAnswer
     from ensemble_ray.record.view.units import Entry
 
 #: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.

@@ -28,28 +28,28 @@ from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
-from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
+from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import OWN_FAILURES, PlanRecorded, RecordedError, RunEnded, RunResumed
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
 from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import merge_warnings
 from ensemble_ray.process.forks import USER_ERRORS, SystemClock
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
-from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.map_reduce.opening import open_items, rules_of, window_of
 from ensemble_ray.runs.map_reduce.recorded_end import load_end
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
-from ensemble_ray.runs.map_reduce.result import conclude
+from ensemble_ray.runs.map_reduce.result import conclude, list_reasons
 from ensemble_ray.runs.map_reduce.unit_events import UnitEvents
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
@@ -162,10 +162,10 @@ class MapReduceLauncher:
             ended = await self._coordinate(scope, owned, header, mode)
             state = ended.ending.state
             conclusion = self._conclude(ended)
-            await self._record_end(scope, owned, ended, conclusion.failure)
+            await self._record_end(scope, owned, ended)
         except Exception as error:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
-            if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
+            if self._journal is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
             # What broke the run while it was coordinated is on record.
             if self._journal is not None and (self._coordinator is None or self._coordinator.has_ended):
@@ -367,22 +367,16 @@ class MapReduceLauncher:
         budget = replace(context.budget, spent=spent, account=account)
         return replace(request, context=replace(context, budget=budget))
 
-    async def _record_end(
-        self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd, failure: BaseException | None
-    ) -> None:
-        """Put the end on record, with the error of the run itself first where no failed item is the reason."""
+    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
+        """Put the end on record."""
         if owned is None:
             return
-        ending, errors = ended.ending, [each.error for each in ended.failures]
-        if failure is not None and ending.failure in OWN_FAILURES:
-            errors.insert(0, failure if ended.refusal is None else ended.refusal.error)
-        elif ended.warning:
-            errors.insert(0, BudgetExhaustedError(ended.warning))
+        ending = ended.ending
         data = RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
             failure=ending.failure,
-            errors=[*map(RecordedError.of, errors)],
+            errors=[RecordedError.of(each.error, key=each.key) for each in list_reasons(ended)],
             incomplete_answers=self._outputs.metrics.total_incomplete_answers,
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)

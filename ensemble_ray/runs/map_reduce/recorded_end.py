@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from ensemble_ray.coordinator.map_reduce.failures import FailureLog
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
+from ensemble_ray.record.head import read_head
+from ensemble_ray.record.identity.map_reduce import DIRECT, position_of
+from ensemble_ray.record.map_reduce_fold import RecordedOutcome, fails_on_item, read_map_reduce
 from ensemble_ray.record.rerun import is_answered
-from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.record.resume.reading import RecordedFailures
 from ensemble_ray.runs.map_reduce.opening import open_items
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
+from ensemble_ray.runs.map_reduce.recovery import RecoveredRun, recorded_failure
+from ensemble_ray.runs.map_reduce.result import failure_of
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.schedule.instructions import FailureReason
 
 #: Items that are compared at a time.
 _BATCH = 256
@@ -79,6 +85,38 @@ async def load_end(
         writer = await open_results(is_direct=is_direct)
         stack.push_async_exit(writer.leave)
         return await _recorded_end(record, reader, outputs, writer)
+
+
+async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
+    """Return what a failed run raised that failed because of its tasks, without their outputs; None: the record does not say.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    facts: RecordedFailures[str] = RecordedFailures()
+    record = await read_map_reduce(store, run_id, keep_failure=facts.put)
+    head, log = record.head, FailureLog()
+    refusal = None
+    for key in facts:
+        if (fact := facts.get(key)) is None or record.outcome(key) is not RecordedOutcome.FAILED:
+            continue
+        position, final = position_of(key), record.groups.final
+        level = position[0] if position is not None else 0 if key == DIRECT or final is None else final.level
+        failure = recorded_failure(key, level, fact)
+        if head.own_error is not None and head.own_error.key == key:
+            refusal = failure
+        log.add(failure)
+    if head.end is None or not log.first:
+        return None
+    ended = MapReduceEnd(
+        ending=End(state=RunState.FAILED, exit_reason=head.end.reason, failure=cast("FailureReason", head.end.failure)),
+        started_at=head.started_at,
+        completed_at=head.started_at,
+        failures=log.first,
+        failed_maps=log.failed_maps,
+        refusal=refusal,
+    )
+    return failure_of(ended, (), goes_on=not fails_on_item(head.header))
 
 
 async def _recorded_end(

@@ -38,6 +38,20 @@ if TYPE_CHECKING:
 _log = bounded_logger(__name__)
 
 
+def recorded_failure(key: str, level: int, fact: Fact[FailureRecorded]) -> MapReduceFailure:
+    """Return how a task failed, as its record says."""
+    trace = read_trace(fact)
+    return MapReduceFailure(
+        key=key,
+        level=level,
+        at=fact.at if trace is None else trace.completed_at.timestamp(),
+        task_description=key if trace is None else trace.task_description,
+        agent_role="" if trace is None else trace.agent_role,
+        error=error_from(fact.data.error_data),
+        attempts=fact.data.attempts,
+    )
+
+
 class RecoveredRun:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
@@ -193,15 +207,7 @@ class RecoveredRun:
         fact = self._failures.get((level, number)) if self.facts.outcome(key) is RecordedOutcome.FAILED else None
         if fact is None:
             return None
-        trace = read_trace(fact)
-        return MapReduceFailure(
-            level=level,
-            at=self.facts.head.started_at if trace is None else trace.completed_at.timestamp(),
-            task_description=key if trace is None else trace.task_description,
-            agent_role="" if trace is None else trace.agent_role,
-            error=error_from(fact.data.error_data),
-            attempts=fact.data.attempts,
-        )
+        return recorded_failure(key, level, fact)
 
     def exit_reason(self, level: int, number: int) -> ExitReason | None:
         """Return why a work ended the run early; None for one that did not."""

@@ -6,11 +6,12 @@ S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import EnsembleError, ParallelExecutionError, ValidationError
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
+from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, ParallelExecutionError, ValidationError
 from ensemble_ray.errors.texts import tasks_failure
+from ensemble_ray.facts.runs import OWN_FAILURES
 from ensemble_ray.record.result import (
     RunEnd,
     RunResults,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-    from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
+    from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
     from ensemble_ray.values.outputs import FailedItem
     from ensemble_ray.values.task_output import TaskOutput
 
@@ -53,12 +54,9 @@ def conclude(
         completed_at=completed,
         errors=tuple(
             error_trace(each.error, at=each.at, agent_role=each.agent_role, task_description=each.task_description)
-            for each in ended.failures
+            for each in list_reasons(ended)
         ),
     )
-    if ended.cause is not None:
-        own = error_trace(ended.cause, at=ended.completed_at, agent_role="", task_description="")
-        end = replace(end, errors=(own, *end.errors))
     outputs, last = task_outputs.outputs, task_outputs.last
     results = RunResults(
         outputs=outputs,
@@ -70,18 +68,35 @@ def conclude(
         levels=task_outputs.levels,
         failed_items=failed_items,
     )
-    failure = _failure(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
+    failure = failure_of(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
     return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
 
 
-def _failure(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
+def list_reasons(ended: MapReduceEnd) -> Sequence[MapReduceFailure]:
+    """Return why a run failed: the error of the run itself first, if there is one, then those of its tasks."""
+    own: BaseException | None = BudgetExhaustedError(ended.warning) if ended.warning else None
+    if ended.ending.failure in OWN_FAILURES:
+        if ended.refusal is not None:
+            return (ended.refusal, *ended.failures)
+        own = ended.cause or _no_items()
+    if own is None:
+        return ended.failures
+    first = MapReduceFailure(key="", level=0, at=ended.completed_at, task_description="", agent_role="", error=own)
+    return (first, *ended.failures)
+
+
+def _no_items() -> ValidationError:
+    return ValidationError("items must not be None or empty")
+
+
+def failure_of(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
     """Return what a failed run raises."""
     if ended.refusal is not None:
         return _first(ended.refusal, outputs)
     if ended.cause is not None:
         return ended.cause
     if ended.ending.failure == "empty":
-        return ValidationError("items must not be None or empty")
+        return _no_items()
     level = max((failure.level for failure in ended.failures), default=0)
     here = [failure for failure in ended.failures if failure.level == level]
     if ended.ending.failure == "all_maps" or (goes_on and level):

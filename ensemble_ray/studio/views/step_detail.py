@@ -14,7 +14,8 @@ from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
-from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.history import RunHistory
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.studio.schemas.steps import (
     AnswerSchema,
     ConstraintCheck,
@@ -28,7 +29,7 @@ from ensemble_ray.studio.schemas.steps import (
 from ensemble_ray.studio.views.step_guardrails import guardrail_checks
 from ensemble_ray.studio.views.step_state import as_millis
 from ensemble_ray.values.ids import task_instance
-from ensemble_ray.values.trace import CaptureMode, TaskTrace, jsonable
+from ensemble_ray.values.trace import TaskTrace, jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,11 +57,7 @@ def detail_of(
         reviews: Its gates.
         question: Of work that was handed on: what was asked for.
     """
-    fold = TaskFold(instance=row.id)
-    for fact in facts:
-        fold.apply(fact)
-    trace = _trace_of(fold)
-    output = None if fold.output is None else _output_of(facts)
+    trace, output = _trace_of(row.id, facts), _output_of(facts)
     answers = [(fact, fact.data) for fact in facts if isinstance(fact.data, ModelAnswered)]
     failure = next((fact.data for fact in reversed(facts) if isinstance(fact.data, FailureRecorded)), None)
     model = _model_of(row, header)
@@ -156,9 +153,9 @@ def _json(value: object) -> str:
     return json.dumps(jsonable(value), indent=2, ensure_ascii=False)
 
 
-def _trace_of(fold: TaskFold) -> TaskTrace | None:
+def _trace_of(instance: str, facts: Sequence[Fact]) -> TaskTrace | None:
     try:
-        return fold.trace(None, CaptureMode.OFF, state="")
+        return RecordedWork(RunHistory(facts, has_details=True), instance).trace("")
     except RecordError:  # a trace of another version: the effects tell the rest
         return None
 

@@ -15,8 +15,8 @@ from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
+from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fold_gates
-from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.studio.schemas.runs import RunRow
 from ensemble_ray.studio.schemas.wire import CostSchema

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from ensemble_ray import (
     AgentExecutionError,
-    CaptureMode,
     ExitEarlyError,
     ExitReason,
     MaxIterationsExceededError,
@@ -21,9 +20,10 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.running import Bench, Search, call, searching, writer
 
@@ -122,13 +122,13 @@ async def test_call_that_asked_for_the_end_of_the_run_has_a_known_outcome() -> N
     """S-DUR-138, S-DUR-26: the end that it asked for names it; run and record tell alike of it, and none of it is unknown."""
     bench = Bench(agents={"draft": writer(ScriptedModel(call("leave")), tools=[leave])})
     result = await bench.run()
-    fold, unknown = TaskFold(instance="draft#0"), UnknownOutcomes()
+    history, unknown = RunHistory(has_details=True), UnknownOutcomes()
     for fact in bench.journal.facts():
-        fold.apply(fact)
+        history.apply(fact)
         unknown.apply(fact)
     assert not unknown.counts(lambda _: True)
     assert result.trace is not None
-    for trace in (result.trace, fold.trace(None, CaptureMode.OFF, state="exited")):
+    for trace in (result.trace, RecordedWork(history, "draft#0").trace("exited")):
         (shown,) = trace.llm_interactions[0].tool_calls
         assert (shown.outcome, shown.result) == ("success", "The tool asked for the end of the run: enough")
 

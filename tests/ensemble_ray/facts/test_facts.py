@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ensemble_ray import ExitReason, RecordError, RunState, ToolCall
+from ensemble_ray import ExitReason, RecordError, RunState, ToolCall, ValidationError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
@@ -255,6 +255,45 @@ def test_an_error_is_recorded_with_bounds() -> None:
     assert (found.key, found.error_type, len(found.message)) == ("a", "ValueError", 20_003)
     assert len(found.causes) == 16
     assert all(len(each.message) == 1503 for each in found.causes)
+
+
+def test_causes_are_recorded_of_the_first_errors() -> None:
+    """S-ERR-67: a run with 10,000 failed items and chains of causes has a short end."""
+    errors = [RecordedError("a", "E", "m", causes=(RecordedCause("C", "c"),))] * 30
+    end = RunEnded(state=RunState.FAILED, exit_reason=ExitReason.ERROR, errors=errors)
+    found = RunEnded.from_data(end.to_data(), 0)
+    assert [len(each.causes) for each in found.errors] == [1] * 20 + [0] * 10
+
+
+def test_an_error_is_recorded_with_what_was_handled_and_the_members_of_its_groups() -> None:
+    """S-ERR-70: nearest first, with bounds."""
+    group = ExceptionGroup("all", [OSError(str(number)) for number in range(9)])
+    group.__context__ = KeyError("handled")
+    error = ValueError("last")
+    error.__cause__ = group
+    causes = RecordedError.of(error).causes
+    assert [each.error_type for each in causes] == ["ExceptionGroup", "KeyError", *["OSError"] * 5]
+    group.__suppress_context__ = True
+    assert "KeyError" not in [each.error_type for each in RecordedError.of(error).causes]
+
+
+def test_the_record_tells_errors_of_this_package_from_their_namesakes() -> None:
+    """S-SRV-230: by their class; an earlier record does not say."""
+    own, foreign = ValidationError("of a customer"), type("ValidationError", (ValueError,), {})("of a customer")
+    own.__cause__, foreign.__cause__ = foreign, own
+    errors = [RecordedError.of(own), RecordedError.of(foreign)]
+    end = RunEnded(state=RunState.FAILED, exit_reason=ExitReason.ERROR, errors=errors)
+    found = RunEnded.from_data(end.to_data(), 0)
+    assert found.errors == tuple(errors)
+    assert [(each.is_own, [cause.is_own for cause in each.causes]) for each in found.errors] == [
+        (True, [False]),
+        (False, [True]),
+    ]
+    earlier = read(
+        "end", {"state": "failed", "exit_reason": "error", "errors": [{"key": "", "error_type": "ValidationError"}]}
+    )
+    assert isinstance(earlier, RunEnded)
+    assert not earlier.errors[0].is_own
 
 
 def test_damaged_causes_are_left_out() -> None:

@@ -38,10 +38,10 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite.losses import RECORD
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.recovery.forking import offer_fork

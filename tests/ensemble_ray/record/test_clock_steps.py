@@ -14,7 +14,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process import forks as clock
 from ensemble_ray.process.forks import SystemClock
-from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.running import Bench, Search, writer
 

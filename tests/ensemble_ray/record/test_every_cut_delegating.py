@@ -24,8 +24,9 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_output, fold_trace, works_of
 
 from .delegating_team import Counted
 
@@ -151,7 +152,7 @@ async def test_torn_record_shows_as_much_as_was_done(tmp_path: Path, kind: Kind)
     for cut in range(1, len(facts) + 1):
         trace = fold_trace(facts[:cut])
         assert trace.metrics.total_llm_call_count == sum(fact.kind == "model" for fact in facts[:cut])
-        assert {each.key for each in RunFold(facts[:cut]).tasks.values()} <= {key}
+        assert {each.key for each in works_of(RunHistory(facts[:cut], has_details=True))} <= {key}
     end = next(number for number, fact in enumerate(facts) if fact.name == f"{key}#0" and fact.kind == "output")
     assert output.trace is not None
     for torn, live in zip(fold_trace(facts[:end]).task_traces, output.trace.task_traces, strict=True):

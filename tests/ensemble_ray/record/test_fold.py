@@ -18,8 +18,9 @@ from ensemble_ray import (
     RunState,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.record.trace import fold_output, fold_trace, trace_of
 from ensemble_ray.values.value import utc_of
 
 from .facts_of_runs import (
@@ -255,8 +256,8 @@ def test_unknown_words_are_passed_over(form: Form) -> None:
         fact("approval", "read#0/0/call-0", 102, by="Ann"),
         fact("end", "run", 103, how="parked"),
     ]
-    fold = RunFold(form(facts))
-    assert (fold.state, fold.trace().task_traces) == (RunState.INTERRUPTED, ())
+    history = RunHistory(form(facts), has_details=True)
+    assert (history.head.state, trace_of(history).task_traces) == (RunState.INTERRUPTED, ())
 
 
 # The output of a finished run.

@@ -1,6 +1,7 @@
 """Tasks that did not complete, as the fold of a run's facts tells of them."""
 
-from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.trace import fold_trace
+from ensemble_ray.record.view.spans import recorded_spans
 
 from .facts_of_runs import begun, ended, fact, model, node
 
@@ -28,3 +29,21 @@ def test_tasks_that_did_not_complete_stand_in_the_order_of_their_ends() -> None:
         ("B", "cancelled"),
         ("A", "cancelled"),
     ]
+
+
+def test_span_of_delegated_work_has_the_role_of_its_agent_when_it_did_not_end() -> None:
+    """S-INT-39: as live, however the model wrote the role."""
+    agents = [{"key": "w", "role": "Writer", "goal": "Write"}]
+    facts = [
+        *begun(plan={"workflow": "sequential", "nodes": [READ], "agents": agents}),
+        model("read#0", 0, 102, calls=["delegate"]),
+        fact(
+            "delegation",
+            "read#0/0/call-0",
+            103,
+            request={"agent_role": "writer ", "task_description": "write"},
+            worker="w",
+        ),
+        model("read#0/0/call-0/delegate#0", 0, 104),
+    ]
+    assert "invoke_agent Writer" in {span.name for span in recorded_spans(facts)}

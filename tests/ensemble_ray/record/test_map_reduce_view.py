@@ -9,9 +9,9 @@ import pytest
 from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 

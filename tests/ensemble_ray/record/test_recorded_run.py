@@ -22,8 +22,8 @@ from ensemble_ray import (
     ToolCall,
     tool,
 )
-from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.runs import list_runs, read_facts
+from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ScriptedModel
 

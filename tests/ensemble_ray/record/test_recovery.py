@@ -13,9 +13,10 @@ from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.orders import Resumed, TaskFailure
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
+from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.rendering import in_json_form, plain_data
 from ensemble_ray.record.resume.planned import PlannedRecovery
+from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key
@@ -289,11 +290,11 @@ def test_output_that_is_none_is_damage() -> None:
 def test_end_is_forgotten_when_the_run_goes_on() -> None:
     """S-DUR-38: the run is as it stands now."""
     cancelled = [*begun(READ), *CANCELLING, ended(108, "cancelled", "cancelled")]
-    assert RunFold(cancelled).state is RunState.CANCELLED
+    assert RunHead(cancelled).state is RunState.CANCELLED
     resumed = [*cancelled, fact("resume", "run", 200)]
-    assert RunFold(resumed).state is RunState.INTERRUPTED
+    assert RunHead(resumed).state is RunState.INTERRUPTED
     done = [*resumed, *completed("read", output("Read Ray", "x"), 205), ended(206)]
-    assert RunFold(done).state is RunState.COMPLETED
+    assert RunHead(done).state is RunState.COMPLETED
     given = fold_output(done)
     assert isinstance(given.task_outputs[0], TaskOutput)
     assert given.total_duration.total_seconds() == 106.0

@@ -6,9 +6,9 @@ from ensemble_ray import Ensemble, ReflectionConfig, ReflectionInput, Task, Task
 from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.resume.fork import ForkPlan, copied_facts
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.reflections import reflection_rows
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
@@ -54,8 +54,7 @@ def test_what_was_learned_stands_behind_the_tree() -> None:
 
 def test_a_trace_has_nothing_of_it() -> None:
     """S-REFL-18: no task appears because it was reflected on."""
-    fold = RunFold([fact("phase:p#1/reflect:b#0/0/reflection", made(5))])
-    assert fold.trace().task_traces == ()
+    assert fold_trace([fact("phase:p#1/reflect:b#0/0/reflection", made(5))]).task_traces == ()
 
 
 def test_reflections_are_paid_for_once() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ensemble_ray import ExitReason
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.resume.planned import PlannedRecovery
+from ensemble_ray.record.trace import fold_trace
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, node, output
 from tests.ensemble_ray.record.test_recovery import resumed
 

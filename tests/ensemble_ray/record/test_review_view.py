@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.reviews import review_lines
 from ensemble_ray.record.view.tree import tree_rows
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, node

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Agent, ExecutionTrace, InlineRuntime
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.testing import ScriptedModel
 

@@ -19,11 +19,12 @@ from ensemble_ray import (
     aresume,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.following.projection import EventProjection
-from ensemble_ray.record.resume.unit_fork import plan_unit_fork
+from ensemble_ray.record.head import RunHead
+from ensemble_ray.record.resume.fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.studio.views.steps import StepsView
 
 
@@ -79,13 +80,13 @@ async def test_rounds_are_followed_when_their_tasks_waited(waited: Sequence[Fact
 
 async def test_loop_is_in_the_trace_when_its_tasks_waited(waited: Sequence[Fact], direct: Sequence[Fact]) -> None:
     """S-LOOP-146, S-REV-116: with its iterations and the reason of its end."""
-    (loop,) = RunFold(waited).trace().loop_traces
+    (loop,) = fold_trace(waited).loop_traces
     assert (loop.iterations_run, loop.termination_reason) == (2, "max_iterations")
-    assert (loop,) == RunFold(direct).trace().loop_traces
+    assert (loop,) == fold_trace(direct).loop_traces
 
 
 async def test_fork_uses_iterations_whose_tasks_waited(waited: Sequence[Fact], direct: Sequence[Fact]) -> None:
     """S-DUR-131, S-REV-116: a fork from the task behind a loop uses both iterations."""
-    plan = recorded_plan(RunFold(waited).header.plan or {})
+    plan = recorded_plan(RunHead(waited).header.plan or {})
     reused = [plan_unit_fork(plan, plan, facts, run_id="run", name="last").reused for facts in (waited, direct)]
     assert reused == [("loop:refine#0", "loop:refine#1")] * 2

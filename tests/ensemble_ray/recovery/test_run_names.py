@@ -22,7 +22,7 @@ from ensemble_ray import (
     aresume,
 )
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.resume.run_head import RunHead, read_head
+from ensemble_ray.record.head import RunHead, read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel
 

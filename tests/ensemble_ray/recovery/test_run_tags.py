@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import Agent, Ensemble, InlineRuntime, RunOptions, RunState, Task, ValidationError, afork, aresume
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.resume.run_head import RunHead, read_head
+from ensemble_ray.record.head import RunHead, read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel
 

@@ -71,6 +71,25 @@ def test_unfinished_delegating_run_is_the_same_as_far_as_it_goes(kind: Kind, tmp
         assert found.is_same, f"cut after {facts[cut - 1].kind} {facts[cut - 1].name}: {found}"
 
 
+def test_a_worker_that_was_stopped_when_it_was_done_is_a_failure_again(kind: Kind, tmp_path: Path) -> None:
+    """S-DUR-77: its output is on record, and its asker was told that it had been stopped."""
+    facts = run_blocking(SqliteStore(tmp_path).facts(kind))
+    task = "manager" if kind == "hierarchy" else "ask"
+    told = next(n for n, f in enumerate(facts) if (f.kind, f.name) == ("tool_result", f"{task}#0/0/call-0"))
+    stopped = {**facts[told].data.to_data(), "outcome": "error", "text": "Error: Agent 'Researcher' was stopped"}
+
+    async def record() -> None:
+        owned = await SqliteStore(tmp_path).begin("stopped")
+        changed = [(f, stopped if n == told else f.data.to_data()) for n, f in enumerate(facts[: told + 1])]
+        copies = [read_fact(run="stopped", kind=f.kind, name=f.name, at=f.at, data=data) for f, data in changed]
+        await owned.journal.append(copies)
+        await owned.close(RunState.INTERRUPTED)
+
+    run_blocking(record())
+    found = replay("stopped", _team(kind), home=tmp_path)
+    assert found.is_same, str(found)
+
+
 def _difference(found: Replay) -> tuple[str, str]:
     assert found.difference is not None
     return found.difference.where, found.difference.what

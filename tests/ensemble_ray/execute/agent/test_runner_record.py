@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from ensemble_ray import (
     Agent,
     AgentExecutionError,
-    CaptureMode,
     Effect,
     Task,
     TaskRequest,
@@ -20,7 +19,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.history import RunHistory
+from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.values.ids import uuid_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, WatchedJournal, named
 
@@ -213,8 +213,6 @@ async def test_failure_of_a_runner_is_recorded_and_told_again() -> None:
 @pytest.mark.parametrize(("facts", "is_unknown"), [(1, True), (3, False), (4, True), (6, False)])
 async def test_trace_of_the_record_tells_of_an_asking_that_never_came_back(facts: int, is_unknown: bool) -> None:  # noqa: FBT001
     """S-INT-56: the first of two, or the second."""
-    fold = TaskFold(instance="draft#0")
-    for fact in await begun(answers=["no", '{"name": "Bern"}'], facts=facts, output_type=City):
-        fold.apply(fact)
-    trace = fold.trace(None, CaptureMode.OFF, state="interrupted")
+    recorded = await begun(answers=["no", '{"name": "Bern"}'], facts=facts, output_type=City)
+    trace = RecordedWork(RunHistory(recorded, has_details=True), "draft#0").trace("interrupted")
     assert (trace.metadata.get("outcome") == "unknown") is is_unknown

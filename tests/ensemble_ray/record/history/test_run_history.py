@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record import history
-from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.trace import fold_trace, works_of
 from ensemble_ray.studio.views.steps import StepsView
-from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
+from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, failed, intent, model, node, output, result
 
 _ASKED = {"review_id": "g", "timing": "after_execution", "task_description": "d"}
 
@@ -95,3 +95,15 @@ def test_a_task_that_a_spent_budget_stopped_goes_on_when_its_run_is_resumed() ->
         found, _ = _applied(facts)
         (task,) = fold_trace(facts).task_traces
         assert (found.executions["facts#0"].status, task.metadata.get("state")) == expected
+
+
+def test_a_task_with_an_output_is_completed_when_a_failure_is_recorded_too() -> None:
+    """S-MET-39: in steps and in the trace, whichever came first."""
+    start, ends = (
+        begun(node("facts", "Find facts")),
+        (completed("facts", output("Find facts", "x"), 105)[0], *failed("facts", 106)),
+    )
+    for first, second in (ends[:2], ends[1::-1]):
+        found = history.RunHistory(_numbered(*start, first, second), has_details=True)
+        (work,) = works_of(found)
+        assert (found.executions["facts#0"].status, work.has_failed) == ("completed", False)

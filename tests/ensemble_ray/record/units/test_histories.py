@@ -5,8 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.record.units.ended import EndedUnits
-from ensemble_ray.record.units.histories import graph_trace, loop_traces, phase_traces, unit_outputs
+from ensemble_ray.record.units import EndedUnits, graph_trace, loop_traces, phase_traces, unit_outputs
 from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult
 from tests.ensemble_ray.record.units.plans import (
     DRAFT,

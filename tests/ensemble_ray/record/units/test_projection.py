@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_ray import Plan
 from ensemble_ray.plan.plan import LoopUnit
-from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult
 from ensemble_ray.values.task_output import join_iterations
 from tests.ensemble_ray.record.units.plans import (

@@ -14,9 +14,10 @@ from ensemble_ray import (
     TaskExecutionError,
 )
 from ensemble_ray.plan.plan import EdgeEntry
-from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.units.recorded import PredicateAnswer, verdicts_of
+from ensemble_ray.record.trace import fold_output, fold_trace
+from ensemble_ray.record.units import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from tests.ensemble_ray.record.units.plans import (
@@ -242,4 +243,4 @@ def test_verdicts_say_when_and_of_what() -> None:
         PredicateAnswer(path="graph:triage#1", edge=1, answer=True, at=2.0),
         PredicateAnswer(path="loop:refine#1", edge=None, answer=None, at=4.0, error="RuntimeError: boom"),
     ]
-    assert RunFold(walked(loop_plan(CAPPED)).facts).verdicts() == ()
+    assert not [*verdicts_of(RunHistory(walked(loop_plan(CAPPED)).facts, has_details=True).stimuli.groups)]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.units.recorded import PredicateAnswer
+from ensemble_ray.record.trace import fold_trace
+from ensemble_ray.record.units import PredicateAnswer
 from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.record.view.units import is_named
 from tests.ensemble_ray.record.units.plans import REFINE, graph_plan, loop_plan

@@ -1,8 +1,4 @@
-"""How a run began and how it stands, of a few facts of the run as a whole. Pure.
-
-In: the facts `plan`, `resume` and `end`, which cost the same to read however much the run has done. Out: what decides
-whether and with what it goes on.
-"""
+"""How a run began and how it stands: the part of its history that a few facts of the run as a whole decide. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +10,17 @@ from ensemble_ray.definition.fields import Origin
 from ensemble_ray.definition.run_options import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RecordedFork, RunEnded, RunInterrupted, RunResumed
-from ensemble_ray.values.outputs import RunState
+from ensemble_ray.facts.runs import (
+    LossAccepted,
+    PlanRecorded,
+    RecordedError,
+    RecordedFork,
+    RunEnded,
+    RunInterrupted,
+    RunResumed,
+)
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -26,32 +31,40 @@ HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)
 
 
 class RunHead:
-    """What is known of a run as a whole.
+    """What is known of a run as a whole. `RunHistory` has one; alone, the facts of `HEAD_KINDS` are enough for most of it.
 
     Attributes:
+        run_id: The run's id; empty: no fact was applied.
         header: The record's first fact; an empty one when the run recorded nothing.
         end: Its end; None when it has not ended, or went on after it.
         interruption: Why it has no end, where it stopped by itself and did not go on since.
         beginnings: How often somebody went on with it.
         told_until: When it ended last and told of all that it had done, Unix time, s; 0: it never did. A run that waits for people
             has not told of the tasks that wait (S-INT-36).
+        last_at: When it ended, or when the last fact was recorded, Unix time, s.
         tags: Words about it, by name: its team's, and those of its caller as it began or went on last.
+        lost: What of its record is lost, as somebody accepted.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
+        """Apply the facts, in order."""
+        self.run_id = ""
         self.header = PlanRecorded()
         self.end: RunEnded | None = None
         self.interruption: RunInterrupted | None = None
         self.beginnings = 0
-        self.told_until = 0.0
+        self.told_until = self.last_at = 0.0
         self.tags: Mapping[str, str] = {}
+        self.lost: list[str] = []
         self._recorded_at = 0.0
         for fact in facts:
             self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """Take the next fact."""
+        """Apply the next fact."""
+        if not self.run_id:
+            self.run_id, self._recorded_at = fact.run, fact.at
+        self.last_at = max(self.last_at, fact.at)
         match fact.data:
             case PlanRecorded() as header:
                 self.header, self._recorded_at = header, fact.at
@@ -63,10 +76,13 @@ class RunHead:
                     self._take_tags(options)
             case RunEnded() as end:
                 self.end, self.interruption = end, None
+                self.last_at = max(fact.at, self.started_at)
                 if end.state is not RunState.WAITING:
                     self.told_until = fact.at
             case RunInterrupted() as interruption:
                 self.interruption = interruption
+            case LossAccepted(reason=reason):
+                self.lost.append(reason)
             case _:
                 pass
 
@@ -84,6 +100,17 @@ class RunHead:
         return RunState.INTERRUPTED if self.end is None else self.end.state or RunState.INTERRUPTED
 
     @property
+    def exit_reason(self) -> ExitReason:
+        """Why the run ended."""
+        return ExitReason.COMPLETED if self.end is None else self.end.reason
+
+    @property
+    def capture_mode(self) -> CaptureMode:
+        """What the run captured."""
+        mode = self.header.capture_mode
+        return CaptureMode(mode) if mode in set(CaptureMode) else CaptureMode.OFF
+
+    @property
     def errors(self) -> Sequence[RecordedError]:
         """Why it failed or stopped, the earliest first; none where it did neither."""
         if self.interruption is not None:
@@ -99,7 +126,7 @@ class RunHead:
 
     @property
     def started_at(self) -> float:
-        """When the run began first, Unix time, s."""
+        """When the run began first, Unix time, s; 0: nothing is recorded."""
         return self._recorded_at if self.header.started_at is None else self.header.started_at
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import (
+    ConstraintViolationError,
     GraphNoEdgeMatchedError,
     MaxGraphStepsExceededError,
     MaxLoopIterationsExceededError,
@@ -20,15 +21,16 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import reason_of, tasks_failure
-from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
+from ensemble_ray.plan.plan import MANAGER_ROLE, EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
-from ensemble_ray.record.units.ended import key_of_path
+from ensemble_ray.record.units import key_of_path
+from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.trace import PhaseStatus
 
 if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Node
-    from ensemble_ray.record.units.ended import EndedUnits
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.record.units import EndedUnits
     from ensemble_ray.schedule.instructions import PhaseResult, UnitFailure
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
@@ -119,13 +121,18 @@ def _edges(unit: GraphUnit, state: str) -> list[str]:
     return [f"→ {edge.to_state} ({'predicate' if edge.label is None else edge.label})" for edge in edges]
 
 
-def failure_of(ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseException:
-    """Return what a failed run raises that no manager led.
+def failure_of(
+    ended: EndedUnits, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput] = ()
+) -> BaseException:
+    """Return what a failed run raises.
 
     Args:
         ended: The units of the run.
-        failures: What failed, in order; not empty.
+        failures: What failed, in order; empty where a manager did not meet its constraints.
+        delegated: What the workers of a manager gave.
     """
+    if ended.plan.hierarchy is not None:
+        return _failure_of_manager(ended.plan, failures, tuple(delegated))
     if any(isinstance(unit, PhaseUnit) for unit in ended.plan.units):
         return _failure_of_phases(ended, failures)
     if ended.plan.workflow == "parallel" and ended.plan.error_strategy == "continue_on_error":
@@ -138,6 +145,27 @@ def failure_of(ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseExcept
         return error
     wrapped = TaskExecutionError(f"Loop '{_name(ended, first)}' failed: {reason_of(error)}")
     wrapped.completed_task_outputs = tuple(ended.outputs.values())[: first.completed_before]
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _failure_of_manager(plan: Plan, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput]) -> BaseException:
+    """Return what a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
+    if not failures:
+        roles = {output.agent_role for output in delegated}
+        return ConstraintViolationError(
+            () if plan.hierarchy is None else violations_of(plan.hierarchy, roles), delegated
+        )
+    error = failures[0].error
+    return error if isinstance(error, ValidationError) else manager_failure(error, plan.nodes[0].description, delegated)
+
+
+def manager_failure(
+    error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
+) -> TaskExecutionError:
+    """Return what a run raises whose manager failed with that error (S-HIER-60)."""
+    text = f"Hierarchical workflow manager failed: {reason_of(error)}"
+    wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
     return wrapped
 

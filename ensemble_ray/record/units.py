@@ -1,0 +1,389 @@
+"""The units of a run: what became of them, the outputs that they show, and their histories and traces. Pure.
+
+A live run has them from its machines, a record from the stimuli of its source: `ended_units`. Nothing is copied but joined iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
+from ensemble_ray.record.levels import in_level_order
+from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, path_of_question
+from ensemble_ray.schedule.instructions import (
+    EdgeMatches,
+    GraphResult,
+    LoopResult,
+    PhaseResult,
+    UnitFailure,
+    UnitResult,
+    UntilHolds,
+)
+from ensemble_ray.schedule.nested import NestedSource
+from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
+from ensemble_ray.schedule.unit import list_shown
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.task_output import GraphHistory, GraphStep, LoopHistory, UnitOutputs, join_iterations
+from ensemble_ray.values.trace import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus, PhaseTrace, TaskTrace
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+class KeyedOutput(NamedTuple):
+    """An output in its place among those of the run."""
+
+    #: of the task in the plan
+    key: str
+    output: TaskOutput
+
+
+def key_of_path(path: str) -> str:
+    """Return the key of the unit that a path leads to.
+
+    Examples:
+        >>> key_of_path("graph:triage#3/loop:refine")
+        'loop:refine'
+    """
+    return path.rpartition("/")[2]
+
+
+@dataclass(kw_only=True)
+class EndedUnits:
+    """What became of the units of a run."""
+
+    plan: Plan
+    #: in the order in which they ended
+    results: Sequence[UnitResult] = ()
+    #: of units that failed where none of their tasks did, in order
+    failures: Sequence[UnitFailure] = ()
+    #: by instance, in completion order
+    outputs: Mapping[str, TaskOutput] = field(default_factory=dict[str, "TaskOutput"])
+
+    @cached_property
+    def units(self) -> Mapping[str, Unit]:
+        """The units of the plan by key."""
+        return {unit.key: unit for unit in self.plan.units}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """The tasks of the plan by key."""
+        return {node.key: node for node in self.plan.nodes}
+
+    def loops(self) -> Iterator[tuple[LoopUnit, LoopResult]]:
+        """Return the runs of loops, in the order in which they ended."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, LoopResult) and isinstance(unit, LoopUnit):
+                yield unit, result
+
+    def phases(self) -> Iterator[tuple[PhaseUnit, PhaseResult]]:
+        """Return the phases, in the order in which they ended."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, PhaseResult) and isinstance(unit, PhaseUnit):
+                yield unit, result
+
+    def graph(self) -> tuple[GraphUnit, GraphResult] | None:
+        """Return the graph; None where none ran."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, GraphResult) and isinstance(unit, GraphUnit):
+                return unit, result
+        return None
+
+    # What the caller of a run sees of its outputs.
+
+    def list_visible(self) -> list[KeyedOutput]:
+        """Return the outputs in the caller's order.
+
+        Tasks as they completed or in the order of levels, with loops in their places (S-LOOP-75); phases as they completed
+        (S-PHASE-41); the steps of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56,
+        S-GRAPH-53).
+        """
+        if not self.plan.units:
+            ordered = in_level_order(self.plan, [*self.outputs.items()])
+            return [KeyedOutput(node_key(instance), output) for instance, output in ordered]
+        if (graph := self.graph()) is not None:
+            return [each for step in graph[1].steps for each in self.shown_of(step.instance)]
+        if any(isinstance(unit, PhaseUnit) for unit in self.plan.units):
+            return [each for _, result in self.phases() for each in self.shown_of_phase(result)]
+        return self._tasks_and_loops(result for _, result in self.loops())
+
+    def shown_of_completed(self) -> list[KeyedOutput]:
+        """Return the outputs of plain tasks and of the loops that did not fail."""
+        failed = {failure.unit for failure in self.failures}  # a cap may fail a loop that has a reason (S-LOOP-61)
+        return self._tasks_and_loops(
+            result for _, result in self.loops() if result.termination_reason is not None and result.unit not in failed
+        )
+
+    def _tasks_and_loops(self, loops: Iterable[LoopResult]) -> list[KeyedOutput]:
+        return self._in_place([*(name for name in self.outputs if "/" not in name), *(each.unit for each in loops)])
+
+    def _in_place(self, paths: Iterable[str]) -> list[KeyedOutput]:
+        """Return what tasks, in this order, and loops show.
+
+        A loop comes right before the first task or loop that waits for it, else behind all tasks, as declared (S-LOOP-75).
+        """
+        by_key = {key_of_path(path).partition("#")[0]: path for path in paths}
+        tasks = [key for key in by_key if key not in self.units]
+        loops = [unit for unit in self.plan.units if unit.key in by_key and isinstance(unit, LoopUnit)]
+        places: dict[str, int] = {}
+        for place, key in reversed([*enumerate(tasks)]):
+            context = self.nodes[key].context if key in self.nodes else ()  # the plan on record may be damaged
+            places.update(dict.fromkeys(context, place))
+        last = {loop.key: place for place, loop in enumerate(loops, start=len(tasks))}
+        waits_for = {loop.key: loop.context for loop in loops}
+        ordered = in_waiting_order([*waits_for], waits_for)
+        for key in reversed(ordered):
+            place = places.setdefault(key, last[key])
+            places.update((each, min(place, places.get(each, place))) for each in waits_for[key])
+        placed = sorted([*((places[key], key) for key in ordered), *enumerate(tasks)], key=itemgetter(0))
+        return [each for _, key in placed for each in self.shown_of(by_key[key])]
+
+    def shown_of(self, path: str) -> list[KeyedOutput]:
+        """Return what a task's instance, or the path of a loop, shows."""
+        if "#" in path.rpartition("/")[2]:
+            output = self.outputs.get(path)
+            return [] if output is None else [KeyedOutput(node_key(path), output)]
+        result = self._loop_results.get(path)
+        return [] if result is None else self.shown_of_loop(result)
+
+    def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
+        """Return the outputs of a phase's accepted attempt; of another, those of its last."""
+        return self._in_place(result.outputs)
+
+    def shown_of_loop(self, result: LoopResult) -> list[KeyedOutput]:
+        """Return the outputs that a loop shows, in body order."""
+        unit = self.units[key_of_path(result.unit)]
+        if not isinstance(unit, LoopUnit):
+            return []
+        shown: list[KeyedOutput] = []
+        for instances in list_shown(unit, result.iterations):
+            outputs = [self.outputs[name] for name in instances if name in self.outputs]
+            if outputs and unit.output_mode == "all_iterations":
+                outputs = [join_iterations(outputs)]
+            shown += [KeyedOutput(node_key(instances[0]), output) for output in outputs]
+        return shown
+
+    @cached_property
+    def _loop_results(self) -> Mapping[str, LoopResult]:
+        return {result.unit: result for _, result in self.loops()}
+
+
+# From a record.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredicateAnswer:
+    """What the user's code answered after an iteration or a step."""
+
+    #: `loop:refine#1`, `graph:triage#4`
+    path: str
+    #: position of the edge in its graph; None: the predicate of a loop
+    edge: int | None
+    #: None: it raised
+    answer: bool | None
+    at: float
+    #: what it raised
+    error: str = ""
+
+
+def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+    """Return what became of the units of a recorded plan, also if they had not ended when the record did."""
+    replayed = ReplayedSource(plan)
+    for group in stimuli.groups:
+        replayed.handle(group)
+    source = replayed.source
+    if not isinstance(source, NestedSource):
+        return EndedUnits(plan=plan, outputs=outputs)
+    return EndedUnits(plan=plan, results=source.results(), failures=source.failures(), outputs=outputs)
+
+
+def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswer]:
+    """Return the recorded answers of predicates and conditions, in order."""
+    for stimulus in (each for group in groups for each in group):
+        if not isinstance(stimulus, Evaluated):
+            continue
+        question, answer = stimulus.question, stimulus.answer
+        error = ": ".join(each for each in (stimulus.error_type, stimulus.message) if each)
+        verdict = answer if isinstance(answer, bool) else None
+        match question:
+            case UntilHolds():
+                edge = None
+            case EdgeMatches():
+                edge = question.edge
+            case _:
+                continue
+        yield PredicateAnswer(path=path_of_question(question), edge=edge, answer=verdict, at=stimulus.at, error=error)
+
+
+# What they gave, and their traces.
+
+
+class UnitParts(TypedDict, total=False):
+    """What of `RunResults` units make."""
+
+    units: UnitOutputs
+    loop_traces: tuple[LoopTrace, ...]
+    phases: tuple[PhaseTrace, ...]
+    graph_trace: GraphTrace | None
+
+
+def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> UnitParts:
+    """Return what units add to the results of a run.
+
+    Args:
+        ended: The units of the run.
+        traces: Of all executions, by instance, in the order in which they ended.
+    """
+    return UnitParts(
+        units=unit_outputs(ended),
+        loop_traces=loop_traces(ended),
+        phases=phase_traces(ended, traces),
+        graph_trace=graph_trace(ended),
+    )
+
+
+def unit_outputs(ended: EndedUnits) -> UnitOutputs:
+    """Return what the accessors of a run's output speak of."""
+    return UnitOutputs(
+        loops={unit.name: _history(ended, unit, result) for unit, result in ended.loops()},
+        phases={
+            unit.name: [each.output for each in ended.shown_of_phase(result)]
+            for unit, result in ended.phases()
+            if result.status == "completed"
+        },
+        graph=_graph_history(ended),
+    )
+
+
+def _history(ended: EndedUnits, unit: LoopUnit, result: LoopResult) -> LoopHistory:
+    names = _body_names(unit)
+    return LoopHistory(
+        iterations=[
+            {names[node_key(each)]: ended.outputs[each] for each in instances if each in ended.outputs}
+            for instances in result.iterations
+        ],
+        termination_reason=result.termination_reason,
+        is_flagged=result.termination_reason == "max_iterations" and unit.on_max_iterations == "return_with_flag",
+    )
+
+
+def _body_names(unit: LoopUnit) -> Mapping[str, str]:
+    return dict(zip(unit.body, unit.body_names, strict=True))
+
+
+def _graph_history(ended: EndedUnits) -> GraphHistory | None:
+    found = ended.graph()
+    if found is None:
+        return None
+    unit, result = found
+    steps: list[GraphStep] = []
+    for step in result.steps:
+        shown = ended.shown_of(step.instance)
+        if shown:  # a step that failed, or was cancelled, gave nothing
+            output = shown[-1].output
+            steps.append(
+                GraphStep(state_name=step.state, step_number=step.number, output=output, next_state=step.next_state)
+            )
+    reason = result.termination_reason
+    return GraphHistory(
+        steps=steps,
+        termination_reason=reason,
+        is_flagged=reason == "max_steps" and unit.on_max_steps == "return_with_flag",
+    )
+
+
+def loop_traces(ended: EndedUnits) -> tuple[LoopTrace, ...]:
+    """Return what a trace says of each run of a loop (S-LOOP-130, S-LOOP-180)."""
+    return tuple(_loop_trace(unit, result) for unit, result in ended.loops())
+
+
+def _loop_trace(unit: LoopUnit, result: LoopResult) -> LoopTrace:
+    names = _body_names(unit)
+    return LoopTrace(
+        loop_name=unit.name,
+        path=result.unit,
+        iterations_run=len(result.iterations),
+        max_iterations=unit.max_iterations,
+        termination_reason=result.termination_reason,
+        on_max_iterations=unit.on_max_iterations,
+        output_mode=unit.output_mode,
+        memory_mode=unit.memory_mode,
+        iterations=tuple(tuple(names[node_key(each)] for each in instances) for instances in result.iterations),
+    )
+
+
+def graph_trace(ended: EndedUnits) -> GraphTrace | None:
+    """Return what a trace says of the graph (S-GRAPH-74)."""
+    found = ended.graph()
+    if found is None:
+        return None
+    unit, result = found
+    steps = tuple(
+        GraphTraceStep(
+            path=step.instance.rpartition("/")[0],
+            state_name=step.state,
+            step_number=step.number,
+            next_state=step.next_state,
+        )
+        for step in result.steps
+    )
+    return GraphTrace(
+        graph_name=unit.name,
+        path=result.unit,
+        start_state=unit.start,
+        termination_reason=result.termination_reason,
+        steps_run=len(steps),
+        max_steps=unit.max_steps,
+        steps=steps,
+    )
+
+
+def phase_traces(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> tuple[PhaseTrace, ...]:
+    """Return what a trace says of phases and of their reviews (S-PHASE-44, S-PHASE-64).
+
+    Args:
+        ended: The units of the run.
+        traces: Of all executions, by instance, in the order in which they ended.
+    """
+    phases = tuple(ended.phases())
+    if not phases:
+        return ()
+    by_phase: dict[str, list[tuple[str, TaskTrace]]] = {}
+    for instance, trace in traces:
+        by_phase.setdefault(instance.partition("/")[0].rpartition("#")[0], []).append((instance, trace))
+    return tuple(each for unit, result in phases for each in _of_phase(unit, result, by_phase.get(unit.key, ())))
+
+
+def _of_phase(unit: PhaseUnit, result: PhaseResult, traces: Sequence[tuple[str, TaskTrace]]) -> Iterator[PhaseTrace]:
+    started, completed = utc_of(result.started_at), utc_of(max(result.started_at, result.completed_at))
+    yield PhaseTrace(
+        name=unit.name,
+        path=result.unit,
+        status=PhaseStatus(result.status),
+        task_traces=tuple(trace for instance, trace in traces if node_key(instance) != unit.review),
+        started_at=started,
+        completed_at=completed,
+        duration=completed - started,
+        attempts=result.attempts,
+    )
+    reviews = tuple(trace for instance, trace in traces if node_key(instance) == unit.review)
+    if reviews:
+        yield PhaseTrace(
+            name=f"__review__{unit.name}",
+            path=result.unit,
+            status=PhaseStatus(result.status),
+            task_traces=reviews,
+            started_at=reviews[0].started_at,
+            completed_at=max(each.completed_at for each in reviews),
+            duration=max(each.completed_at for each in reviews) - reviews[0].started_at,
+            attempts=len(reviews),
+        )

@@ -1,0 +1,442 @@
+"""What one execution of a task did and gave: a reader of a history with details. Pure.
+
+Never: an import of a class that the record names; records are data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar, cast, get_args
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.execute.agent.recorded_model import effect_of
+from ensemble_ray.execute.delegation.decisions import EXPECTED_OUTPUT
+from ensemble_ray.execute.effects import (
+    CallOutcome,
+    DelegationEffect,
+    ModelEffect,
+    TaskEffects,
+    ToolEffect,
+    typed_output,
+)
+from ensemble_ray.execute.review.gates import review_entry
+from ensemble_ray.execute.scope import describe_exit
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    ModelAnswered,
+    OutcomeDecided,
+    ToolIntended,
+    ToolReturned,
+    began_at,
+    read_request,
+)
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.fact import Fact, FactData
+from ensemble_ray.facts.lenient import as_mapping
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import StimulusRecorded
+from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.plan.plan import Node
+from ensemble_ray.record.levels import place_trace
+from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import delegated_instance, delegating_call, node_key
+from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.task_output import OutputType, TaskOutput
+from ensemble_ray.values.trace import TaskTrace
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.history import RunHistory
+
+_F = TypeVar("_F", bound=FactData)
+
+_OUTCOMES = get_args(CallOutcome)
+#: Result in a trace of a tool call that has no recorded result.
+NO_RESULT = "No result was recorded: the run ended during this call"
+#: Response in a trace of a delegation that has no recorded result.
+_NO_WORKER = "No result was recorded: the run ended during this delegation"
+#: Facts of turns. What a task recalled or was told is in its prompts.
+_TURNS: Sequence[type[FactData]] = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
+_SHOWN = (*_TURNS, ReviewRequested, ReviewDecided)
+#: Of a turn whose model call is not recorded.
+_NO_ANSWER = ModelAnswered(request_digest="", started_at=0.0, latency_s=0.0, text=None)
+#: Ends of the names of calls that are no turn of a model.
+_WHOLE = ("/handler", "/runner")
+
+
+class RecordedWork:
+    """What one execution did and gave.
+
+    Attributes:
+        instance: Its instance.
+        output: Its newest output, or the data of it; None: it gave none.
+        failure: Its newest failure; None: it did not fail. The output counts if it has both.
+    """
+
+    def __init__(self, history: RunHistory, instance: str, failure: Fact[FailureRecorded] | None = None) -> None:
+        """Read the work of an instance; `failure`: in place of a failure that the history does not contain."""
+        self.instance = instance
+        self._history = history
+        self._facts: Sequence[Fact] = history.work.get(instance, ())
+        given, failed = self._all(OutputRecorded), self._all(FailureRecorded)
+        self.output = given[-1].data.output if given else None
+        self.failure = failure or (failed[-1] if failed else None)
+
+    @cached_property
+    def _by_kind(self) -> Mapping[type[FactData], Sequence[Fact]]:
+        found: dict[type[FactData], list[Fact]] = {}
+        for fact in self._facts:
+            found.setdefault(type(fact.data), []).append(fact)
+        return found
+
+    def _all(self, kind: type[_F]) -> Sequence[Fact[_F]]:
+        return cast("Sequence[Fact[_F]]", self._by_kind.get(kind, ()))
+
+    @property
+    def key(self) -> str:
+        """Its task's key in the plan; of delegated work, its instance without the occurrence."""
+        if delegating_call(self.instance) is None:
+            return node_key(self.instance) or self.instance
+        return self.instance.rpartition("#")[0]
+
+    @cached_property
+    def is_recorded(self) -> bool:
+        """Whether the task did anything that the record shows."""
+        return not (self.is_unfinished and self._by_kind.keys().isdisjoint(_SHOWN))
+
+    @property
+    def is_handler(self) -> bool:
+        """Whether a function did it, and no agent."""
+        return any(fact.name.endswith(_WHOLE) for kind in _TURNS for fact in self._all(kind))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it gave no output and did not fail either."""
+        return self.output is None and self.failure is None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, and gave no output after all."""
+        return self.failure is not None and self.output is None
+
+    @property
+    def last_at(self) -> float:
+        """Time of its last fact, and of its workers'."""
+        own = max((fact.at for fact in self._facts if not isinstance(fact.data, StimulusRecorded)), default=0.0)
+        return max([own, *(worker.last_at for worker in self._workers.values())])
+
+    @property
+    def _has_exited(self) -> bool:
+        execution = self._history.executions.get(self.instance)
+        return execution is not None and execution.status == "exited"
+
+    # What it gave.
+
+    def task_output(self, output_type: OutputType | None = None) -> TaskOutput | None:
+        """Return the recorded output; its parsed output is JSON data, or of the given type where it fits.
+
+        Raises:
+            RecordError: it is no output.
+        """
+        if self.output is None:
+            return None
+        try:
+            output = self.output if isinstance(self.output, TaskOutput) else typed_output(self.output, output_type)
+        except RecordError as error:
+            raise RecordError(f"{error} (task '{self.key}')") from error
+        return output if output.trace is None else output.model_copy(update={"trace": self._placed(output.trace)})
+
+    def summary(self) -> TaskOutput | None:
+        """Return the recorded output without its trace, which is large."""
+        if self.output is None or isinstance(self.output, TaskOutput):
+            return self.output
+        return typed_output({**self.output, "trace": None})
+
+    def workers_that_gave(self) -> list[tuple[RecordedWork, TaskOutput]]:
+        """Return the workers whose result it received with their summaries, in the order in which they were done (S-HIER-6)."""
+        found: list[tuple[RecordedWork, TaskOutput]] = []
+        for decision, result in self._attempts:
+            worker = self._workers.get(decision.name) if result is not None and result.is_success else None
+            output = None if worker is None else worker.summary()
+            if worker is not None and output is not None:
+                found.append((worker, output))
+        return sorted(found, key=lambda pair: pair[1].completed_at)
+
+    # What it did.
+
+    def trace(self, state: str) -> TaskTrace:
+        """Return the task's trace; of a task that was not finished, as far as its effects tell.
+
+        Args:
+            state: How an unfinished task is marked.
+
+        Raises:
+            RecordError: its record is damaged.
+        """
+        return self._placed(self.recorded_trace() or self._folded_trace(self._node, state))
+
+    def _placed(self, trace: TaskTrace) -> TaskTrace:
+        """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
+        node = self._history.nodes.get(self.key)
+        return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
+
+    def recorded_trace(self) -> TaskTrace | None:
+        """Return the trace that is recorded with its output or failure; None where it has neither.
+
+        Raises:
+            RecordError: it is no trace.
+        """
+        trace: object
+        if self.failure is not None and self.output is None:
+            trace = self.failure.data.trace
+        else:
+            trace = self.output.trace if isinstance(self.output, TaskOutput) else as_mapping(self.output).get("trace")
+        if trace is None or isinstance(trace, TaskTrace):
+            return trace
+        try:
+            return TaskTrace(**as_mapping(trace))  # type: ignore[arg-type]  # which is checked there
+        except ValueError as error:
+            raise RecordError(f"The record is damaged: TaskTrace of task '{self.key}': {error}") from error
+
+    def worker_traces(self, state: str) -> list[TaskTrace]:
+        """Return the traces of a manager's workers, in the order in which they were asked; see `trace`."""
+        return [each.trace(state) for each in self._workers.values()] if self._is_manager else []
+
+    def failed_delegations(self) -> tuple[TaskTrace, ...]:
+        """Return the traces of a manager's workers that failed (S-TRC-43); those of other workers are in its own trace."""
+        failed = (each for each in self._workers.values() if each.has_failed) if self._is_manager else ()
+        return tuple(each.trace(RunState.FAILED.value) for each in failed)
+
+    @property
+    def _is_manager(self) -> bool:
+        return self._history.plan.hierarchy is not None and delegating_call(self.instance) is None
+
+    @property
+    def _node(self) -> Node | None:
+        """Its place in the plan; of delegated work, what would be there."""
+        execution = self._history.executions.get(self.instance)
+        if execution is None or execution.kind != "delegation":
+            return self._history.nodes.get(self.key)
+        if not execution.agent:
+            return None
+        return Node(
+            key=self.key,
+            index=0,
+            description=execution.label,
+            expected_output=EXPECTED_OUTPUT,
+            agent_role=execution.agent,
+            agent_key=execution.agent,
+        )
+
+    def _folded_trace(self, node: Node | None, state: str) -> TaskTrace:
+        """Return the trace that its effects give."""
+        began = (began_at(fact) for fact in self._facts if not isinstance(fact.data, StimulusRecorded))
+        models = self._models()
+        effects = TaskEffects(
+            task_description=self.key if node is None else node.description,
+            expected_output="" if node is None else node.expected_output,
+            agent_role="" if node is None else node.agent_role,
+            started_at=min(began, default=0.0),
+            capture_mode=self._history.head.capture_mode,
+            models=models,
+            tool_call_count=_count_calls(models),
+            delegations=[self._delegation(*each, state, is_nested=not self._is_manager) for each in self._attempts],
+            is_manager=self._is_manager,
+            retry_count=sum(model.retries for model in models),
+            is_handler=not models and node is not None and node.agent_key is None,
+            is_outcome_unknown=self._is_handler_unknown,
+            reviews=self._reviews(),
+            instance=self.instance,
+            embedding_tokens=sum(fact.data.embedding_tokens for fact in self._all(MemoryRecalled))
+            + sum(fact.data.embedding_tokens for fact in self._all(MemoryStored)),
+            sampled=list({fact.name: fact.data for fact in self._all(SamplingAnswered)}.items()),
+        )
+        output = self.task_output()
+        trace = effects.trace(
+            completed_at=max(self.last_at, effects.started_at),
+            final_output="" if output is None else output.raw,
+            parsed_output=None if output is None else output.parsed_output,
+            metrics=effects.metrics(None) if output is None else output.metrics,
+        )
+        last = self._facts[-1].data if self._facts else None
+        is_cancelled = isinstance(last, StimulusRecorded) and last.is_cancellation
+        if not self.is_unfinished or (self._has_exited and not is_cancelled):
+            return trace
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled" if is_cancelled else state})
+
+    @property
+    def _is_handler_unknown(self) -> bool:
+        """Whether its handler or runner was called, and nobody knows what came of it (S-DUR-26)."""
+        if not self.is_handler:
+            return False
+        # A runner may be asked again after it answered.
+        calls = (fact.data for fact in reversed(self._facts) if fact.name.endswith(_WHOLE))
+        last = next((each for each in calls if isinstance(each, ToolIntended | ToolReturned)), None)
+        if isinstance(last, ToolReturned):
+            return last.is_unknown
+        return not self._has_exited  # which it did by asking for the end of the run
+
+    def _reviews(self) -> list[Mapping[str, object]]:
+        """Return its gates in the order in which they were requested, as a trace shows them."""
+        asked = {fact.name: fact for fact in self._all(ReviewRequested)}
+        decided = {fact.name: fact for fact in self._all(ReviewDecided)}
+        return [
+            review_entry(gate.data, gate.at, None, gate.at)
+            if (decision := decided.get(name)) is None
+            else review_entry(gate.data, gate.at, decision.data, decision.at)
+            for name, gate in asked.items()
+        ]
+
+    # Its model calls, by turn, and calls of tools, by turn and number.
+
+    def _calls(self, kind: type[_F]) -> Mapping[tuple[int, int], Fact[_F]]:
+        return {_place_of(fact): fact for fact in self._all(kind) if not fact.name.endswith(_WHOLE)}
+
+    @property
+    def call_ids(self) -> Sequence[Sequence[str]]:
+        """The models' own ids of their tool requests, by model call and request."""
+        turns = {_place_of(each)[0]: [call.id for call in each.data.tool_calls] for each in self._all(ModelAnswered)}
+        return [turns.get(turn, ()) for turn in range(max(turns, default=-1) + 1)]
+
+    @cached_property
+    def _attempts(self) -> Sequence[tuple[Fact[DelegationDecided], ToolReturned | None]]:
+        """Decisions about delegating work and their results, in the order of the calls."""
+        decisions = self._calls(DelegationDecided)
+        results = self._calls(ToolReturned) if decisions else {}
+        found = ((decisions[place], results.get(place)) for place in sorted(decisions))
+        return [(decision, None if result is None else result.data) for decision, result in found]
+
+    @cached_property
+    def _workers(self) -> Mapping[str, RecordedWork]:
+        """The delegated work of which anything is recorded, by the name of the call."""
+        names = (decision.name for decision, _ in self._attempts)
+        workers = {name: RecordedWork(self._history, delegated_instance(name)) for name in names}
+        return {name: worker for name, worker in workers.items() if worker.is_recorded}
+
+    def _models(self) -> list[ModelEffect]:
+        answers = {_place_of(fact)[0]: fact for fact in self._all(ModelAnswered)}
+        intents, results = self._calls(ToolIntended), self._calls(ToolReturned)
+        decisions, delegations = self._calls(OutcomeDecided), self._calls(DelegationDecided)
+        turns: dict[int, set[int]] = {turn: set() for turn in (*answers, *(turn for turn, _ in decisions))}
+        for turn, number in (*intents, *results, *delegations):
+            turns.setdefault(turn, set()).add(number)
+        models: list[ModelEffect] = []
+        for turn, numbers in sorted(turns.items()):
+            answered = answers.get(turn)
+            at, answer = (0.0, _NO_ANSWER) if answered is None else (answered.at, answered.data)
+            effect = effect_of(answer)
+            effect.is_final = not answer.tool_calls
+            for number in sorted(numbers):
+                place = turn, number
+                call = answer.tool_calls[number] if number < len(answer.tool_calls) else ToolCall(id="", name="")
+                intent, result = intents.get(place), results.get(place)
+                if intent is not None:
+                    call = ToolCall(id=call.id, name=intent.data.tool_name, arguments=intent.data.arguments)
+                if result is not None:
+                    effect.tools.append(_tool_of(call, result.data))
+                    continue
+                asked = intent or delegations.get(place)
+                began = at if asked is None else asked.at
+                effect.tools.append(self._open_tool(call, intent, began, decisions.get(place)))
+            models.append(effect)
+        return models
+
+    def _open_tool(
+        self, call: ToolCall, intent: Fact[ToolIntended] | None, began: float, decided: Fact[OutcomeDecided] | None
+    ) -> ToolEffect:
+        """Return a call without a result: it asked for the end of the run, or its outcome is unknown."""
+        exits = {each.data.call: each for each in self._all(ExitRecorded)} if intent is not None else {}
+        if intent is not None and (exited := exits.get(intent.name)) is not None:
+            text, took_s = describe_exit(exited.data.text), exited.at - began
+            return ToolEffect(call=call, outcome="success", text=text, started_at=began, duration_s=took_s)
+        text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.answer}"
+        return ToolEffect(call=call, outcome="unknown", text=text, started_at=began, duration_s=0.0)
+
+    def _delegation(
+        self, decision: Fact[DelegationDecided], result: ToolReturned | None, state: str, *, is_nested: bool
+    ) -> DelegationEffect:
+        """Return one attempt to delegate work, as this task noted it or would have noted it.
+
+        Args:
+            decision: The decision.
+            result: The result that the model received; None where the run ended before.
+            state: How an unfinished worker is marked.
+            is_nested: Whether the trace of the worker is part of it.
+        """
+        request, began, worker = read_request(decision), decision.data.started_at, self._workers.get(decision.name)
+        output = None if worker is None else worker.summary()
+        text, errors, took_s = _result_of(decision.data, result, worker, output)
+        role = self._history.role_of(decision)
+        response = DelegationResponse(
+            task_id=request.task_id,
+            status=DelegationStatus.FAILURE if errors else DelegationStatus.SUCCESS,
+            worker_role=role,
+            raw_output=None if errors else text if output is None else output.raw,
+            errors=errors,
+            duration=timedelta(seconds=max(0.0, took_s)),
+        )
+        *_, turn, call = decision.name.split("/")
+        return DelegationEffect(
+            request=request,
+            response=response,
+            worker_role=role,
+            depth=self.instance.count("/delegate#"),
+            started_at=began,
+            position=(int(turn), int(call.removeprefix("call-"))),
+            text=text,
+            is_started=decision.data.worker is not None and (worker is not None or result is not None),
+            instance=delegated_instance(decision.name),
+            output=None if errors else output,
+            trace=worker.trace(state) if worker is not None and is_nested else None,
+        )
+
+
+def _place_of(fact: Fact) -> tuple[int, int]:
+    """Return the turn and the number of a call; of a model call the number is 0.
+
+    Raises:
+        RecordError: its name is none of an effect.
+    """
+    *_, turn, what = ("", *fact.name.rsplit("/", 2))
+    number = "0" if what == "model" else what.removeprefix("call-")
+    if not (turn.isdecimal() and number.isdecimal()):
+        raise RecordError(f"The record is damaged: '{fact.name}' is no name of an effect")
+    return int(turn), int(number)
+
+
+def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
+    return ToolEffect(
+        call=call,
+        outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+        text=result.text,
+        started_at=result.started_at,
+        duration_s=result.duration_s,
+        structured_output=result.structured_output,
+        repairs=result.repairs,
+    )
+
+
+def _count_calls(models: Sequence[ModelEffect]) -> int:
+    """Return how many calls began or were answered; those of unknown tools have no fact, but all have been once the model goes on."""
+    answered = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
+    return answered + sum(len(model.tools) for model in models[-1:])
+
+
+def _result_of(
+    decision: DelegationDecided, result: ToolReturned | None, worker: RecordedWork | None, output: TaskOutput | None
+) -> tuple[str, tuple[str, ...], float]:
+    """Return the text for the model, errors, and how long it took, s."""
+    text, duration_s = ("", 0.0) if result is None else (result.text, result.duration_s)
+    if decision.worker is None:  # nobody was asked, whether or not the model has heard of it
+        reason, hint = decision.refusal or ("", "")
+        return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), duration_s
+    if result is not None:
+        return text, () if result.is_success else (text.removeprefix("Error: "),), duration_s
+    duration_s = (0.0 if worker is None else worker.last_at) - decision.started_at
+    if output is not None:
+        return output.raw, (), duration_s
+    failure = "" if worker is None or worker.failure is None else worker.failure.data.message
+    return f"Error: {failure}" if failure else _NO_WORKER, (failure or _NO_WORKER,), duration_s
