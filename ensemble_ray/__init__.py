@@ -49,7 +49,7 @@ _EXPORTS = {
     "ensemble_ray.execute.agent.structured": "ParseResult extract_json parse_output",
     "ensemble_ray.prompts.output_format": "describe_schema",
     "ensemble_ray.execute.effects": "UnknownEffect",
-    "ensemble_ray.coordinator.map_reduce.item_log": "ItemStream",
+    "ensemble_ray.runs.map_reduce.items": "ItemStream",
     "ensemble_ray.memory.embeddings": "EmbeddingStoreLongTermMemory",
     "ensemble_ray.memory.embedding_models": "LocalEmbeddingModel",
     "ensemble_ray.memory.store": """
@@ -59,9 +59,9 @@ _EXPORTS = {
     "ensemble_ray.memory.postgres": "PostgresMemory PostgresReflectionStore",
     "ensemble_ray.memory.sqlite": "SqliteMemory SqliteReflectionStore",
     "ensemble_ray.memory.tools": "EntityMemoryTool MemoryTool",
-    "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
+    "ensemble_ray.runs.map_reduce.launcher": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
-    "ensemble_ray.inline.runtime": "InlineRuntime",
+    "ensemble_ray.runs.inline": "InlineRuntime",
     "ensemble_ray.items.results": "DeadLetters",
     "ensemble_ray.items.text_files": "CsvFile",
     "ensemble_ray.ports": """

@@ -3,7 +3,6 @@ from ensemble_ray import errors as errors
 from ensemble_ray import events as events
 from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
-from ensemble_ray.coordinator.map_reduce.item_log import ItemStream as ItemStream
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.agent import RemoteAgent as RemoteAgent
 from ensemble_ray.definition.ensemble import HierarchicalConstraints as HierarchicalConstraints
@@ -95,7 +94,6 @@ from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
 from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
 from ensemble_ray.execute.review.handlers import ReviewHandler as ReviewHandler
 from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifier
-from ensemble_ray.inline.runtime import InlineRuntime as InlineRuntime
 from ensemble_ray.items.results import DeadLetters as DeadLetters
 from ensemble_ray.items.text_files import CsvFile as CsvFile
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
@@ -151,7 +149,9 @@ from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
 from ensemble_ray.runs.handle import Run as Run
-from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
+from ensemble_ray.runs.inline import InlineRuntime as InlineRuntime
+from ensemble_ray.runs.map_reduce.items import ItemStream as ItemStream
+from ensemble_ray.runs.map_reduce.launcher import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
 from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
 from ensemble_ray.studio.dashboard.dashboard import WebDashboard as WebDashboard

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.runs.launching import Resumption
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
 
@@ -285,8 +285,10 @@ def _begin_over_items(
     resumption: Resumption | None,
 ) -> MapReduceRun:
     """Begin a run whose tasks are made while it goes on, or go on with one."""
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher  # only such runs pay for it
+    from ensemble_ray.runs.map_reduce.launcher import (
+        MapReduceLauncher,  # only such runs pay for it
+        MapReduceRun,
+    )
 
     return MapReduceRun(
         MapReduceLauncher(definition, inputs, keeps_items=is_watched),

@@ -36,7 +36,7 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
     name = (choice or Settings.from_environment().runtime).strip().lower()
     if name not in _shared:
         if name == "inline":
-            from ensemble_ray.inline.runtime import InlineRuntime
+            from ensemble_ray.runs.inline import InlineRuntime
 
             _shared[name] = InlineRuntime()
         elif name == "ray":

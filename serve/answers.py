@@ -14,9 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ensemble_ray.serve.failures import describe_refusal
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.schemas import Failure
-from ensemble_ray.studio.response_headers import HEADERS
+from ensemble_ray.serve.schemas import Failure, Refusal
+from ensemble_ray.studio.http_server import HEADERS
 from ensemble_ray.text.foreign_text import whole_data
 
 #: What the OpenAPI document says of answers that are no success.

@@ -6,36 +6,81 @@ elsewhere are not served.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ensemble_ray.process.config import package_version
+from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.callers import Callers
-from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
-from ensemble_ray.serve.mcp_api.endpoint import add_mcp
-from ensemble_ray.serve.middleware import HostCheck, OriginCheck, body_too_long
-from ensemble_ray.serve.openai_api.chat_routes import chat_router
-from ensemble_ray.serve.openai_api.errors import refusal_error
-from ensemble_ray.serve.openai_api.model_routes import model_router
-from ensemble_ray.serve.openai_api.response_routes import response_router
-from ensemble_ray.serve.routes.a2a import a2a_router
-from ensemble_ray.serve.routes.capabilities import capabilities_router
-from ensemble_ray.serve.routes.control import control_router
-from ensemble_ray.serve.routes.ensembles import ensembles_router
-from ensemble_ray.serve.routes.events import events_router
-from ensemble_ray.serve.routes.health import health_router
-from ensemble_ray.serve.routes.metrics import metrics_router
-from ensemble_ray.serve.routes.reviews import reviews_router
-from ensemble_ray.serve.routes.runs import runs_router
+from ensemble_ray.serve.mcp_api import add_mcp
+from ensemble_ray.serve.middleware import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck, body_too_long
+from ensemble_ray.serve.openai_api.asking import refusal_error
+from ensemble_ray.serve.openai_api.chat import chat_router, model_router
+from ensemble_ray.serve.openai_api.responses import response_router
+from ensemble_ray.serve.routes import (
+    a2a_router,
+    capabilities_router,
+    control_router,
+    ensembles_router,
+    events_router,
+    health_router,
+    metrics_router,
+    reviews_router,
+    runs_router,
+)
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.studio_mount import add_studio, is_page
-from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES, BodyLimit
-from ensemble_ray.studio.response_headers import ResponseHeaders
+from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit, ResponseHeaders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+#: Where the page is.
+_BASE = "/studio"
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is that of a file of the page, which holds no data and needs no key."""
+    return path == _BASE or (path.startswith(f"{_BASE}/") and not path.startswith(f"{_BASE}/api/"))
+
+
+def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
+    """Add the page, and what it asks for, to an endpoint.
+
+    Args:
+        api: The endpoint.
+        service: Gives its runs, once it has started.
+    """
+    api.mount(_BASE, _LazyStudio(service))
+
+
+class _LazyStudio:
+    """Studio, made when somebody asks."""
+
+    def __init__(self, service: Callable[[], RunService]) -> None:
+        self._service = service
+        self._made: ASGIApp | None = None
+        self._making = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._making:
+            if self._made is None:
+                self._made = await threads.run(self._make)
+        await self._made(scope, receive, send)
+
+    def _make(self) -> ASGIApp:
+        from ensemble_ray.serve.studio import endpoint_studio
+
+        return endpoint_studio(self._service)
+
 
 #: What an endpoint serves, a router a topic.
 ROUTERS: tuple[APIRouter, ...] = (

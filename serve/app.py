@@ -23,11 +23,9 @@ from ensemble_ray.actors.driver.runtime import check_namespace
 from ensemble_ray.process.config import Settings
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.catalog import load_catalog, load_models, named_models
-from ensemble_ray.serve.datasets import load_datasets, parse_datasets
-from ensemble_ray.serve.driving.config import DriverConfig
-from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, named_models, parse_datasets
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
+from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.middleware import body_limit
 from ensemble_ray.serve.team import load_teams, team_names
 

@@ -17,17 +17,57 @@ from typing import TYPE_CHECKING, Any
 from anyio import CancelScope
 from pydantic import BaseModel
 
-from ensemble_ray.serve.openai_api.said_text import SaidText
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import RunStatus
+from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Reasoning
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-    from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunEvent
     from ensemble_ray.serve.run_service import RunService
+    from ensemble_ray.serve.schemas import NewRun, RunDetail, RunEvent
+
+
+_BETWEEN_TURNS = "\n\n"
+
+
+class SaidText:
+    """What was said so far."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._said = ""
+        self._is_begun = False
+
+    def add(self, token: str, *, turn: int) -> str:
+        """Take a token, and return what to send on.
+
+        Args:
+            token: A fragment of the text.
+            turn: Which turn of the tool loop it is of.
+        """
+        before = self._begin(turn) if token else ""
+        self._said += token
+        return before + token
+
+    def rest(self, answer: str) -> str | None:
+        """Return what is left to be sent of the answer; None: what was sent is another text."""
+        # Text that was sent is reasoning if a closing tag without an opening one follows it (S-LLM-2).
+        for said in (self._said, split_reasoning(self._said)[1]):
+            if answer.startswith(said):
+                return answer[len(said) :]
+        return "" if self._said.strip() == answer.strip() else None
+
+    def _begin(self, turn: int) -> str:
+        """Return what parts a turn from the one before."""
+        is_new = turn != self._turn
+        between = _BETWEEN_TURNS if is_new and self._is_begun else ""
+        if is_new:
+            self._turn, self._said = turn, ""
+        self._is_begun = True
+        return between
+
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0

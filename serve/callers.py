@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.access.keys import Right
-from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.schemas import Refusal
 
 if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock

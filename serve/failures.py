@@ -34,8 +34,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.facts.runs import OWN_ERRORS
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.schemas import Failure, FinishedTask
+from ensemble_ray.serve.schemas import Failure, FinishedTask, Refusal
 
 #: Codes that are not the name of the class.
 _CODES = {

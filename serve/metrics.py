@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.driving.active import Turns
-    from ensemble_ray.serve.driving.outcomes import Outcome
+    from ensemble_ray.serve.driving.active import Outcome, Turns
     from ensemble_ray.serve.schemas import Metrics
 
 #: Refusals that are counted; what a client mistyped is its own affair.

@@ -9,17 +9,25 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
-from ensemble_ray.serve.control_schemas import (
+from ensemble_ray.serve.metrics import Sample
+from ensemble_ray.serve.schemas import (
+    AcceptedRun,
+    Capabilities,
     DecidedReview,
+    EnsembleInfo,
     NewDecision,
     NewDirective,
     NewModel,
+    NewRun,
     ReviewConflict,
     ReviewOfEnsemble,
+    RunDetail,
+    RunEvent,
+    RunFilter,
+    RunPage,
+    ToolCallBody,
+    ToolReply,
 )
-from ensemble_ray.serve.metrics import Sample
-from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 
 #: Runs on one page of a list.
 DEFAULT_PAGE, LARGEST_PAGE = 50, 200

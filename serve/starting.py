@@ -32,6 +32,7 @@ from ensemble_ray.serve.driving.remote_runs import driver_name
 if TYPE_CHECKING:
     from types import FrameType
 
+
 #: Tells Serve's proxy to bound bodies as replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"

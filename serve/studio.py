@@ -21,20 +21,18 @@ from ensemble_ray.access.keys import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
-from ensemble_ray.serve.control_schemas import NewDecision, ReviewConflict, Verdict
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import RunFilter
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
+from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, Verdict
 from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.refusals import StudioRefusal, not_found
-from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
+from ensemble_ray.studio.schemas import Decision, NewFork, RunPreview
 from ensemble_ray.studio.service import Studio
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun
-    from ensemble_ray.studio.schemas.runs import ReviewSchema
+    from ensemble_ray.studio.schemas import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
 
 #: For how long the runs of a caller are taken for those that there are, s.

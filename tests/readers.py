@@ -20,7 +20,7 @@ from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import RecordedExecution, RunHistory
 from ensemble_ray.record.progress import tasks_done

@@ -54,7 +54,7 @@ _READ_LATER = {
 _IMPORTED = (
     "ensemble_ray.actors.driver.cluster",
     "ensemble_ray.actors.driver.runtime",
-    "ensemble_ray.inline.runtime",
+    "ensemble_ray.runs.inline",
     "ensemble_ray.llm.openai",
     "ensemble_ray.testing",
     "openai.resources.chat.completions",

@@ -33,7 +33,7 @@ from ensemble_ray.process.config import package_version, read_switch
 from ensemble_ray.process.context import bounded_logger, notify
 from ensemble_ray.process.forks import after_fork, is_ray_inherited, threads
 from ensemble_ray.process.private_files import private_ray_directory, secure_token_file
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.descriptions import ActorDescription, ClusterDescription, NodeDescription, load_actor
 from ensemble_ray.values.ids import new_object_id
 

@@ -19,7 +19,6 @@ from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, REFLECTION_SERVICE
 from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import LogLine
-from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
@@ -29,6 +28,7 @@ from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger, is_repeated, notify
 from ensemble_ray.process.forks import USER_ERRORS, threads
+from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
 from ensemble_ray.tools.waiting import record_metric
 
 if TYPE_CHECKING:

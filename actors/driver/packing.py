@@ -31,11 +31,11 @@ from ensemble_ray.actors.link.wire import (
     TaskCallables,
     WireOrder,
 )
-from ensemble_ray.coordinator.predicates import list_predicates
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.local_executor import RefCountedCache, overrides_of, requirements_of
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.process.config import UserPickler
+from ensemble_ray.runs.unit_evaluations import list_predicates
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
 if TYPE_CHECKING:

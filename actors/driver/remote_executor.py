@@ -39,7 +39,7 @@ from ensemble_ray.execute.local_executor import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.placement import MOST_DEATHS
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, bridge, run_blocking, threads, track
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.ports import SubmissionReason
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.jobs import JobServer

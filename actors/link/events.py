@@ -13,7 +13,6 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.packing import cannot_leave, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, reach
-from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.errors import portable
 from ensemble_ray.events import (
     Event,
@@ -27,6 +26,7 @@ from ensemble_ray.events import (
 from ensemble_ray.plan.plan import Unit
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.runs.unit_evaluations import build_announcement
 from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.trace import jsonable
 

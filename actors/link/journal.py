@@ -20,9 +20,8 @@ from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, S
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.journal import EpochFence, MemoryJournal
+from ensemble_ray.record.journal import EpochFence, MemoryJournal, in_json_form
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress
 
 _log = bounded_logger(__name__)

@@ -16,7 +16,7 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 
 Reply = TypeVar("Reply")
 #: How long an actor that Ray starts again is waited for before each further try, s; then it is given up.

@@ -21,7 +21,7 @@ from ensemble_ray.facts.runs import NO_REASON, PlanRecorded, RecordedError
 from ensemble_ray.plan.placement import NOTHING, PlacementRequest, ResourceRequirements
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.ports import SubmissionReason
 from ensemble_ray.text.foreign_text import one_line
 
 #: Logger of what the scheduler tells a run's driver of the cluster.

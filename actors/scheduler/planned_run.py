@@ -43,12 +43,6 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.worker.task_host import RemoteDriverServices
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import SpooledOutputs, recall_output
-from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
-from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.orders import EvaluationFailed, TaskBody
@@ -58,9 +52,13 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.runs.claimed import ClaimedRun
-from ensemble_ray.runs.decisions import DecisionWatch
-from ensemble_ray.runs.ownership import watch_for_cancel
+from ensemble_ray.runs.coordinator import Coordinator, RunJournal
+from ensemble_ray.runs.outputs import SpooledOutputs, recall_output
+from ensemble_ray.runs.ownership import DecisionWatch, watch_for_cancel
+from ensemble_ray.runs.planned import ClaimedRun
+from ensemble_ray.runs.planned_tasks import LOGGER as PLANNED_LOGGER
+from ensemble_ray.runs.planned_tasks import PlannedTasks
+from ensemble_ray.runs.unit_evaluations import UnitPorts
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key
 from ensemble_ray.values.outputs import RunState

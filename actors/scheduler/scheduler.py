@@ -33,7 +33,6 @@ from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.shared.journal import describe_this_process
-from ensemble_ray.coordinator.outputs import SpooledOutputs
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate
 from ensemble_ray.process.config import package_version
@@ -42,10 +41,11 @@ from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.runs.claimed import claim_planned
+from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.runs.outputs import SpooledOutputs
 from ensemble_ray.runs.ownership import release_run
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.planned import claim_planned
+from ensemble_ray.runs.ports import SubmissionReason
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.descriptions import (
     MOST_PROCESSES,

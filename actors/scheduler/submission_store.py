@@ -21,7 +21,7 @@ from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.process.private_files import create_private_file, read_private_file
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

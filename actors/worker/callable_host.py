@@ -17,7 +17,6 @@ from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, u
 from ensemble_ray.actors.link.reach import refuse
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.worker.agent import AgentActor
-from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
@@ -25,6 +24,7 @@ from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, Hi
 from ensemble_ray.execute.scope import Callables
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.forks import USER_ERRORS
+from ensemble_ray.runs.unit_evaluations import LocalPredicates
 
 if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import UnitQuestion

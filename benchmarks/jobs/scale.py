@@ -20,27 +20,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Never
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.directives import RunDirectives
-from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
-from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
-from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
-from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
-from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.ports import Order, Result
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, Node, Plan, StateEntry, Unit
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import ForgetfulJournal, MemoryJournal
+from ensemble_ray.runs.coordinator import Coordinator, Order, Result, RunDirectives, RunJournal
+from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter
+from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.graph import END_STATE
 from ensemble_ray.schedule.instructions import (

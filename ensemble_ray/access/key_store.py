@@ -26,8 +26,7 @@ from ensemble_ray.process.postgres_server import (
     try_patiently,
 )
 from ensemble_ray.process.private_files import read_private_file, replace_private_file
-from ensemble_ray.record.ownership import Ownership
-from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.record.stores import Ownership, StoreAddress
 
 _MOST_BYTES = 1_048_576
 #: How often, and after which pause, s, a file is asked for that another process is writing.

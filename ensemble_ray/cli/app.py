@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "studio": f"{_COMMANDS}.studio:studio",
     "serve": f"{_COMMANDS}.serve:serve",
     "mcp": f"{_COMMANDS}.mcp:mcp",
-    "demo": "ensemble_ray.cli.demo.command:demo",
+    "demo": "ensemble_ray.cli.commands.demo:demo",
     "doctor": f"{_COMMANDS}.doctor:doctor",
     "schema": f"{_COMMANDS}.schema:schema",
     "version": "ensemble_ray.cli.app:version",

@@ -15,11 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.structured import parse_output, restore_output
-from ensemble_ray.facts.directives import DirectivesShown
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput, read_output, read_trace
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
+    ModelAnswered,
+    ToolReturned,
+    is_making_agent,
+)
 from ensemble_ray.facts.fact import Fact, find_fact
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.runs import (
+    DirectivesShown,
+    FailureRecorded,
+    OutputRecorded,
+    RecordedOutput,
+    read_output,
+    read_trace,
+)
 from ensemble_ray.ports import MemoryOperationListener
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
@@ -45,8 +57,8 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.effects import SamplingAnswered
     from ensemble_ray.facts.fact import FactData
-    from ensemble_ray.facts.sampling import SamplingAnswered
     from ensemble_ray.ports import Journal
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.effects import MemoryUse
-from ensemble_ray.facts.directives import DirectivesShown
-from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.effects import MemoryRecalled, MemoryStored, ModelAnswered
+from ensemble_ray.facts.runs import DirectivesShown
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, RecalledMemory

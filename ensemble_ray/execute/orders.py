@@ -31,7 +31,7 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, RunTracing, TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.directives import DirectiveFact
+    from ensemble_ray.facts.runs import DirectiveFact
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
     from ensemble_ray.schedule.stimuli import Stimulus

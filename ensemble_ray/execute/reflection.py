@@ -21,7 +21,7 @@ from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.scope import answer_tokens
-from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
+from ensemble_ray.facts.effects import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.process.forks import USER_ERRORS, call_user

@@ -47,8 +47,8 @@ from ensemble_ray.execute.review.gates import (
 )
 from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, reason_of
 from ensemble_ray.facts.effects import began_at
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
+from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.ports import use_services
 from ensemble_ray.process.context import bounded_logger, log_context
 from ensemble_ray.values.error_data import error_data, error_from

@@ -10,17 +10,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ensemble_ray.facts.directives import DirectiveRecorded, DirectivesShown, ModelSwitched
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunInterrupted, RunResumed, StimulusRecorded
-from ensemble_ray.facts.sampling import SamplingAnswered
-from ensemble_ray.facts.shapes import INSTANT, NUMBER, TEXT, require
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
+    ModelAnswered,
+    OutcomeDecided,
+    ReflectionRecalled,
+    ReflectionRecorded,
+    ReflectionStored,
+    SamplingAnswered,
+    ToolIntended,
+    ToolReturned,
+)
+from ensemble_ray.facts.fact import INSTANT, NUMBER, TEXT, Fact, FactData, require
+from ensemble_ray.facts.runs import (
+    AgentsJoined,
+    DirectiveRecorded,
+    DirectivesShown,
+    ExitRecorded,
+    FailureRecorded,
+    GroupRecorded,
+    ItemOutputRecorded,
+    ItemsRecorded,
+    LossAccepted,
+    ModelSwitched,
+    OutputRecorded,
+    PlanRecorded,
+    ReviewDecided,
+    ReviewRequested,
+    RunEnded,
+    RunInterrupted,
+    RunResumed,
+    StimulusRecorded,
+)
 
 #: All kinds of facts, by their names in the record.
 KINDS: Mapping[str, type[FactData]] = {

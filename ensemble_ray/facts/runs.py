@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self, cast
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, cast
 
-from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError
+from pydantic import TypeAdapter
+
+from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
-from ensemble_ray.facts.ends import read_reason
-from ensemble_ray.facts.fact import FactData, Key
-from ensemble_ray.facts.shapes import (
+from ensemble_ray.facts.fact import (
     ANY,
     DURATION,
     FLAG,
@@ -19,14 +20,178 @@ from ensemble_ray.facts.shapes import (
     OBJECT,
     TEXT,
     Check,
+    Fact,
+    FactData,
+    Key,
+    as_count,
+    as_mapping,
+    as_text,
     list_of,
     object_of,
     one_of,
     optional,
     require,
+    type_of,
 )
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.reviews import OnTimeoutAction, OpenReview, ReviewAnswer, ReviewRequest, ReviewTiming
+from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.trace import AgentSummary, TaskTrace
+from ensemble_ray.values.value import Duration, utc_of
+
+_DURATION = TypeAdapter[timedelta](Duration)
+
+
+class RecordedOutput(NamedTuple):
+    """An output as its record has it, field by field; what is missing or of another type is empty."""
+
+    raw: str
+    agent_role: str
+    task_description: str
+    #: JSON data
+    parsed_output: object
+    #: full name of the type of it; empty: it has none
+    output_type: str
+    #: JSON data of `TaskMetrics`
+    metrics: Mapping[str, object]
+    #: Unix time, s; None: not recorded
+    completed_at: float | None
+    #: None: not recorded
+    duration_s: float | None
+    tool_call_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecorded(FactData):
+    """A task gave its output."""
+
+    KIND: ClassVar = "output"
+    KEYS: ClassVar = {"output": Key(type_of("an object", Mapping, TaskOutput), {}, is_needed=True)}
+
+    #: the output itself, or its JSON data where it was read
+    output: TaskOutput | Mapping[str, object]
+
+    def output_data(self) -> Mapping[str, object]:
+        """Return the output as JSON data."""
+        return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
+
+    def read(self) -> RecordedOutput:
+        """Return the output field by field, without its trace, which is large."""
+        if isinstance(self.output, TaskOutput):
+            return read_output(self.output.model_dump(mode="json", exclude={"trace"}))
+        return read_output(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecorded(FactData):
+    """A task failed."""
+
+    KIND: ClassVar = "task_failed"
+    KEYS: ClassVar = {
+        "error_type": Key(TEXT, "Exception"),
+        "message": Key(TEXT, ""),
+        "stack_trace": Key(optional(TEXT)),
+        "trace": Key(optional(type_of("an object", Mapping, TaskTrace))),
+        "error": Key(optional(OBJECT)),
+        "attempts": Key(NUMBER, 0, is_optional=True),
+        "is_of_callable": Key(type_of("a truth value", bool), default=False, is_optional=True),
+    }
+
+    error_type: str
+    message: str
+    stack_trace: str | None = None
+    #: what it had done: the trace itself, or its JSON data where it was read
+    trace: TaskTrace | Mapping[str, object] | None = None
+    #: the error and its causes, as `errors_data` has them
+    error: Mapping[str, object] | None = None
+    #: requests that its last model call took; 0: it did not end with one
+    attempts: int = 0
+    #: whether a handler or a predicate of the user's failed, and no agent
+    is_of_callable: bool = False
+
+    @property
+    def error_data(self) -> Mapping[str, object]:
+        """The error for `errors_data`; of a record without one, its class and text."""
+        return self.error or {"type": self.error_type, "text": self.message}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecorded(FactData):
+    """A task ended the run early."""
+
+    KIND: ClassVar = "task_exited"
+
+    reason: ExitReason
+    #: of the tool that asked for it: the name of its call, which has no result, and what it said
+    call: str = ""
+    text: str = ""
+
+    def to_data(self) -> dict[str, object]:
+        """Return it as it is recorded."""
+        data: dict[str, object] = {} if self.absent else {"reason": self.reason.value}
+        if self.call:
+            data |= {"call": self.call, "text": self.text}
+        return {**data, **(self.rest or {})}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, object], at: float) -> Self:
+        """Return what is recorded; see `FactData`."""
+        del at
+        rest = dict(data)
+        require("reason", rest.pop("reason", ""), TEXT)
+        texts = {name: str(rest.pop(name, "")) for name in ("call", "text")}
+        absent = () if "reason" in data else ("reason",)
+        return cls(reason=read_reason(data), **texts, rest=rest or None, absent=absent)
+
+
+def read_output(data: Mapping[str, object]) -> RecordedOutput:
+    """Return the fields of an output's JSON data; nothing of it is trusted, since records may be broken."""
+    try:
+        completed_at = datetime.fromisoformat(as_text(data.get("completed_at"))).timestamp()
+    except ValueError:
+        completed_at = None
+    try:
+        duration_s = _DURATION.validate_python(data.get("duration")).total_seconds()
+    except ValueError:
+        duration_s = None
+    return RecordedOutput(
+        raw=as_text(data.get("raw")),
+        agent_role=as_text(data.get("agent_role")),
+        task_description=as_text(data.get("task_description")),
+        parsed_output=data.get("parsed_output"),
+        output_type=as_text(data.get("output_type")),
+        metrics=as_mapping(data.get("metrics")),
+        completed_at=completed_at,
+        duration_s=duration_s,
+        tool_call_count=as_count(data.get("tool_call_count")),
+    )
+
+
+def read_reason(data: Mapping[str, object]) -> ExitReason:
+    """Return why a task ended the run early; earlier records only say whether the time was up."""
+    reason = data.get("reason")
+    if reason in set(ExitReason):
+        return ExitReason(str(reason))
+    return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY
+
+
+def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
+    """Return what a failed task had done; None where it is not recorded.
+
+    Raises:
+        RecordError: it is no trace.
+    """
+    data = fact.data.trace
+    if isinstance(data, TaskTrace):
+        return data
+    if not data:
+        return None
+    try:
+        return TaskTrace(**cast("dict[str, Any]", data))
+    except ValueError as error:
+        raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
+
 
 #: Characters that are recorded of the text of an error, and of one that caused it.
 LONGEST_MESSAGE = 20_000
@@ -481,3 +646,285 @@ class LossAccepted(FactData):
     reason: str
     #: name of the copy of the record's log; None: there was no log; empty: the store has none
     kept: str | None = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveRecorded(FactData):
+    """A person gave a run a directive; tasks that start later are told."""
+
+    KIND: ClassVar = "directive"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {
+        "text": Key(TEXT, "", is_needed=True),
+        "expires_at": Key(optional(INSTANT), is_optional=True),
+        "given_by": Key(TEXT, "", is_optional=True),
+    }
+
+    text: str
+    #: Unix time, s; tasks that start then or later are not told; None: it does not expire
+    expires_at: float | None = None
+    #: empty: nobody asked who it is
+    given_by: str = ""
+
+    def is_active(self, at: float) -> bool:
+        """Return whether a task that starts at that time is told."""
+        return self.expires_at is None or at < self.expires_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectivesShown(FactData):
+    """The directives that a task's prompt shows; it shows them again where the task goes on."""
+
+    KIND: ClassVar = "directives_shown"
+    IS_EFFECT: ClassVar = True
+    KEYS: ClassVar = {"texts": Key(list_of(TEXT), (), is_needed=True, read=tuple, write=list)}
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSwitched(FactData):
+    """A person chose the model that tasks ask which start later."""
+
+    KIND: ClassVar = "model_switched"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {
+        "model": Key(optional(TEXT), is_needed=True),
+        "agent": Key(optional(TEXT), is_optional=True),
+        "given_by": Key(TEXT, "", is_optional=True),
+    }
+
+    #: its name in the run's catalog; None: each agent's own again
+    model: str | None
+    #: role of the agent whose tasks are meant; None: those of all
+    agent: str | None = None
+    #: empty: nobody asked who it is
+    given_by: str = ""
+
+
+#: What people told a run, in its record.
+DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewRequested(FactData):
+    """Somebody is asked, from the time of the fact on; noted before anybody hears of it."""
+
+    KIND: ClassVar = "review"
+    IS_EFFECT: ClassVar = True
+    KEYS: ClassVar = {
+        "review_id": Key(TEXT, ""),
+        "timing": Key(one_of(*ReviewTiming), ReviewTiming.AFTER_EXECUTION, read=ReviewTiming),
+        "task_description": Key(TEXT, ""),
+        "task_output": Key(TEXT, "", is_optional=True),
+        "prompt": Key(optional(TEXT), is_optional=True),
+        "timeout_s": Key(optional(DURATION), is_optional=True),
+        "on_timeout": Key(one_of(*OnTimeoutAction), OnTimeoutAction.EXIT_EARLY, read=OnTimeoutAction),
+        "required_role": Key(optional(TEXT), is_optional=True),
+        "ends_run": Key(FLAG, default=True),
+        "detached": Key(FLAG, default=False, is_optional=True),
+    }
+
+    #: id of the gate; unique in its store
+    review_id: str
+    timing: ReviewTiming
+    task_description: str
+    task_output: str = ""
+    prompt: str | None = None
+    #: how long it waits from the time of the fact on, s; None: without limit
+    timeout_s: float | None = None
+    on_timeout: OnTimeoutAction = OnTimeoutAction.EXIT_EARLY
+    required_role: str | None = None
+    #: whether `ExitEarly` ends the run, or only refuses a tool's call
+    ends_run: bool = True
+    #: whether its task was put down there (S-REV-115)
+    detached: bool = False
+
+    @classmethod
+    def of(cls, request: ReviewRequest, *, detached: bool = False) -> ReviewRequested:
+        """Return the fact of a request."""
+        return cls(
+            review_id=request.review_id,
+            timing=request.timing,
+            task_description=request.task_description,
+            task_output=request.task_output,
+            prompt=request.prompt,
+            timeout_s=request.timeout_s,
+            on_timeout=request.on_timeout,
+            required_role=request.required_role,
+            ends_run=request.ends_run,
+            detached=detached,
+        )
+
+    def open_since(self, run_id: str, asked_at: float) -> OpenReview:
+        """Return the gate as it stands until somebody decides.
+
+        Args:
+            run_id: Its run.
+            asked_at: The time of the fact, Unix time, s.
+        """
+        return OpenReview(
+            run_id=run_id,
+            gate_id=self.review_id,
+            task_description=self.task_description,
+            task_output=self.task_output,
+            timing=self.timing,
+            prompt=self.prompt,
+            created_at=utc_of(asked_at),
+            expires_at=None if self.timeout_s is None else utc_of(asked_at + self.timeout_s),
+            on_timeout=self.on_timeout,
+            required_role=self.required_role,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewDecided(FactData):
+    """Somebody decided at a gate, at the time of the fact."""
+
+    KIND: ClassVar = "review_decision"
+    IS_EFFECT: ClassVar = True
+    KEYS: ClassVar = {
+        "verdict": Key(one_of("approve", "edit", "exit"), "approve", is_needed=True),
+        "text": Key(optional(TEXT), is_optional=True),
+        "timed_out": Key(FLAG, default=False, is_optional=True),
+        "by": Key(TEXT, ""),
+        "comment": Key(TEXT, "", is_optional=True),
+        "outside": Key(FLAG, default=False, is_optional=True),
+    }
+
+    #: `approve`, `edit` or `exit`
+    verdict: str
+    #: of an edit: the text that takes the place of the old one
+    text: str | None = None
+    #: of an exit: whether it follows from nobody having answered
+    timed_out: bool = False
+    #: the handler that was called, or the person
+    by: str = ""
+    comment: str = ""
+    #: whether it was taken while nothing of its task ran, by somebody else than the run's own process (S-REV-117)
+    outside: bool = False
+
+    @classmethod
+    def of(cls, answer: ReviewAnswer, *, comment: str = "", outside: bool = False) -> ReviewDecided:
+        """Return the fact of an answer."""
+        data = answer.to_data()
+        return cls(
+            verdict=str(data["verdict"]),
+            text=None if "text" not in data else str(data["text"]),
+            timed_out=bool(data.get("timed_out")),
+            by=answer.by,
+            comment=comment,
+            outside=outside,
+        )
+
+    @property
+    def answer(self) -> ReviewAnswer:
+        """What was decided, and by whom."""
+        data = {"verdict": self.verdict, "text": self.text or "", "timed_out": self.timed_out, "by": self.by}
+        return ReviewAnswer.from_data(data)
+
+
+def _is_true(value: object) -> bool:
+    return value is True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsRecorded(FactData):
+    """Items were pulled from the source; on record before their maps start (S-MR-162)."""
+
+    KIND: ClassVar = "items"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {
+        "first": Key(NUMBER, is_optional=True),
+        "indices": Key(list_of(NUMBER), is_optional=True),
+        "digests": Key(list_of(TEXT), ()),
+        "are_all": Key(ANY, default=False, is_optional=True, read=_is_true),
+    }
+
+    #: index of the first one, where they follow each other
+    first: int | None = None
+    #: indices of all, where they do not
+    indices: Sequence[int] | None = None
+    #: what `item_digest` gave of each
+    digests: Sequence[str]
+    #: whether the source had no more than those so far
+    are_all: bool = False
+
+    @classmethod
+    def of(cls, indices: Sequence[int], digests: Sequence[str], *, are_all: bool = False) -> Self:
+        """Return the fact of items with these indices, in this order."""
+        first = indices[0] if indices else 0
+        if all(index == position for position, index in enumerate(indices, start=first)):
+            return cls(first=first, digests=list(digests), are_all=are_all)
+        return cls(indices=list(indices), digests=list(digests), are_all=are_all)
+
+    def places(self) -> Sequence[int]:
+        """Return the index of each item.
+
+        Raises:
+            RecordError: they are not as many as their hashes.
+        """
+        first = -1 if self.first is None else self.first
+        found = range(first, first + len(self.digests)) if self.indices is None else self.indices
+        if len(found) != len(self.digests) or any(index < 0 for index in found):
+            raise RecordError("The record is damaged: a fact of items names others than it has hashes of")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecorded(FactData):
+    """Outputs come together; on record before the reduce starts (S-MR-161)."""
+
+    KIND: ClassVar = "group"
+    KEYS: ClassVar = {
+        "level": Key(NUMBER, -1),
+        "number": Key(NUMBER, -1),
+        "inputs": Key(list_of(TEXT), ()),
+        "is_final": Key(FLAG, default=False),
+    }
+
+    #: of the reduce, the final one too
+    level: int
+    #: of the reduce on that level
+    number: int
+    #: keys of what it reduces, in the order in which its factory gets them
+    inputs: Sequence[str]
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemOutputRecorded(FactData):
+    """An item that is more than one task has its output, which is that of tasks that are on record (S-MR-193)."""
+
+    KIND: ClassVar = "item_output"
+    KEYS: ClassVar = {"outputs": Key(list_of(TEXT), ())}
+
+    #: instances of those tasks; the outputs of several arrive as one, as the iterations of a loop do
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsJoined(FactData):
+    """Agents are about to take part for the first time."""
+
+    KIND: ClassVar = "agents"
+    KEYS: ClassVar = {"agents": Key(list_of(OBJECT), ())}
+
+    #: data of `AgentSummary`
+    agents: Sequence[Mapping[str, object]]
+
+    @classmethod
+    def of(cls, agents: Iterable[AgentSummary]) -> Self:
+        """Return the fact of these agents."""
+        return cls(agents=[agent.model_dump(mode="json") for agent in agents])
+
+    def summaries(self) -> list[AgentSummary]:
+        """Return who they are.
+
+        Raises:
+            RecordError: it does not tell.
+        """
+        try:
+            return [AgentSummary(**cast("dict[str, Any]", each)) for each in self.agents]
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"The record is damaged: {self.to_data()} tells of no agents") from error

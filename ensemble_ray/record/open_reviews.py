@@ -16,10 +16,15 @@ from enum import StrEnum
 from typing import cast
 
 from ensemble_ray.facts.effects import ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
-from ensemble_ray.facts.items import ItemOutputRecorded
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import (
+    ExitRecorded,
+    FailureRecorded,
+    ItemOutputRecorded,
+    OutputRecorded,
+    ReviewDecided,
+    ReviewRequested,
+)
 from ensemble_ray.values.reviews import OpenReview
 
 #: Kinds of facts that tell of gates.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
+from ensemble_ray.definition.fields import to_member
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.stores import RunStore, StoreAddress
+from ensemble_ray.values.trace import CaptureMode
 
 
 def store_at(address: StoreAddress) -> RunStore:
@@ -26,3 +32,32 @@ def store_at(address: StoreAddress) -> RunStore:
     scheme, colon, _ = address.url.partition("://")
     named = f" '{scheme}://...'" if colon else ""
     raise ValidationError(f"Unknown store{named}: use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")
+
+
+_log = bounded_logger(__name__)
+#: Environment variable that chooses the capture mode where the ensemble does not.
+CAPTURE_MODE_VARIABLE = "ENSEMBLE_RAY_CAPTURE_MODE"
+
+
+def effective_capture_mode(
+    explicit: CaptureMode | str | None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    inform: Callable[[str], object] = _log.info,
+) -> CaptureMode:
+    """Return the capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
+
+    Args:
+        explicit: The ensemble's own choice; None looks at the environment, `off` does not.
+        environ: The calling process's environment (S-CAP-5); None: this process's.
+        inform: Takes the line that names a mode other than off (S-CAP-18).
+
+    Raises:
+        ValidationError: the choice is none.
+    """
+    said = (os.environ if environ is None else environ).get(CAPTURE_MODE_VARIABLE, "").strip().lower()
+    source, value = (CAPTURE_MODE_VARIABLE, said or "off") if explicit is None else ("capture_mode", explicit)
+    mode = cast("CaptureMode", to_member(CaptureMode, source)(value))
+    if mode is not CaptureMode.OFF:
+        inform(f"Capture mode: {mode.value}")
+    return mode

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.facts.lenient import as_sequence
-from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.facts.fact import as_sequence, kinds_of
+from ensemble_ray.facts.runs import GroupRecorded, ItemOutputRecorded, ItemsRecorded, OutputRecorded, PlanRecorded
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.values.ids import delegating_call, node_key
 

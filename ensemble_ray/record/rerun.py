@@ -14,8 +14,8 @@ from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.identity.digest import differences
-from ensemble_ray.record.resume.advice import fork_advice, resume_advice
+from ensemble_ray.record.identity.definition import differences
+from ensemble_ray.record.stores import fork_advice, resume_advice
 from ensemble_ray.record.trace import output_of
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import AgentEntry, HierarchyRules, Node, Plan
 from ensemble_ray.schedule import machine_for

@@ -6,19 +6,28 @@ known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+import shlex
+import socket
+import time
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, ReviewDecided
 from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
+from ensemble_ray.process.forks import after_fork, no_fork
 from ensemble_ray.record.open_reviews import Gate, Obstacle
+from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
 
 #: Most facts that `RunStore.read` gives at once.
@@ -330,3 +339,183 @@ async def pages(
             raise RecordError(f"The record of run '{run_id}' was removed while it was read")
         after = found[-1].seq
         yield [fact for fact in found if fact.seq <= last]
+
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks: nobody is kept out there, and no run counts as running
+    fcntl = None  # type: ignore[assignment]
+
+#: Somebody who looks whether a run has an owner holds the lock for a moment, which is long where the machine is busy; so
+#: try again before giving up. A new owner has then said who it is, too.
+_TRIES = 20
+_PAUSE_S = 0.01
+
+
+class Ownership:
+    """A lock on one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> bool:
+        """Become the owner; False when somebody else is.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        if self._descriptor is not None:
+            return True
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE_S)
+            with no_fork():  # a child would hold a lock that it does not know of
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+                # A file that was replaced meanwhile is nobody's lock any more.
+                if _lock(descriptor) and _is_same(descriptor, self._path):
+                    self._hold(descriptor)
+                    return True
+                os.close(descriptor)
+        return False
+
+    def acquire_by_force(self) -> None:
+        """Become the owner in place of one that holds the lock: another file takes the place of its file.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        half = self._path.with_suffix(f".{os.getpid()}.tmp")
+        with no_fork():
+            descriptor = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _lock(descriptor)
+                half.replace(self._path)
+            except OSError:
+                os.close(descriptor)
+                raise
+            self.release()
+            self._hold(descriptor)
+
+    def is_mine(self) -> bool:
+        """Whether this object owns it, and nobody took it by force."""
+        return self._descriptor is not None and _is_same(self._descriptor, self._path)
+
+    def is_there(self) -> bool:
+        """Whether the file is there: it stays as long as the run does."""
+        return self._path.exists()
+
+    def is_held(self) -> bool:
+        """Whether anybody owns it, this object included."""
+        if self._descriptor is not None:
+            return True
+        with no_fork():
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY)
+            except OSError:
+                return False
+            try:
+                return not _lock(descriptor, is_shared=True)
+            finally:
+                os.close(descriptor)
+
+    def owner(self) -> str:
+        """Who owns it, or was the last to, for people: `process 4711 on HOST`; empty when it is not known."""
+        with contextlib.suppress(OSError, ValueError):
+            match json.loads(self._path.read_bytes()):
+                case {"pid": int(pid), "host": str(host)}:
+                    return f"process {pid} on {host}"
+                case _:
+                    pass
+        return ""
+
+    def release(self) -> None:
+        """Own it no more."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+            _held.discard(self)
+
+    def _hold(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        _held.add(self)
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
+        os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+
+
+def _lock(descriptor: int, *, is_shared: bool = False) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+_held: weakref.WeakSet[Ownership] = weakref.WeakSet()
+
+
+@after_fork
+def _release_all() -> None:
+    for ownership in list(_held):  # a child that outlives its parent must not keep what the parent owned
+        ownership.release()
+
+
+def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: str = "ensemble-ray") -> str:
+    """Return how to resume a run (S-DUR-154).
+
+    Args:
+        run_id: The run.
+        origin: Where its definition came from; empty: a program began it, which alone has the definition; None: not known.
+        field: What is given besides, as an argument of `resume`: `max_tokens=N`, `allow_loss=True`.
+        command: How the command line is called here.
+    """
+    option = f" --{field.replace('_', '-').removesuffix('=True').replace('=', ' ')}" if field else ""
+    at_command = f"{command} resume {run_id}{option}"
+    in_program = f"ensemble_ray.resume({run_id!r}, ensemble{field and f', {field}'}), in the program that began it"
+    return f"{at_command}, or {in_program}" if origin is None else at_command if origin else in_program
+
+
+def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str = "ensemble-ray") -> str:
+    """Return how to begin a new run with what a failed run did; empty where no task failed, or there is nothing to use.
+
+    Args:
+        run_id: The failed run.
+        origin: Where its definition came from; empty: a program began it, which alone has the definition.
+        facts: What it recorded.
+        command: How the command line is called here.
+    """
+    failed, has_output = "", False
+    for fact in facts:
+        if delegating_call(fact.name) is not None:
+            continue
+        if isinstance(fact.data, FailureRecorded):
+            failed = failed or fact.name
+        has_output |= isinstance(fact.data, OutputRecorded)
+    if not failed or not has_output:
+        return ""
+    name = failed if "/" in failed else node_key(failed)
+    if not origin:
+        return f"ensemble_ray.fork({run_id!r}, {name!r}, ensemble), in the program that began it"
+    return f"{command} fork {run_id} --from {shlex.quote(name)}"
+
+
+async def read_fork_advice(store: RunStore, run_id: str, origin: str, *, command: str = "ensemble-ray") -> str:
+    """Return `fork_advice` of a run of a store.
+
+    Raises:
+        RecordError: the record is damaged, or was removed meanwhile.
+    """
+    ends: list[Fact] = []
+    async for page in store.read(run_id, kinds=kinds_of(OutputRecorded, FailureRecorded), has_data=False):
+        ends += page
+    return fork_advice(run_id, origin, ends, command=command)

@@ -10,12 +10,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ensemble_ray.execute.scope import answer_tokens
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
-from ensemble_ray.facts.lenient import as_count, as_mapping
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionRecorded
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
+    ModelAnswered,
+    ReflectionRecorded,
+    SamplingAnswered,
+    ToolIntended,
+    ToolReturned,
+    is_making_agent,
+)
+from ensemble_ray.facts.fact import as_count, as_mapping
+from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded
 from ensemble_ray.values.metrics import Amount, add_tokens, price
 from ensemble_ray.values.trace import TaskTrace
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ConstraintViolationError, EnsembleError, IllegalStateError, RecordError
-from ensemble_ray.facts.ends import FailureRecorded
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
-from ensemble_ray.facts.runs import LONGEST_MESSAGE, RecordedError
+from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import LONGEST_MESSAGE, FailureRecorded, RecordedError
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.head import RunHead, name_in

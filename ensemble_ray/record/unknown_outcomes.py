@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.execute.tools.unknown import HANDLER, RUNNER
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.reviews import ReviewRequested
-from ensemble_ray.record.view.texts import row_text
-from ensemble_ray.record.view.tree import TreeRow
+from ensemble_ray.facts.runs import ExitRecorded, ReviewRequested
+from ensemble_ray.record.view.tree import TreeRow, row_text
 from ensemble_ray.record.work import NO_RESULT
 from ensemble_ray.values.ids import task_instance
 

@@ -25,20 +25,25 @@ from ensemble_ray.execute.review.gates import review_entry
 from ensemble_ray.execute.scope import describe_exit
 from ensemble_ray.facts.effects import (
     DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
     ModelAnswered,
     OutcomeDecided,
+    SamplingAnswered,
     ToolIntended,
     ToolReturned,
     began_at,
     read_request,
 )
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.lenient import as_mapping
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.fact import Fact, FactData, as_mapping
+from ensemble_ray.facts.runs import (
+    ExitRecorded,
+    FailureRecorded,
+    OutputRecorded,
+    ReviewDecided,
+    ReviewRequested,
+    StimulusRecorded,
+)
 from ensemble_ray.plan.plan import Node
 from ensemble_ray.record.levels import place_trace
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus

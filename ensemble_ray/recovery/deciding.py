@@ -14,21 +14,18 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
 from ensemble_ray.execute.review.gates import TIMEOUT
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import ReviewDecided, RunEnded
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.forks import bridge, run_blocking
+from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.runtime import connect
-from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.reviews import (
-    Continue,
-    Edit,
-    ExitEarly,
-    OpenReview,
-    ReviewAnswer,
-    ReviewDecision,
-)
+from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.reviews import Continue, Edit, ExitEarly, OpenReview, ReviewAnswer, ReviewDecision
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.runs.ports import Runtime
+
 
 _SHOWN_GATES = 5
 
@@ -251,3 +249,38 @@ def _this_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user without a name
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
+
+
+async def request_end(store: RunStore, run: RecordedRun) -> None:
+    """Ask the owner of a run to end it, or end it where nobody owns it; the former takes its owner a moment.
+
+    Raises:
+        ValidationError: it has ended.
+        RecordError: the record cannot be written.
+    """
+    if run.state.is_final:
+        raise ValidationError(f"Run '{run.run_id}' has ended: it is {run.state.value}")
+    if run.state.is_going_on:
+        await store.ask_cancel(run.run_id)
+    else:
+        await end_unowned(store, run.run_id)
+
+
+async def end_unowned(store: RunStore, run_id: str) -> None:
+    """Write the end of a run that nobody owns.
+
+    Raises:
+        RecordError: the record cannot be written.
+    """
+    try:
+        owned = await store.claim(run_id)
+    except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
+        await store.ask_cancel(run_id)
+        return
+    data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+    end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
+    try:
+        if await head_facts(store, run_id):  # else it never began, and its id stays free for a run that does
+            await owned.journal.append((end,), epoch=owned.epoch, until=Persistence.COMMITTED)
+    finally:
+        await owned.close(RunState.CANCELLED)

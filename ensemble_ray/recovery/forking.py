@@ -18,9 +18,8 @@ from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
+from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
@@ -37,15 +36,14 @@ from ensemble_ray.record.resume.fork import (
     plan_unit_fork,
     reused_differences,
 )
-from ensemble_ray.record.resume.run_budget import budget_of, options_of_fork, recorded_options
+from ensemble_ray.record.resume.reading import budget_of, options_of_fork, recorded_options
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
-from ensemble_ray.recovery.planning import plan_again
-from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
+from ensemble_ray.recovery.resuming import begin_again, plan_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.launching import name_of
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
-from ensemble_ray.runs.showing import name_of
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
 from ensemble_ray.values.ids import RUN, delegating_call, node_key
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.teamfile import Runnable
 
 _log = bounded_logger(__name__)

@@ -7,39 +7,72 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from ensemble_ray.definition.fields import Durability
+from ensemble_ray.definition.fields import Durability, OnUnknown
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
-from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.resume.advice import read_fork_advice
-from ensemble_ray.record.resume.directives import read_switches
-from ensemble_ray.record.resume.reading import read_pages
-from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.record.resume.planned import read_wanted
+from ensemble_ray.record.resume.reading import check_larger, options_again, read_pages, read_switches, recorded_budget
+from ensemble_ray.record.source import recorded_plan
+from ensemble_ray.record.stores import RecordedRun, RunStore, read_fork_advice
 from ensemble_ray.record.totals import PAID, UsageTally
-from ensemble_ray.recovery.unknown_outcomes import check_outcomes
+from ensemble_ray.record.unknown_outcomes import read_begun_work
 from ensemble_ray.runs.launching import Resumption
-from ensemble_ray.runs.ports import Runtime
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.planned import check
+from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.teamfile import find_planned_form, load_source
+from ensemble_ray.values.ids import task_instance
+from ensemble_ray.values.messages import ChatResponse
 from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Origin
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.runs.handle import Run
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.teamfile import Runnable
+    from ensemble_ray.values.messages import ChatMessage, ToolSpec
+
+
+async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, definition: Runnable) -> None:
+    """Refuse a run that would call a handler or runner of unknown outcome again, where the definition does not say what to do.
+
+    Runs whose tasks are made while they run are not concerned: their failed items are left out, or tried again.
+
+    Raises:
+        ValidationError: there is such a call.
+        RecordError: the record is damaged.
+    """
+    if head.is_dynamic or not head.header.plan or definition.on_unknown != OnUnknown.TELL_MODEL:
+        return
+    begun = await read_begun_work(store, found.run_id)
+    wanted = await read_wanted(store, found.run_id, recorded_plan(head.header.plan)) if begun else frozenset[str]()
+    for name, fact in begun.items():
+        if (instance := task_instance(name)) in wanted:
+            kind, when = fact.data.tool_name, utc_of(fact.at).isoformat(timespec="seconds")
+            raise ValidationError(
+                f"Run '{found.run_id}' is not resumed, and stays {found.state.value}: the {kind} of task '{instance}' was called "
+                f"at {when} and did not return, so its outcome is unknown. Say what to do: Ensemble(on_unknown='ask') or a "
+                "function asks whether it was done, on_unknown='fail' fails the task"
+            )
+
 
 _log = bounded_logger(__name__)
 #: How long processes of a local cluster may outlive it when its driver was killed, s; measured: 4 to 10. How often they are looked at, s.
@@ -314,3 +347,49 @@ def recorded_definition(found: RecordedRun, source: Origin, call: str) -> Runnab
             f"call ensemble_ray.{call} in that program"
         )
     return load_source(source)
+
+
+async def plan_again(
+    definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact], *, is_replay: bool = False
+) -> Planned:
+    """Today's plan with these inputs; agents that a model made are made of its recorded answers.
+
+    Raises:
+        ValidationError: in a replay, an answer is not recorded; elsewhere its agent is made later.
+    """
+    resolved = check(definition, inputs)
+    answers = answers_before(facts)
+    try:
+        agents = (
+            await synthesize_agents(
+                resolved, definition, recorded=lambda name, _: _Answers(name, answers.get(name, ()))
+            )
+            if needs_synthesis(resolved.tasks)
+            else {}
+        )
+    except EnsembleError as error:
+        if is_replay:
+            raise
+        _log.debug("Agents are made when the fork begins: %s", message_of(error))
+        agents = {}
+    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
+
+
+class _Answers:
+    """A model that gives recorded answers in their order, and asks nobody."""
+
+    def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
+        self._name = name
+        self._facts = iter(facts)
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Return the next recorded answer.
+
+        Raises:
+            ValidationError: there is none.
+        """
+        del messages, tools
+        fact = next(self._facts, None)
+        if fact is None:
+            raise ValidationError(f"Replay: no answer is recorded for the call that makes an agent, '{self._name}'")
+        return ChatResponse(text=fact.data.text)

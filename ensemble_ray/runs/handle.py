@@ -21,18 +21,24 @@ from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
 from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
-from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.head import name_in
-from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.opening import effective_capture_mode, store_at
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunResultHead, assemble, not_begun
-from ensemble_ray.record.resume.run_budget import budget_of
-from ensemble_ray.record.retention import Retention
+from ensemble_ray.record.resume.reading import budget_of
+from ensemble_ray.record.runs import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
-from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
-from ensemble_ray.runs.run_events import RunEvents
-from ensemble_ray.runs.showing import exit_reason_of, name_of, show_run
-from ensemble_ray.runs.tracing import TracedRun
+from ensemble_ray.runs.launching import (
+    Launcher,
+    Prepared,
+    Resumption,
+    RunEvents,
+    RunScope,
+    TracedRun,
+    exit_reason_of,
+    name_of,
+    show_run,
+)
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.trace import CaptureMode
+
 
 _log = bounded_logger(__name__)
 #: The process's.

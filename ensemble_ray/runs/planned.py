@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -19,7 +19,7 @@ from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.scope import Spending, spending_here
+from ensemble_ray.execute.scope import Spending, describe_exhaustion, spending_here
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.plan.planner import (
     Planned,
@@ -34,29 +34,163 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
-from ensemble_ray.record.failures import manager_failure
+from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen, manager_failure
 from ensemble_ray.record.identity.definition import run_data
+from ensemble_ray.record.levels import in_level_order, placed_outcome
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.resume.reading import read_answers
-from ensemble_ray.runs.context import request_of
-from ensemble_ray.runs.context_budgets import check_context_budgets
-from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.planned_result import conclude
+from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
+from ensemble_ray.record.resume.planned import read_planned
+from ensemble_ray.record.resume.reading import read_answers, read_recalled, read_stored
+from ensemble_ray.record.totals import UsageTally
+from ensemble_ray.record.units import EndedUnits
+from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope, check_context_budgets, request_of
+from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
-from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
-from ensemble_ray.values.ids import instance_of
+from ensemble_ray.schedule.hierarchy import violations_of
+from ensemble_ray.values.ids import instance_of, new_object_id, node_key
 from ensemble_ray.values.metrics import RunBudget
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.reviews import ModelSwitch
+from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.orders import RunContext, RunOutcome
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunResultHead
+    from ensemble_ray.record.resume.planned import PlannedRecovery
+    from ensemble_ray.record.resume.reading import KeepOutput
+    from ensemble_ray.record.stores import OwnedRun, StoreAddress
+    from ensemble_ray.runs.ports import RunRequest, SubmissionReason
+    from ensemble_ray.values.metrics import Amount
     from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.trace import CaptureMode
+    from ensemble_ray.values.trace import CaptureMode, DelegationTrace, ErrorTrace
+
+
+def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
+    """Return how a run ended and what its tasks gave."""
+    outcome = placed_outcome(plan, outcome)
+    ended = EndedUnits(
+        plan=plan, results=outcome.units, failures=outcome.unit_failures, outputs=dict(outcome.completed)
+    )
+    failures = _failures(ended, outcome)
+    end = RunEnd(
+        state=outcome.state,
+        exit_reason=outcome.exit_reason,
+        started_at=utc_of(outcome.started_at),
+        # Whoever goes on with a run may have another clock than who began it.
+        completed_at=utc_of(max(outcome.started_at, outcome.completed_at)),
+        errors=tuple(_errors(plan, outcome, failures)),
+        open_reviews=outcome.open_reviews,
+    )
+    has_failed = outcome.state in {RunState.FAILED, RunState.INTERRUPTED}
+    failure = failure_of(ended, failures, [output for _, output in outcome.delegated]) if has_failed else None
+    warning = ""
+    if outcome.state is RunState.BUDGET_EXHAUSTED:
+        warning = describe_exhaustion(each.error for _, each in outcome.unfinished)
+    elif outcome.state is RunState.INTERRUPTED:
+        warning = "The run was interrupted, since a model's account has no credit. Resume it when the account has some"
+    return Conclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
+
+
+def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
+    """Return what the tasks gave, in the order of levels where the plan has any."""
+    by_instance = [(instance, output.trace) for instance, output in ended.outputs.items() if output.trace is not None]
+    left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
+    by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
+    traces = in_level_order(plan, by_instance)
+    manager = traces[0][1] if traces else None
+    return planned_results(
+        ended,
+        traces,
+        summaries(plan),
+        delegated=[output for _, output in outcome.delegated],
+        worker_traces=() if plan.hierarchy is None else _worker_traces(manager, outcome),
+        object_ids={node.key: node.object_id for node in plan.nodes},
+    )
+
+
+def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
+    """Return the traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
+    gave = [output.trace for _, output in outcome.delegated if output.trace is not None]
+    failed, found = sorted(outcome.failed_delegations, key=_end_of), dict[int, TaskTrace]()
+    attempts = () if manager is None else manager.delegations
+    # Those who were asked for the same are told apart by who was done first.
+    for attempt, each in sorted(enumerate(attempts), key=lambda entry: _end_of(entry[1])):
+        pool = gave if each.succeeded else failed
+        asked = (each.worker_role, each.task_description)
+        place = next((n for n, one in enumerate(pool) if (one.agent_role, one.task_description) == asked), None)
+        if place is not None:
+            found[attempt] = pool.pop(place)
+    return [*(found[attempt] for attempt in sorted(found)), *gave, *failed]
+
+
+def _end_of(trace: TaskTrace | DelegationTrace) -> datetime:
+    return trace.completed_at
+
+
+def _failures(ended: EndedUnits, outcome: RunOutcome) -> list[FailureSeen]:
+    tasks = [
+        FailureSeen(
+            at=failed.at,
+            error=failed.failure.cause,
+            completed_before=failed.completed_before,
+            node=ended.nodes[node_key(failed.instance)],
+        )
+        for failed in outcome.failures
+    ]
+    return failures_seen(ended, tasks, [(unit, failure.cause) for unit, failure in outcome.raised])
+
+
+def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) -> Iterator[ErrorTrace]:
+    for failed in failures:
+        yield failed.as_trace()
+    if violations := _violations(plan, outcome):
+        yield violation_trace(violations, outcome.completed_at)
+    if outcome.state is RunState.BUDGET_EXHAUSTED:
+        nodes = {node.key: node for node in plan.nodes}
+        for instance, failure in outcome.unfinished:
+            if isinstance(failure.error, BudgetExhaustedError):
+                node = nodes.get(node_key(instance))
+                role, description = ("", "") if node is None else (node.agent_role, node.description)
+                yield error_trace(failure.error, at=outcome.completed_at, agent_role=role, task_description=description)
+                return
+
+
+def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
+    """Return what a run failed for in which no task did."""
+    if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
+        return ()
+    return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
+
+
+async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
+    """Tell a run's reflections what its tasks were shown before it was interrupted: later ones see the same (S-REFL-2)."""
+    if request.reflections is None or not scope.is_named or scope.store_address is None:
+        return
+    async for key, recalled in read_recalled(scope.store, scope.run_id):
+        request.reflections.restore(key, recalled)
+
+
+async def restore_short_term(request: RunRequest, scope: RunScope) -> None:
+    """Put into a run's short-term memory what its record tells of its completed tasks, in their order (S-MEM-112).
+
+    A task whose output is not recorded yet is done again on its record, and leaves its note itself.
+    """
+    if request.memory is None or request.context.memory is None or not request.context.memory.has_short_term:
+        return
+    if not scope.is_named or scope.store_address is None:
+        return
+    async for instance, output in read_stored(scope.store, scope.run_id):
+        request.memory.restore(instance, output)
+
 
 _log = bounded_logger(__name__)
 
@@ -264,3 +398,70 @@ def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Ev
             duration=timedelta(),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run of this process."""
+
+    #: its budget knows what is spent
+    context: RunContext
+    #: None: it is recorded nowhere
+    owned: OwnedRun | None = None
+    #: None: it begins
+    recovery: PlannedRecovery | None = None
+
+
+async def claim_planned(
+    address: StoreAddress | None,
+    context: RunContext,
+    header: PlanRecorded,
+    *,
+    submission: SubmissionReason,
+    preliminary: Sequence[Fact],
+    keep: KeepOutput,
+) -> ClaimedRun:
+    """Own the record of a run, and read what is recorded of it, page by page.
+
+    Args:
+        address: Where it is recorded; None: nowhere.
+        context: What its tasks share.
+        header: The first fact that it would record.
+        submission: Why it is submitted.
+        preliminary: Effects of before scheduling.
+        keep: Takes recorded outputs.
+
+    Raises:
+        RunExistsError: another process owns it, or there is a run of that id.
+        RecordError: the store cannot be read or written.
+    """
+    tally = UsageTally(context.cost)
+    if address is None:
+        tally.apply_all(preliminary)
+        return ClaimedRun(with_account(context, tally.spent))
+    store, run_id = store_at(address), context.run_id
+    owned = await claim_run(store, run_id, origin=header.origin, durability=context.durability, submission=submission)
+    recovery = None
+    try:
+        if submission.is_recorded:
+            is_resumed = not submission.is_restart
+            recovery = await read_planned(store, run_id, keep, tally.apply_all, is_resumed=is_resumed)
+    except BaseException:
+        await release_run(owned)
+        raise
+    tally.apply_all(preliminary)
+    is_known = recovery is not None and not recovery.is_empty
+    return ClaimedRun(with_account(context, tally.spent), owned, recovery if is_known else None)
+
+
+def with_account(context: RunContext, spent: Amount) -> RunContext:
+    """Return the context for the process that owns the run now: its budget knows what is spent, and has an account of its own.
+
+    Args:
+        context: The context as it was made.
+        spent: By what is recorded of the run, and by the effects of before scheduling.
+    """
+    if context.budget is None:
+        return context
+    account = f"{context.run_id}/{new_object_id()}"
+    return replace(context, budget=replace(context.budget, spent=spent, account=account))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from ensemble_ray.coordinator.ports import Executor
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.coordinator import Executor
 
 if TYPE_CHECKING:
     from ensemble_ray.events import Event
@@ -29,6 +29,47 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.values.reviews import RunDirective
+
+
+class SubmissionReason(Enum):
+    """Why a run is submitted; see the table of this module."""
+
+    FIRST = "first"
+    RESUMED = "resumed"
+    TAKEN_OVER = "taken_over"
+    RESUBMITTED = "resubmitted"
+    RESTARTED = "restarted"
+
+    @classmethod
+    def of_resume(cls, *, takes_over: bool) -> SubmissionReason:
+        """Return the submission of a run that a person wants to go on."""
+        return cls.TAKEN_OVER if takes_over else cls.RESUMED
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the run goes on from its record."""
+        return self in {SubmissionReason.RESUMED, SubmissionReason.TAKEN_OVER, SubmissionReason.RESTARTED}
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the run is taken from an owner that still holds it."""
+        return self is SubmissionReason.TAKEN_OVER
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether only its owner's process was replaced; nobody wished it to go on, so a cancellation stands."""
+        return self is SubmissionReason.RESTARTED
+
+    def without_answer(self) -> SubmissionReason:
+        """Return what to submit when nobody knows whether this submission arrived."""
+        return self if self.is_recorded else SubmissionReason.RESUBMITTED
+
+    def resolve(self, *, is_recorded: bool) -> SubmissionReason:
+        """Return what it comes to, now that the record was looked at."""
+        if self is not SubmissionReason.RESUBMITTED:
+            return self
+        return SubmissionReason.RESTARTED if is_recorded else SubmissionReason.FIRST
+
 
 #: Takes results of orders, several at a time.
 Deliver: TypeAlias = "Callable[[Sequence[TaskResult]], None]"

@@ -6,17 +6,656 @@ endpoint. Never: a document of its interface, whose pages would ask others' serv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import json
+import re
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
+from sse_starlette import ServerSentEvent
+from starlette.exceptions import HTTPException
 
-from ensemble_ray.studio.response_headers import ResponseHeaders
-from ensemble_ray.studio.routes import actions, documents, files, live, runs
-from ensemble_ray.studio.routes.answers import add_failure_handlers
-from ensemble_ray.studio.routes.page import POLICY, page_router
+from ensemble_ray.access.keys import Right
+from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
+from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import bridge, threads
+from ensemble_ray.studio.documents import FilesFolder, FlowView, in_script, single_file
+from ensemble_ray.studio.event_answer import EventAnswer
+from ensemble_ray.studio.http_server import (
+    ResponseHeaders,
+    StudioRefusal,
+    Visitor,
+    code_of,
+    disconnect,
+    not_found,
+    status_of,
+)
+from ensemble_ray.studio.local_actions import StudioActions
+from ensemble_ray.studio.run_list import RunSearch
+from ensemble_ray.studio.schemas import (
+    AcceptedAction,
+    Actors,
+    Argument,
+    Decision,
+    FailureSchema,
+    FlowSchema,
+    Millis,
+    NewFork,
+    RunDetailSchema,
+    StepSchema,
+    StudioInfo,
+    StudioSchema,
+)
+from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.views.step_detail import cut_detail, text_of
+from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 if TYPE_CHECKING:
-    from ensemble_ray.studio.service import Studio
+    from starlette.types import Receive, Scope, Send
+
+    from ensemble_ray.events import Event
+    from ensemble_ray.record.following import LiveEvents
+    from ensemble_ray.studio.reading import StudioReader
+
+
+_JSON = "application/json"
+_log = bounded_logger(__name__)
+
+
+def _studio_of(request: Request) -> Studio:
+    studio: Studio = request.app.state.studio
+    return studio
+
+
+StudioDependency = Annotated[Studio, Depends(_studio_of)]
+
+
+def json_text(value: BaseModel) -> str:
+    """Return a value as JSON in one line, whatever stands in its texts."""
+    try:
+        return value.model_dump_json(by_alias=True)
+    except (PydanticSerializationError, UnicodeEncodeError):  # half of a surrogate pair, in an id
+        import json
+
+        return json.dumps(whole_data(value.model_dump(mode="python", by_alias=True)), ensure_ascii=False)
+
+
+def answer(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Return a value as an answer."""
+    return Response(json_text(value), status_code=status, media_type=_JSON)
+
+
+def add_failure_handlers(app: FastAPI) -> None:
+    """Let an application answer everything that goes wrong in one form."""
+    app.add_exception_handler(StudioRefusal, _refusal)
+    app.add_exception_handler(EnsembleError, _ours)
+    app.add_exception_handler(IllegalStateError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _not_served)
+    app.add_exception_handler(Exception, _broken)
+
+
+def _plain(status: HTTPStatus, code: str, message: str, error: str = "InvalidRequest") -> JSONResponse:
+    failure = FailureSchema(error=error, code=code, message=message)
+    return JSONResponse(failure.model_dump(mode="json"), status_code=status)
+
+
+def _refusal(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StudioRefusal)  # noqa: S101  it is registered for these
+    return _plain(error.status, error.code, error.message)
+
+
+def _ours(_request: Request, error: Exception) -> JSONResponse:
+    return _plain(status_of(error), code_of(error), message_of(error), type(error).__name__)
+
+
+def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    problems = "; ".join(f"{'.'.join(map(str, each['loc']))[:100]}: {each['msg']}" for each in found[:5])
+    return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", problems)
+
+
+def _not_served(request: Request, error: Exception) -> JSONResponse:
+    status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
+    return _plain(status, status.name, f"{request.method} {request.url.path[:200]}: {status.phrase}")
+
+
+def _broken(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s of studio failed", request.url.path[:200], exc_info=error)
+    text = f"{type(error).__name__} in studio. The log of its process says more"
+    return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", text, "InternalError")
+
+
+router = APIRouter()
+#: Who follows is looked at again so often, s: a key may be revoked meanwhile.
+_ADMITTED_S = 10.0
+#: How often a record is looked at, s.
+_POLL_S = 0.3
+_POSITION = re.compile("[0-9]{1,18}")
+
+
+@router.get("/runs/{run_id}/live")
+async def get_live(
+    run_id: str,
+    studio: StudioDependency,
+    request: Request,
+    *,
+    after: int = 0,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream what changes in a run, from a position to its end."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
+    begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
+    live = None if studio.live is None else studio.live(run_id)
+    return EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
+
+
+async def _stream(
+    studio: Studio, request: Request, run_id: str, *, visitor: Visitor, after: int, live: LiveEvents | None
+) -> AsyncGenerator[ServerSentEvent]:
+    stamp, tokens, admitted_at = None, 0, time.monotonic()
+    while True:
+        if time.monotonic() - admitted_at >= _ADMITTED_S:
+            try:
+                visitor = await studio.guard.admit(request, Right.READ, is_counted=False)
+                await bridge(studio.reader.check_visible(run_id, visitor))
+            except StudioRefusal:
+                return  # who comes back with that key is told why
+            admitted_at = time.monotonic()
+        look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
+        stamp = look.stamp
+        if look.changes is not None:
+            after = look.changes.cursor
+            yield ServerSentEvent(data=json_text(look.changes), event="steps", id=str(after))
+        if live is not None:
+            events, tokens, _ = live.log.read(tokens)
+            for sent in filter(None, map(_live_event, events)):
+                yield sent
+        if look.is_over:
+            yield ServerSentEvent(data="{}", event="end", id=str(after))
+            return
+        if live is None or live.is_closed:
+            await asyncio.sleep(_POLL_S)
+        else:
+            await bridge(live.log.wait_until_changed(tokens, timeout_s=_POLL_S))
+
+
+def _live_event(event: Event) -> ServerSentEvent | None:
+    match event:
+        case LlmIterationStartedEvent():
+            return ServerSentEvent(data=json.dumps({"step": event.instance}), event="answer")
+        case TokenEvent():
+            data: dict[str, object] = {"step": event.instance, "text": whole_text(event.token)}
+            if event.is_reasoning:
+                data["is_reasoning"] = True
+            return ServerSentEvent(data=json.dumps(data), event="token")
+        case _:
+            return None
+
+
+_Spec = Annotated[Argument, Query(alias="from", min_length=1, max_length=1000)]
+
+
+@router.get("/runs/{run_id}/resume-preview")
+async def get_resume_preview(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return what a run would take from its record if it went on."""
+    actions, _ = await _actions(studio, request, Right.READ, run_id)
+    return answer(await bridge(actions.preview_resume(run_id)))
+
+
+@router.get("/runs/{run_id}/fork-preview")
+async def get_fork_preview(run_id: str, studio: StudioDependency, request: Request, *, spec: _Spec) -> Response:
+    """Return what a fork would take from the record; the team is loaded for it."""
+    actions, _ = await _actions(studio, request, Right.RUN, run_id)
+    if request.headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
+        raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Another site's page may not ask this")
+    return answer(await bridge(actions.preview_fork(run_id, spec)))
+
+
+@router.post("/runs/{run_id}/cancel")
+async def post_cancel(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Ask for the end of a run."""
+    actions, _ = await _actions(studio, request, Right.RUN, run_id)
+    await bridge(actions.cancel(run_id))
+    return answer(AcceptedAction(run_id=run_id), HTTPStatus.ACCEPTED)
+
+
+@router.post("/runs/{run_id}/resume")
+async def post_resume(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Let a run go on."""
+    actions, _ = await _actions(studio, request, Right.RUN, run_id)
+    return answer(AcceptedAction(run_id=await bridge(actions.resume(run_id))), HTTPStatus.ACCEPTED)
+
+
+@router.post("/runs/{run_id}/fork")
+async def post_fork(run_id: str, asked: NewFork, studio: StudioDependency, request: Request) -> Response:
+    """Begin a fork of a run."""
+    actions, _ = await _actions(studio, request, Right.RUN, run_id)
+    return answer(AcceptedAction(run_id=await bridge(actions.fork(run_id, asked))), HTTPStatus.ACCEPTED)
+
+
+@router.post("/reviews/{run_id}/{gate_id}")
+async def post_decision(
+    run_id: str, gate_id: str, decision: Decision, studio: StudioDependency, request: Request
+) -> Response:
+    """Decide at a gate."""
+    actions, visitor = await _actions(studio, request, Right.REVIEW, run_id)
+    return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name)))
+
+
+async def _actions(studio: Studio, request: Request, right: Right, run_id: str) -> tuple[StudioActions, Visitor]:
+    """Return what carries out actions, and who asks.
+
+    Raises:
+        StudioRefusal: nothing may be done here, or by them, or with that run.
+    """
+    visitor = await studio.guard.admit(request, right)
+    if studio.actions is None:
+        reason = studio.read_only_reason or "This page only shows runs"
+        raise StudioRefusal(HTTPStatus.FORBIDDEN, "READ_ONLY", reason)
+    await bridge(studio.reader.check_visible(run_id, visitor))
+    return studio.actions, visitor
+
+
+_PIECE_BYTES = 65_536
+#: A client that takes no piece for so long is disconnected, s.
+_STALLED_S = 60.0
+#: So is one that takes less on average, behind that time.
+_LEAST_BYTES_PER_S = 65_536
+
+
+class SpooledAnswer(Response):
+    """Writes the body to a file without a name and sends it in pieces: a slow client holds one piece in memory.
+
+    One studio writes and sends a few of them at a time (`Studio.documents`), and refuses more with 429.
+    """
+
+    def __init__(
+        self,
+        studio: Studio,
+        write: Callable[[IO[bytes]], Awaitable[object]],
+        *,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._slots = studio.documents
+        self._write = write
+        self.status_code = HTTPStatus.OK
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer.
+
+        Raises:
+            StudioRefusal: too many are being sent.
+        """
+        if self._slots.locked():
+            text = "Too many exports and files are being sent. What to do: try again when one of them has ended"
+            raise StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_EXPORTS", text)
+        async with self._slots:
+            with tempfile.TemporaryFile(prefix="ensemble-ray-") as file:
+                await self._write(file)
+                del self._write  # with the texts that it holds
+                self.headers["content-length"] = str(file.tell())
+                file.seek(0)
+                try:
+                    await self._send(file, send)
+                except TimeoutError:
+                    await disconnect(scope, receive)
+
+    async def _send(self, file: IO[bytes], send: Send) -> None:
+        """Send the file.
+
+        Raises:
+            TimeoutError: the client is too slow.
+        """
+        loop = asyncio.get_running_loop()
+        latest_at = loop.time() + _STALLED_S
+        async with asyncio.timeout_at(latest_at):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        is_more = True
+        while is_more:
+            piece = await threads.run(file.read, _PIECE_BYTES)
+            is_more = bool(piece)
+            async with asyncio.timeout_at(min(latest_at, loop.time() + _STALLED_S)):
+                await send({"type": "http.response.body", "body": piece, "more_body": is_more})
+            latest_at += len(piece) / _LEAST_BYTES_PER_S
+
+
+#: Steps whose details go along; of a longer run those that failed, then the first ones.
+_MOST_DETAILS = 2000
+
+
+class ExportedFlows(StudioSchema):
+    """The graph of a run, as declared and as it ran."""
+
+    declared: FlowSchema | None = None
+    ran: FlowSchema | None = None
+
+
+class ExportedRun(StudioSchema):
+    """What an export holds besides `details`: the details by step, their texts whole."""
+
+    version: str
+    exported_at: Millis
+    info: StudioInfo
+    run: RunDetailSchema
+    steps: list[StepSchema]
+    flows: ExportedFlows = ExportedFlows()
+    actors: Actors | None = None
+
+
+async def write_run(
+    reader: StudioReader, run_id: str, visitor: Visitor, info: StudioInfo, write: Callable[[str], object]
+) -> None:
+    """Write a run as one JSON document.
+
+    Args:
+        reader: Has the run.
+        run_id: Which one.
+        visitor: Who asks.
+        info: What the page is told of its server.
+        write: Is called in a thread with one piece after the other.
+
+    Raises:
+        StudioRefusal: there is no such run.
+        RecordError: the record is damaged.
+    """
+    run = await reader.run(run_id, visitor)
+    steps = (await reader.steps(run_id, visitor, after=0)).steps
+    begun = [each for each in steps if each.started_at is not None and each.kind not in _UNITS]
+    chosen = sorted(begun, key=lambda each: each.status != "failed")[:_MOST_DETAILS]
+    exported = ExportedRun(
+        version=info.version,
+        exported_at=round(time.time() * 1000),
+        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False}),
+        run=run,
+        steps=steps,
+        flows=ExportedFlows(
+            declared=await reader.flow(run_id, visitor, "declared"), ran=await reader.flow(run_id, visitor, "ran")
+        ),
+    )
+    await threads.run(write, f'{json_text(exported)[:-1]},"details":{{')
+    comma = ""
+    async for step_id, detail in reader.step_details(run_id, [each.id for each in chosen], visitor):
+        await threads.run(write, f"{comma}{json.dumps(whole_text(step_id))}:{json_text(detail)}")
+        comma = ","
+    await threads.run(write, "}}")
+
+
+_UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
+
+
+_View = Annotated[FlowView, Query(alias="as")]
+_Run = Annotated[str, Query(min_length=1, max_length=256)]
+
+
+@router.get("/runs/{run_id}/flow")
+async def get_flow(run_id: str, studio: StudioDependency, request: Request, *, view: _View = "declared") -> Response:
+    """Return the graph of a run, with places."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.flow(run_id, visitor, view)))
+
+
+@router.get("/compare")
+async def get_comparison(studio: StudioDependency, request: Request, *, a: _Run, b: _Run) -> Response:
+    """Return two runs side by side."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.compare(a, b, visitor)))
+
+
+@router.get("/runs/{run_id}/export")
+async def get_export(
+    run_id: str,
+    studio: StudioDependency,
+    request: Request,
+    *,
+    form: Annotated[Literal["html", "json"], Query(alias="format")] = "html",
+) -> Response:
+    """Return a run as one document: JSON, or a page that opens without a server."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    is_page = form == "html"
+
+    async def write(file: IO[bytes]) -> None:
+        head, tail = await threads.run(single_file, f"Run {run_id}") if is_page else ("", "")
+        file.write(head.encode())
+        await bridge(
+            write_run(
+                studio.reader,
+                run_id,
+                visitor,
+                studio.info(visitor),
+                lambda piece: file.write((in_script(piece) if is_page else piece).encode()),
+            )
+        )
+        file.write(tail.encode())
+
+    headers = {"content-disposition": f'attachment; filename="run-{_file_name(run_id)}.{form}"'}
+    media_type = "text/html; charset=utf-8" if is_page else "application/json"
+    return SpooledAnswer(studio, write, media_type=media_type, headers=headers)
+
+
+def _file_name(run_id: str) -> str:
+    """Return a run's id as a part of a file's name."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in run_id)[:128]
+
+
+@router.get("/files")
+async def get_files(studio: StudioDependency, request: Request) -> Response:
+    """Return the files of the folder."""
+    return answer(await bridge((await _folder(studio, request)).files()))
+
+
+@router.get("/files/{name}")
+async def get_file(name: str, studio: StudioDependency, request: Request) -> Response:
+    """Return one of them whole."""
+    folder = await _folder(studio, request)
+
+    async def write(file: IO[bytes]) -> None:
+        await threads.run(file.write, await bridge(folder.content(name)))
+
+    return SpooledAnswer(studio, write, media_type="application/json")
+
+
+async def _folder(studio: Studio, request: Request) -> FilesFolder:
+    """Return the folder, for those who may see all runs: a file does not say whose it is.
+
+    Raises:
+        StudioRefusal: there is none, or none for who asks.
+    """
+    visitor = await studio.guard.admit(request, Right.READ)
+    if studio.files is None or not visitor.sees_all:
+        raise not_found("folder", "files")
+    return studio.files
+
+
+_Short = Annotated[str, Query(max_length=1000)]
+_MILLIS_DIGITS = 11
+#: Longer texts are sent from a file.
+_LONG_BYTES = 1_048_576
+
+
+@router.get("/info")
+async def get_info(studio: StudioDependency, request: Request) -> Response:
+    """Return what the page can do here."""
+    return answer(studio.info(await studio.guard.admit(request, Right.READ)))
+
+
+@router.get("/runs")
+async def get_runs(
+    studio: StudioDependency,
+    request: Request,
+    *,
+    q: _Short = "",
+    status: _Short = "",
+    ensemble: _Short = "",
+    tag: _Short = "",
+    since: _Short = "",
+    cursor: _Short = "",
+    limit: int = 50,
+) -> Response:
+    """Return a page of the runs, newest first."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    search = RunSearch(
+        text=q.strip(),
+        statuses=frozenset(each.strip() for each in status.split(",") if each.strip()),
+        ensemble=ensemble.strip(),
+        tag=tag.strip(),
+        since=_instant(since),
+    )
+    return answer(await bridge(studio.reader.runs(search, visitor, cursor=cursor, limit=limit)))
+
+
+@router.get("/runs/{run_id}")
+async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a run."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.run(run_id, visitor)))
+
+
+@router.get("/runs/{run_id}/series")
+async def get_series(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a run among those before and behind it."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.series(run_id, visitor)))
+
+
+@router.get("/runs/{run_id}/steps")
+async def get_steps(run_id: str, studio: StudioDependency, request: Request, *, after: int = 0) -> Response:
+    """Return the steps of a run that changed behind a position."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.steps(run_id, visitor, after=after)))
+
+
+@router.get("/runs/{run_id}/steps/{step_id:path}/text")
+async def get_text(run_id: str, step_id: str, studio: StudioDependency, request: Request, *, field: _Short) -> Response:
+    """Return one text of a step, whole."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
+    if text is None:
+        raise not_found("text", field)
+    body = whole_text(text).encode()
+    if len(body) <= _LONG_BYTES:
+        return PlainTextResponse(body)
+
+    async def write(file: IO[bytes]) -> None:
+        await threads.run(file.write, body)
+
+    return SpooledAnswer(studio, write, media_type="text/plain; charset=utf-8")
+
+
+@router.get("/runs/{run_id}/steps/{step_id:path}")
+async def get_step(run_id: str, step_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a step in all detail."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(cut_detail(await bridge(studio.reader.step(run_id, step_id, visitor))))
+
+
+@router.get("/reviews")
+async def get_reviews(studio: StudioDependency, request: Request) -> Response:
+    """Return the reviews that wait for somebody."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.reviews(visitor)))
+
+
+@router.get("/actors")
+async def get_actors(studio: StudioDependency, request: Request) -> Response:
+    """Return the processes that there are."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _actors(studio, visitor, None))
+
+
+@router.get("/runs/{run_id}/actors")
+async def get_actors_of_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return the processes that work for a run."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _actors(studio, visitor, run_id))
+
+
+async def _actors(studio: Studio, visitor: Visitor, run_id: str | None) -> Actors:
+    if studio.processes is None:
+        return Actors(note="Nothing is known of processes here")
+    return await bridge(studio.processes.actors(visitor, run_id))
+
+
+def _instant(text: str) -> float:
+    """Return an instant that was written as ms of Unix time or as a date; 0: none was.
+
+    Raises:
+        StudioRefusal: it is neither.
+    """
+    if not text.strip():
+        return 0.0
+    try:
+        if text.strip().isdecimal() and len(text.strip()) >= _MILLIS_DIGITS:
+            return int(text) / 1000
+        found = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError):
+        raise StudioRefusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "INVALID_REQUEST",
+            "since: neither ms of Unix time nor a date such as 2026-01-31",
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+#: Where the page's files lie.
+FOLDER = Path(__file__).parent.parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".webmanifest": "application/manifest+json",
+}
+#: No script, style or connection but our own; nothing inline.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page_router(folder: Path = FOLDER) -> APIRouter:
+    """Return the routes of the files in a folder, as they are named when this is called."""
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.suffix in _TYPES
+    }
+    router = APIRouter()
+
+    async def get_file(request: Request) -> Response:
+        name = request.path_params.get("name", "") or "index.html"
+        path = files.get(name)
+        if path is None:
+            raise not_found("page", name)
+        content = await asyncio.to_thread(path.read_bytes)
+        tag = f'"{sha256(content).hexdigest()[:32]}"'
+        headers = {"cache-control": "no-cache", "etag": tag, "content-security-policy": POLICY}
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+
+    router.add_route("/", get_file, methods=["GET", "HEAD"])
+    router.add_route("/{name:path}", get_file, methods=["GET", "HEAD"])
+    return router
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
@@ -30,8 +669,7 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
     add_failure_handlers(data)
-    for each in (live, actions, documents, files, runs):
-        data.include_router(each.router)
+    data.include_router(router)
     app.mount(f"{base}/api/studio", ResponseHeaders(data, policy=POLICY))
 
 

@@ -7,18 +7,54 @@ are slow hold a run, and the process may end while it serves. Never: a signal ha
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Protocol, cast
 
-from ensemble_ray.errors import EnsembleError
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ensemble_ray.access.admission import (
+    Admission,
+    Admitted,
+    KeyPolicy,
+    Knock,
+    headers_of,
+    host_name,
+    is_allowed_origin,
+    is_loopback,
+)
+from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.keys import Right, digest_of, is_key
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.errors import (
+    EnsembleError,
+    IllegalStateError,
+    RecordError,
+    ReviewDecidedError,
+    RunExistsError,
+    ValidationError,
+)
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, new_lock, track
-from ensemble_ray.studio.installed import check_installed
+from ensemble_ray.studio import check_installed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import uvicorn
-    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ensemble_ray.access.keys import ApiKey
+    from ensemble_ray.record.stores import RecordedRun
+
 
 #: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
 _ABORT = "ensemble_ray.abort"
@@ -199,3 +235,362 @@ def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None]
             await super().shutdown(sockets)
 
     return Server
+
+
+#: A route that says something else of its own, such as a page with its scripts, is left as it is.
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class ResponseHeaders:
+    """Adds headers to all answers of an application, those of refusals and of its own failures included.
+
+    Args:
+        app: What comes behind it.
+        policy: What its pages may load and do, as `Content-Security-Policy`.
+    """
+
+    def __init__(self, app: ASGIApp, *, policy: str = HEADERS["content-security-policy"]) -> None:
+        self._app = app
+        self._headers = {**HEADERS, "content-security-policy": policy}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and the answer back with its headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def refuse(status: HTTPStatus, code: str, message: str) -> JSONResponse:
+    """Return a refusal from in front of an application, in the form of studio's failures."""
+    failure = {"error": "InvalidRequest", "code": code, "message": message}
+    return JSONResponse(failure, status_code=status, headers={**HEADERS, "connection": "close"})
+
+
+#: Inputs are values for texts, and items of a map-reduce; what is larger belongs into a file.
+DEFAULT_MAX_BODY_BYTES = 8_388_608
+#: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
+_DISCARDED_BYTES = 8_388_608
+_LONGEST_NUMBER = 30
+
+
+class BodyLimit:
+    """Reads a request's body before anything else does, up to a limit.
+
+    Args:
+        app: What comes behind it; it gets the body in one piece.
+        max_bytes: The longest body.
+        refusal: Returns the answer to a longer one, for a limit.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        refusal: Callable[[int], ASGIApp] = lambda limit: refuse(*too_long(limit)),
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its body, or refuse it with 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = max((body_length(each) for each in headers_of(scope, b"content-length")), default=0)
+        body = None if announced > self._max_bytes + _DISCARDED_BYTES else await self._body(receive)
+        if body is None:
+            await self._refusal(self._max_bytes)(scope, receive, send)
+            return
+        await self._app(scope, _Replayed(body, receive), send)
+
+    async def _body(self, receive: Receive) -> list[Message] | None:
+        """Return what came, in one message and perhaps a disconnect; None when it is too long."""
+        parts = bytearray()
+        length = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return [{"type": "http.request", "body": bytes(parts), "more_body": True}, message]
+            part = message.get("body", b"")
+            length += len(part)
+            if length <= self._max_bytes:
+                parts += part
+            else:
+                parts.clear()
+            if length > self._max_bytes + _DISCARDED_BYTES:
+                return None
+            if not message.get("more_body", False):
+                is_whole = length <= self._max_bytes
+                return [{"type": "http.request", "body": bytes(parts), "more_body": False}] if is_whole else None
+
+
+class _Replayed:
+    """Gives what was read, and then what comes."""
+
+    def __init__(self, messages: list[Message], receive: Receive) -> None:
+        self._messages = messages
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        return self._messages.pop(0) if self._messages else await self._receive()
+
+
+def too_long(limit: int) -> tuple[HTTPStatus, str, str]:
+    """Return status, code and text of the refusal of a longer body."""
+    text = f"The body is longer than {limit:,} bytes. What to do: send less"
+    return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", text
+
+
+def body_length(announced: str) -> int:
+    """Return the length that a header announces; 0 where that is no number, since what comes is counted anyway."""
+    return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
+
+
+_log = bounded_logger(__name__)
+
+
+class LoopbackCheck:
+    """Lets requests pass that are for a name of loopback, and from no page of another site.
+
+    Browsers send the origin of a page with its requests; programs send none.
+    WebSockets check their `Origin` themselves, since they say why on the connection (S-WEB-71).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with 403."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        hosts = headers_of(scope, b"host")
+        host = host_name(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not is_loopback(host):
+            shown = ", ".join(hosts) or "none"
+            _log.warning("Refused a request for the host '%.200s'", shown)
+            text = f"The host '{shown[:200]}' is not served here: use localhost or 127.0.0.1"
+            await _refuse("HOST_NOT_SERVED", text, scope, receive, send)
+        elif scope["type"] == "http" and not is_allowed_origin(scope):
+            text = "Origin not allowed: only pages of this machine may ask here"
+            _log.warning("Refused a request from the page '%.200s'", ", ".join(headers_of(scope, b"origin")))
+            await _refuse("ORIGIN_NOT_ALLOWED", text, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})  # which is answered with 403
+        return
+    await refuse(HTTPStatus.FORBIDDEN, code, message)(scope, receive, send)
+
+
+_WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")
+_STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
+    (ReviewDecidedError, HTTPStatus.CONFLICT),
+    (RunExistsError, HTTPStatus.CONFLICT),
+    (IllegalStateError, HTTPStatus.CONFLICT),
+    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (ValidationError, HTTPStatus.BAD_REQUEST),
+    (EnsembleError, HTTPStatus.BAD_GATEWAY),
+)
+
+
+class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
+    """A request that is answered with a failure (S-STU-40).
+
+    Attributes:
+        status: HTTP status.
+        code: Name of the reason for programs.
+        message: What happened, where, and what to do.
+    """
+
+    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
+        super().__init__(status, code, message)
+        self.status, self.code, self.message = status, code, message
+
+
+def not_found(what: str, name: str) -> StudioRefusal:
+    """Return the refusal of a request for something that there is not."""
+    return StudioRefusal(HTTPStatus.NOT_FOUND, f"{what.upper()}_NOT_FOUND", f"There is no {what} '{name[:200]}' here")
+
+
+def status_of(error: BaseException) -> HTTPStatus:
+    """Return the status that an error of ours is answered with."""
+    found = (status for kind, status in _STATUS if isinstance(error, kind))
+    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def code_of(error: BaseException) -> str:
+    """Return the stable code of an error: `REVIEW_DECIDED_ERROR`."""
+    return _WORD.sub("_", type(error).__name__).upper()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyHolder:
+    """Who brings a key."""
+
+    key: ApiKey
+
+    @property
+    def name(self) -> str:
+        """Under which name decisions are recorded."""
+        return self.key.name
+
+    @property
+    def sees_cluster(self) -> bool:
+        """Whether the key has the right `admin`."""
+        return Right.ADMIN in self.key.rights
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the key is for all teams."""
+        return self.key.teams is None
+
+    def may_see(self, run: RecordedRun) -> bool:
+        """Whether a run is of one of the key's teams."""
+        teams = self.key.teams
+        names = {Origin(place=run.origin).name, PurePath(run.origin).name, run.origin}
+        return teams is None or not names.isdisjoint(teams)
+
+
+class KeyGuard:
+    """Asks every request for a key."""
+
+    def __init__(self, home: Path) -> None:
+        """Use the keys of a home.
+
+        Raises:
+            ValidationError: there is none, so that nobody could ask; or they cannot be read.
+        """
+        self._file = KeyFile(home)
+        self._admission = Admission(KeyPolicy.REQUIRED)
+        self._stamp: tuple[int, int, int] | None = None
+        if not self._file.read():
+            raise ValidationError(
+                "Beyond loopback studio asks for a key, and there is none: ensemble-ray keys add NAME --rights read"
+            )
+
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _KeyHolder:
+        """Return who asks.
+
+        Raises:
+            StudioRefusal: no key, one that is not known, too many requests, or a right that the key has not.
+        """
+        await asyncio.to_thread(self._look)
+        knock = Knock(digest=_digest_of(request), is_local=False, is_counted=is_counted)
+        decided = self._admission.decide(knock, at=time.monotonic())
+        if not isinstance(decided, Admitted) or decided.key is None:
+            wait_s = getattr(decided, "retry_after_s", None)
+            if wait_s is not None:
+                raise StudioRefusal(
+                    HTTPStatus.TOO_MANY_REQUESTS, "RATE_LIMITED", f"The key has no more requests for {wait_s} s"
+                )
+            raise StudioRefusal(
+                HTTPStatus.UNAUTHORIZED, "KEY_NEEDED", "Send a key that is known: Authorization: Bearer erk_..."
+            )
+        if right not in decided.key.rights:
+            raise StudioRefusal(
+                HTTPStatus.FORBIDDEN, "RIGHT_MISSING", f"The key '{decided.key.name}' lacks the right '{right.value}'"
+            )
+        return _KeyHolder(decided.key)
+
+    def _look(self) -> None:
+        """Take the keys as they are now."""
+        stamp = self._file.stamp()
+        if stamp != self._stamp or stamp is None:
+            self._admission.use(self._file.read() or ())
+            self._stamp = stamp
+
+
+def _digest_of(request: Request) -> str | None:
+    sent = headers_of(request.scope, b"authorization")
+    if len(sent) != 1:
+        return None
+    scheme, _, text = sent[0].strip().partition(" ")
+    return digest_of(text.strip()) if scheme.lower() == "bearer" and is_key(text.strip()) else None
+
+
+class Visitor(Protocol):
+    """Who asks."""
+
+    @property
+    def name(self) -> str | None:
+        """Under which name decisions are recorded; None: the user of this process."""
+        ...
+
+    @property
+    def sees_cluster(self) -> bool:
+        """Whether processes of others' runs, limits and endpoints are theirs to know of."""
+        ...
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether there is nothing that they may not see."""
+        ...
+
+    def may_see(self, run: RecordedRun) -> bool:
+        """Whether a run is theirs to know of."""
+        ...
+
+
+class Guard(Protocol):
+    """Says who may ask what."""
+
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
+        """Return who asks.
+
+        Args:
+            request: What is asked.
+            right: What it needs.
+            is_counted: False: it was let in and counted before, and is looked at again.
+
+        Raises:
+            StudioRefusal: they may not.
+        """
+        ...
+
+
+class _LocalUser:
+    """The user of this machine, who may do everything."""
+
+    name = None
+    sees_cluster = True
+    sees_all = True
+
+    def may_see(self, run: RecordedRun) -> bool:
+        """Whether a run is theirs to know of."""
+        del run
+        return True
+
+
+#: Who is let in without a key.
+ANYBODY: Visitor = _LocalUser()
+
+
+class LocalGuard:
+    """Lets everybody in who can reach the port."""
+
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
+        """Return who asks."""
+        del request, right, is_counted
+        return ANYBODY

@@ -9,21 +9,27 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.studio.schemas.actors import TaskHere
+from ensemble_ray.process.forks import threads
+from ensemble_ray.process.private_files import FoundCluster, find_cluster
+from ensemble_ray.studio.cluster_process import ClusterProcess
+from ensemble_ray.studio.http_server import ANYBODY
+from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.studio.schemas import TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
-    from ensemble_ray.studio.reading import StudioReader
-    from ensemble_ray.studio.schemas.actors import Actors
-    from ensemble_ray.studio.visitors import Visitor
+    from ensemble_ray.studio.http_server import Visitor
+    from ensemble_ray.studio.schemas import Actors
     from ensemble_ray.values.descriptions import ClusterDescription
+
 
 _NO_CLUSTER = (
     "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "
@@ -146,3 +152,67 @@ def _memory_mb(pid: int) -> float | None:
         return round(psutil.Process(pid).memory_info().rss / 2**20, 1)
     except psutil.Error:
         return None
+
+
+#: What `RAY_ADDRESS` is where programs shall start a cluster of their own.
+_LOCAL = "local"
+#: Clusters that are asked at a time.
+_MOST = 4
+#: How long it holds which cluster a process is in, s: one that drives runs may start a cluster later.
+_LASTING_S = 10.0
+
+
+class LocalClusters:
+    """Asks clusters, each through a process of its own. Fulfils `ClusterList`."""
+
+    def __init__(self, address: str = "") -> None:
+        """Make it; `address` is the cluster that was named, empty: none was."""
+        self._named = ClusterProcess(address) if address not in {"", _LOCAL} else None
+        self._found: OrderedDict[str, ClusterProcess] = OrderedDict()
+        #: by process: until when it holds, and its cluster
+        self._owners: dict[int, tuple[float, FoundCluster | None]] = {}
+
+    async def clusters(self, owners: Sequence[int]) -> Sequence[ClusterProcess]:
+        """Return the cluster that was named, else those of these processes."""
+        if self._named is not None:
+            return [self._named]
+        now = asyncio.get_running_loop().time()
+        self._owners = {pid: held for pid, held in self._owners.items() if held[0] > now}
+        found = [each for each in [await self._look(pid) for pid in owners] if each is not None]
+        chosen = {each.address: each for each in found[-_MOST:]}
+        for address, each in chosen.items():
+            if address not in self._found:
+                self._found[address] = ClusterProcess(address, dict(each.environment))
+            self._found.move_to_end(address)
+        while len(self._found) > _MOST:
+            await self._found.popitem(last=False)[1].close()
+        return [self._found[address] for address in chosen]
+
+    async def close(self) -> None:
+        """End the processes that ask."""
+        asking = [*self._found.values(), *([self._named] if self._named else [])]
+        await asyncio.gather(*(each.close() for each in asking))
+
+    async def _look(self, pid: int) -> FoundCluster | None:
+        if pid not in self._owners:
+            found = await threads.run(find_cluster, pid)
+            self._owners[pid] = (asyncio.get_running_loop().time() + _LASTING_S, found)
+        return self._owners[pid][1]
+
+
+async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster: str = "") -> Actors:
+    """Return the processes of runs of a store that go on, and those of their clusters.
+
+    Args:
+        store: Has the records.
+        run_id: The run whose processes are asked for; None: all.
+        cluster: Address of the cluster to ask; empty: those that runs of this machine are in.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    clusters = LocalClusters(cluster)
+    try:
+        return await RunProcesses(store, StudioReader(store, can_decide=False), clusters).actors(ANYBODY, run_id)
+    finally:
+        await clusters.close()

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, message_of
-from ensemble_ray.studio.refusals import StudioRefusal
-from ensemble_ray.studio.schemas.runs import RunList, RunSeries
+from ensemble_ray.studio.http_server import StudioRefusal
+from ensemble_ray.studio.schemas import RunList, RunSeries
+from ensemble_ray.studio.views.steps import wire_status
 from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
-from ensemble_ray.studio.views.words import wire_status
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunReader
-    from ensemble_ray.studio.schemas.runs import RunRow
+    from ensemble_ray.studio.schemas import RunRow
 
 #: Rows of one page, and how many a page has where nobody says.
 MOST_ROWS, _USUAL_ROWS = 200, 50

@@ -15,22 +15,18 @@ from ensemble_ray.process.context import notify
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
-from ensemble_ray.studio.body_limit import BodyLimit
-from ensemble_ray.studio.files import FilesFolder
-from ensemble_ray.studio.http_server import HttpServer
-from ensemble_ray.studio.key_guard import KeyGuard
+from ensemble_ray.studio.documents import FilesFolder
+from ensemble_ray.studio.http_server import BodyLimit, HttpServer, KeyGuard, LocalGuard, LoopbackCheck
 from ensemble_ray.studio.local_actions import LocalActions
-from ensemble_ray.studio.local_clusters import LocalClusters
-from ensemble_ray.studio.loopback import LoopbackCheck
-from ensemble_ray.studio.processes import RunProcesses
+from ensemble_ray.studio.processes import LocalClusters, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
-from ensemble_ray.studio.visitors import LocalGuard
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ensemble_ray.record.stores import StoreAddress
+
 
 #: Where studio listens where nobody says.
 PORT = 7328

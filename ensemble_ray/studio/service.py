@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from ensemble_ray.studio.schemas.runs import Action, StudioInfo
-from ensemble_ray.studio.visitors import Guard, LocalGuard
+from ensemble_ray.studio.http_server import Guard, LocalGuard
+from ensemble_ray.studio.schemas import Action, StudioInfo
 
 if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.studio.actions import StudioActions
-    from ensemble_ray.studio.files import FilesFolder
+    from ensemble_ray.studio.documents import FilesFolder
+    from ensemble_ray.studio.http_server import Visitor
+    from ensemble_ray.studio.local_actions import StudioActions
     from ensemble_ray.studio.processes import ProcessReader
     from ensemble_ray.studio.reading import StudioReader
-    from ensemble_ray.studio.visitors import Visitor
+
 
 #: How many exports and files are written and sent at a time (S-STU-175).
 _MOST_DOCUMENTS = 4

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.testing.clock import ManualClock
-from ensemble_ray.testing.scripted import ScriptedCall, ScriptedModel
-from ensemble_ray.testing.sink import RecordingSink
+from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel
 
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact, FactData, find_fact, kinds_of
-from ensemble_ray.facts.lenient import as_text
-from ensemble_ray.facts.runs import StimulusRecorded
+from ensemble_ray.facts.fact import Fact, FactData, as_text, find_fact, kinds_of
+from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, StimulusRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import RememberedNote

@@ -8,35 +8,39 @@ Never: a model that is asked, a tool or a handler that is called, a fact that is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Union
 
-from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.start_orders import make_order
 from ensemble_ray.ensemble import Ensemble
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.errors import AgentExecutionError, RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskBody, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
-from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded
+from ensemble_ray.execute.scope import RunnerPorts, exit_of
+from ensemble_ray.facts.effects import ToolReturned
+from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.ports import Services
 from ensemble_ray.process.forks import SystemClock, run_blocking, threads
 from ensemble_ray.record.head import locate_errors, origin_in, read_head
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.identity.digest import compare_fields
+from ensemble_ray.record.identity.definition import compare_fields
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.reading import recorded_options
+from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.record.trace import outputs_of
 from ensemble_ray.record.work import RecordedWork
-from ensemble_ray.recovery.planning import plan_again
-from ensemble_ray.recovery.resuming import planned_form
-from ensemble_ray.runs.context import run_context_of
+from ensemble_ray.recovery.resuming import plan_again, planned_form
 from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.launching import run_context_of
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.planned_tasks import make_order
+from ensemble_ray.runs.unit_evaluations import LocalPredicates, list_predicates
+from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
+from ensemble_ray.schedule.stimuli import Completed, Evaluated
 from ensemble_ray.teamfile import load_source
 from ensemble_ray.testing.replay_ports import (
     Difference,
@@ -44,27 +48,198 @@ from ensemble_ray.testing.replay_ports import (
     UnaskedMemory,
     UnaskedModel,
     cut_to_difference,
+    place_of,
     request_difference,
 )
-from ensemble_ray.testing.replay_units import AskedQuestion, RepeatedPredicates, steps_of
-from ensemble_ray.testing.replay_workers import ReplayedWorkers
-from ensemble_ray.testing.sink import RecordingSink
+from ensemble_ray.testing.scripted import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.ids import is_inside_unit, node_key
+from ensemble_ray.values.ids import delegating_call, instance_of, is_inside_unit, node_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ensemble_ray.definition.graph import Graph
+    from ensemble_ray.definition.loop import Loop
+    from ensemble_ray.definition.phase import Phase
+    from ensemble_ray.execute.orders import TaskStatus
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.schedule.instructions import Start
+    from ensemble_ray.runs.planned_tasks import PrecedingOutputs
+    from ensemble_ray.schedule.unit import HistoryEntry
     from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.messages import ChatMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedQuestion:
+    """A question to the user's code, as it is recorded."""
+
+    question: UntilHolds | EdgeMatches
+    answered: Evaluated
+    #: what it was asked about
+    history: Sequence[HistoryEntry]
+
+
+Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at run time
+
+
+def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOutput]) -> Iterator[Step]:
+    """Return what a run did, in its order; of a plan without units its tasks, in the order of the plan.
+
+    Args:
+        plan: What ran.
+        facts: All of the run.
+        outputs: Those that are recorded.
+    """
+    if not plan.units:
+        yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
+        return
+    source = FoldedSource(plan)
+    for group in RecordedStimuli(facts).numbered_groups:
+        stimuli = [stimulus for _, stimulus in group]
+        for stimulus in stimuli:
+            if isinstance(stimulus, Evaluated) and stimulus.question in source.questions:
+                question = stimulus.question
+                if isinstance(question, UntilHolds | EdgeMatches):
+                    yield AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
+        known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
+        yield from (each for each in source.handle(known) if isinstance(each, Start))
+
+
+class RepeatedPredicates:
+    """The predicates and conditions of today's code, asked what those of the record were asked."""
+
+    def __init__(self, units: Mapping[str, Loop | Phase | Graph], output_of: Callable[[str], TaskOutput]) -> None:
+        """Make them.
+
+        Args:
+            units: As the user declared them, by key.
+            output_of: Returns a recorded output by instance.
+        """
+        self._predicates = LocalPredicates(list_predicates(units))
+        self._output_of = output_of
+        #: by unit path: how many parts of its history were sent
+        self._sent: dict[str, int] = {}
+
+    async def difference(self, asked: AskedQuestion) -> Difference | None:
+        """Return how today's answer differs from the recorded one."""
+        question, sent = asked.question, self._sent.get(asked.question.unit, 0)
+        parts = [
+            HistoryPart(
+                names=entry.names,
+                outputs=tuple(map(self._output_of, entry.instances)),
+                is_joined=entry.is_joined,
+            )
+            for entry in asked.history[sent:]
+        ]
+        self._sent[question.unit] = sent + len(parts)
+        answer = await self._predicates.holds(question, sent_count=sent, new=parts)
+        recorded, current = _describe_recorded(asked.answered), _describe(answer)
+        if recorded == current:
+            return None
+        path = path_of_question(question)
+        is_loop = isinstance(question, UntilHolds)
+        return Difference(
+            where=f"'{path}'" if isinstance(question, UntilHolds) else f"'{path}', edge {question.edge}",
+            what=f"the answer of the {'predicate' if is_loop else 'condition'}",
+            recorded=recorded,
+            current=current,
+        )
+
+
+def _describe_recorded(answered: Evaluated) -> str:
+    if answered.answer is None:
+        return f"raised {answered.error_type}: {answered.message}"
+    return str(answered.answer).lower()
+
+
+def _describe(answer: bool | EvaluationFailed | None) -> str:  # noqa: FBT001  a verdict
+    if isinstance(answer, EvaluationFailed):
+        return f"raised {answer.error_type}: {answer.message}"
+    return str(answer).lower()
+
+
+_STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
+
+
+class ReplayedWorkers:
+    """Fulfils `Peers` for a replay."""
+
+    def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
+        self._journal = journal
+        self._runner = runner
+
+    async def perform(self, order: TaskOrder) -> TaskResult:
+        """Do a worker's task again on its record.
+
+        Raises:
+            AgentExecutionError: something differs, or is not recorded; it is noted for the asking task.
+        """
+        with self._journal.at(order.instance):
+            result = await self._runner.run(order, is_stopped=lambda: False)
+        call = delegating_call(order.instance) or order.instance
+        end = self._journal.end_of(order.instance)
+        found = self._journal.find_difference(order.instance)
+        if found is not None:
+            if self._journal.is_at_end(order.instance) and not self._journal.has_output(order.instance):
+                return self._recorded_end(order, call, result, end, found)
+            self._report(order, call, found)
+        self._compare(order, call, result, end)
+        told = self._journal.find_recorded(call, ToolReturned)
+        if told is not None and not told.is_success and self._journal.has_output(order.instance):
+            return _make_stopped(result, told)  # it was done when it was stopped, or when its process was lost
+        return result
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Nothing: what a replay asks for is there at once, so that no time runs out."""
+
+    def _recorded_end(
+        self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
+    ) -> TaskResult:
+        """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
+        if end is not None and isinstance(end.data, ExitRecorded):
+            return _make_end(result, "exited", exit_of(end.data.reason))
+        if end is not None and isinstance(end.data, FailureRecorded):
+            return _make_end(result, "failed", error_from(end.data.error_data))
+        recorded_result = self._journal.find_recorded(call, ToolReturned)
+        if recorded_result is None:  # the run died while it was at work
+            self._report(order, call, found, is_at_end=True)
+        return _make_stopped(result, recorded_result)  # or its process was lost
+
+    def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
+        """How what the worker gave differs from what is recorded."""
+        if end is None:
+            return
+        recorded = end.data.read().raw if isinstance(end.data, OutputRecorded) else None
+        current = None if result.output is None else result.output.raw
+        what = "the output"
+        if current is None or recorded is None:
+            what, recorded = "the end", _STATUS.get(end.kind, "exited")
+            current = result.status
+        if recorded != current:
+            old, new = cut_to_difference(recorded, current)
+            self._report(order, call, Difference(where="its end", what=what, recorded=old, current=new))
+
+    def _report(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
+        where = f"{place_of(call)} ({order.agent_role}), {found.where}"
+        asking = call.rsplit("/", 2)[0]
+        self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
+
+
+def _make_stopped(result: TaskResult, told: ToolReturned) -> TaskResult:
+    return replace(_make_end(result, "failed", AgentExecutionError(told.text.removeprefix("Error: "))), output=None)
+
+
+def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
+    return replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

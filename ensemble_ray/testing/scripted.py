@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import heapq
 import inspect
+import itertools
 import os
 import pickle
 import re
+import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
+from ensemble_ray.events import Event
 from ensemble_ray.ports import services
 from ensemble_ray.process.forks import call_user, new_lock
 from ensemble_ray.testing.model_server.script import Reply
@@ -297,3 +301,100 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
     response = cast("Mapping[str, Any]", data["response"])
     usage = None if response["usage"] is None else TokenUsage(**response["usage"])
     return _rebuild(ChatResponse, {**response, "usage": usage}), data["fragments"]
+
+
+class ManualClock:
+    """A `Clock` whose time changes only by `advance`.
+
+    Sleepers wake in order of their time, each at its own instant, on the loop they sleep on; `advance` may be called
+    from any thread.
+
+    Args:
+        start: Unix time at which it stands, s.
+    """
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._lock = threading.Lock()
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """Unix time of this clock, s."""
+        return self._now
+
+    @property
+    def sleepers(self) -> int:
+        """How many wait for this clock."""
+        with self._lock:
+            return sum(not future.done() for _, _, _, future in self._sleepers)
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return once the clock has been advanced by that much; at once for no delay."""
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            heapq.heappush(self._sleepers, (self._now + delay_s, next(self._order), loop, future))
+        await future
+
+    def advance(self, by_s: float) -> None:
+        """Move time forward and wake everybody whose time has come.
+
+        Raises:
+            ValueError: time does not run backwards.
+        """
+        if by_s < 0:
+            raise ValueError(f"by_s must be >= 0, got: {by_s}")
+        with self._lock:
+            self._now += by_s
+            due = []
+            while self._sleepers and self._sleepers[0][0] <= self._now:
+                due.append(heapq.heappop(self._sleepers))
+        for _, _, loop, future in due:
+            loop.call_soon_threadsafe(_wake, future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+E = TypeVar("E", bound=Event)
+
+
+class RecordingSink:
+    """A `RunEventSink` that keeps every event in order.
+
+    Args:
+        kinds: The types it wants; None: all.
+    """
+
+    def __init__(self, kinds: Collection[type[Event]] | None = None) -> None:
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything emitted so far, in order."""
+        with self._lock:
+            return tuple(self._events)
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Whether that type is among the kinds."""
+        return self._kinds is None or event_type in self._kinds
+
+    def emit(self, event: Event) -> None:
+        """Keep one event."""
+        with self._lock:
+            self._events.append(event)
+
+    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
+        """Return: what is emitted is here."""
+
+    def of(self, event_type: type[E]) -> tuple[E, ...]:
+        """Return the events of one type, in order."""
+        return tuple(event for event in self.events if isinstance(event, event_type))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -17,43 +18,63 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import RecordError
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.events.messages import LAST_TYPE, WireEvent
+from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock, bridge, threads
 from ensemble_ray.record.following import RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.serve.capability_schemas import Capabilities, ModelInfo, ToolCallBody, ToolReply
-from ensemble_ray.serve.catalog import ToolCatalog
-from ensemble_ray.serve.datasets import DatasetCatalog
-from ensemble_ray.serve.driving.active import ActiveRun, Turns
-from ensemble_ray.serve.driving.carrying_out import RunsTeam
-from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates, switch_run_model
-from ensemble_ray.serve.driving.details import detail_of
-from ensemble_ray.serve.driving.following import open_follower, wire_event
-from ensemble_ray.serve.driving.kept_ends import KeptEnds
+from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
+from ensemble_ray.serve.driving.active import (
+    ActiveRun,
+    Outcome,
+    Turns,
+    detail_of,
+    open_reviews,
+    outcome_of_defect,
+    recorded_outcome,
+    status_of_state,
+    summary_of,
+)
 from ensemble_ray.serve.driving.ledger import LedgerLostError
-from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect, recorded_outcome
-from ensemble_ray.serve.driving.requests import answer_accepted, answer_repetition, checked_entry, team_of
-from ensemble_ray.serve.driving.views import DrivenRunViews
+from ensemble_ray.serve.driving.requests import (
+    EndpointLimits,
+    answer_accepted,
+    answer_repetition,
+    checked_entry,
+    team_of,
+)
+from ensemble_ray.serve.driving.run_driver import (
+    KeptEnds,
+    RunsTeam,
+    decide_gate,
+    inject_directive,
+    open_gates,
+    switch_run_model,
+)
 from ensemble_ray.serve.metrics import RunTally, Sample
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import (
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.schemas import (
     AcceptedRun,
+    Capabilities,
     EnsembleInfo,
+    ModelInfo,
     NewRun,
+    Refusal,
     RunDetail,
     RunEvent,
     RunFilter,
     RunPage,
     RunStatus,
+    ToolCallBody,
+    ToolReply,
 )
-from ensemble_ray.serve.run_service import DEFAULT_PAGE
 
 if TYPE_CHECKING:
     from ensemble_ray import ChatModel, RunExistsError, Runtime
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.serve.control_schemas import (
+    from ensemble_ray.serve.driving.ledger import LedgerEntry
+    from ensemble_ray.serve.driving.requests import RunLedger
+    from ensemble_ray.serve.schemas import (
         DecidedReview,
         NewDecision,
         NewDirective,
@@ -61,10 +82,174 @@ if TYPE_CHECKING:
         ReviewConflict,
         ReviewOfEnsemble,
     )
-    from ensemble_ray.serve.driving.ledger import LedgerEntry
-    from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.team import ServedTeam
     from ensemble_ray.values.task_output import OutputType
+
+
+_EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
+
+
+def open_follower(
+    followed: SharedEnds,
+    run_id: str,
+    after: str | None,
+    *,
+    active: ActiveRun | None,
+    status: Callable[[], Awaitable[RunStatus]],
+) -> RunFollower:
+    """Return a reader of a run's events.
+
+    Args:
+        followed: The records that are read by several.
+        run_id: The run's id.
+        after: What the client has had; None: nothing.
+        active: The run, where it is not over.
+        status: Returns how it stands.
+
+    Raises:
+        Refusal: the cursor is none.
+    """
+    try:
+        cursor = None if after is None else Cursor.parse(after)
+    except ValueError as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", str(error), run_id=run_id) from None
+
+    async def outcome() -> str | None:
+        found = await status()
+        return _EXIT_REASONS.get(found, found.value) if found.is_final else None
+
+    live = None if active is None else active.live
+    return RunFollower(followed, run_id, after=cursor, live=live, outcome=outcome)
+
+
+def wire_event(event: WireEvent) -> RunEvent:
+    """Return an event as routes give it on."""
+    cursor = None if event.cursor is None else str(event.cursor)
+    return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
+
+
+#: How often a run that somebody waits for is looked at, whether it waits for a person, s.
+_LOOK_S = 1.0
+
+
+class DrivenRunViews:
+    """The runs of one process as clients see them."""
+
+    def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
+        """Make it.
+
+        Args:
+            ledger: What was accepted.
+            active: Runs that are not over, from before they are in the ledger until their outcome is there.
+            store: Returns the store of their records.
+        """
+        self._ledger = ledger
+        self._active = active
+        self._store = store
+
+    async def entry(self, run_id: str) -> LedgerEntry:
+        """Return a run as it was accepted, with its outcome when it has ended.
+
+        Raises:
+            Refusal: there is no such run.
+        """
+        active = self._active.get(run_id)
+        if active is not None and active.is_kept:
+            return active.entry
+        found = await threads.run(self._ledger.find, run_id)
+        if found is None:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200]
+            )
+        return found
+
+    async def detail(self, run_id: str) -> RunDetail:
+        """Return a run as it stands.
+
+        Raises:
+            Refusal: there is no such run.
+        """
+        active = self._active.get(run_id)
+        entry = await self.entry(run_id)
+        ended = entry.outcome if active is None else active.ended
+        if ended is not None:
+            return ended
+        active = self._active.get(run_id)
+        if active is None:
+            return detail_of(entry, status=RunStatus.INTERRUPTED)
+        if not active.has_begun:
+            return detail_of(entry, status=RunStatus.ACCEPTED)
+        summary = await self._store().summary(run_id)
+        status = RunStatus.RUNNING if summary is None else status_of_state(summary.state)
+        if status is not RunStatus.WAITING:
+            status = RunStatus.RUNNING  # its end is not kept yet
+        return detail_of(entry, status=status, reviews=await open_reviews(self._store(), run_id))
+
+    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
+        """Return a run when it ended, waits for a person, or the time is up.
+
+        Raises:
+            Refusal: there is no such run.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (active := self._active.get(run_id)) is not None and (left := deadline - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(left, _LOOK_S)):
+                    await active.done.wait()
+            except TimeoutError:
+                if active.is_aside and (found := await self.detail(run_id)).status is RunStatus.WAITING:
+                    return found
+            else:
+                if active.ended is not None:
+                    return active.ended
+        return await self.detail(run_id)
+
+    async def page(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage:
+        """Return runs, newest first.
+
+        Raises:
+            Refusal: the cursor is none that a page gave.
+        """
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  as SQLite counts
+            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a list gave")
+        size = min(size, LARGEST_PAGE)
+        before = None if cursor is None else int(cursor)
+        there = set(self._active)  # before the look: one that ends meanwhile has its outcome at the next one
+        entries = await self._entries(wanted, before, size + 1)
+        shown = [await self._read_again(each, there) for each in entries[:size]]
+        more = str(shown[-1].seq) if len(entries) > size else None
+        return RunPage(
+            runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
+        )
+
+    async def _entries(self, wanted: RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return entries, newest first; a run whose end the ledger does not have yet is one that ended."""
+        if wanted.status is None or all(active.ended is None for active in self._active.values()):
+            entries = await threads.run(self._ledger.page, wanted, before=before, size=size)
+            return [self._with_end(each) for each in entries]
+        found: list[LedgerEntry] = []
+        all_states = wanted.model_copy(update={"status": None})
+        while len(found) < size:
+            some = await threads.run(self._ledger.page, all_states, before=before, size=LARGEST_PAGE)
+            found += [each for each in map(self._with_end, some) if each.status is wanted.status]
+            if len(some) < LARGEST_PAGE:
+                break
+            before = some[-1].seq
+        return found[:size]
+
+    def _with_end(self, entry: LedgerEntry) -> LedgerEntry:
+        active = self._active.get(entry.run_id)
+        if active is None or active.ended is None:
+            return entry
+        return replace(entry, status=active.ended.status, ended_at=active.ended.ended_at, outcome=active.ended)
+
+    async def _read_again(self, entry: LedgerEntry, there: set[str]) -> LedgerEntry:
+        """Return an entry with the outcome that came since it was read."""
+        if entry.status.is_final or entry.run_id in self._active or entry.run_id not in there:
+            return entry
+        return await threads.run(self._ledger.find, entry.run_id) or entry
+
 
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.

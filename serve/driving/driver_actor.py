@@ -10,56 +10,164 @@ import asyncio
 import concurrent.futures
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime, RunExistsError
+from ray.util import metrics as ray_metrics
+
+from ensemble_ray import IllegalStateError, RayRuntime, RunExistsError
+from ensemble_ray.access.admission import Admission, Denied, KeyPolicy, Knock
 from ensemble_ray.access.key_store import open_keys
+from ensemble_ray.errors import EnsembleError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import submit, threads
-from ensemble_ray.serve.catalog import load_catalog, load_models
-from ensemble_ray.serve.datasets import load_datasets
-from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.following import wire_event
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from ensemble_ray.process.forks import SystemClock, submit, threads
+from ensemble_ray.serve.callers import ANYBODY, Caller
+from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.ledger import LedgerLostError
-from ensemble_ray.serve.driving.ray_exporter import RayExporter
-from ensemble_ray.serve.driving.run_ledger import open_ledger
-from ensemble_ray.serve.metrics import RunTally, Sample
-from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.driving.requests import open_ledger
+from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind, RunTally, Sample
+from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.team import load_teams
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.admission import Knock
+    from ensemble_ray.access.key_store import KeyStamp, KeyStore
+    from ensemble_ray.ports import Clock
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.serve.callers import Caller
-    from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
-    from ensemble_ray.serve.control_schemas import (
+    from ensemble_ray.serve.driving.requests import DriverConfig, RunLedger
+    from ensemble_ray.serve.schemas import (
+        AcceptedRun,
+        Capabilities,
         DecidedReview,
+        EnsembleInfo,
         NewDecision,
         NewDirective,
         NewModel,
+        NewRun,
         ReviewConflict,
         ReviewOfEnsemble,
-    )
-    from ensemble_ray.serve.driving.config import DriverConfig
-    from ensemble_ray.serve.driving.run_ledger import RunLedger
-    from ensemble_ray.serve.run_schemas import (
-        AcceptedRun,
-        EnsembleInfo,
-        NewRun,
         RunDetail,
         RunEvent,
         RunFilter,
         RunPage,
+        ToolCallBody,
+        ToolReply,
     )
 
-T = TypeVar("T")
+
 _log = bounded_logger(__name__)
+_NONE_MADE = (
+    "This endpoint has no keys yet, and without one it answers on loopback alone. What to do: the operator makes one with "
+    "ensemble-ray keys add NAME"
+)
+_MISSING = "A key is needed. What to do: send it as 'Authorization: Bearer KEY'"
+_UNKNOWN = "This key is unknown here, or was revoked"
+_REALM = 'Bearer realm="ensemble-ray"'
+
+
+class KeptCallers:
+    """Who may ask, as the keys have it that are kept.
+
+    Args:
+        keys: Where they are kept.
+        policy: Which requests need one.
+        clock: Where time comes from.
+    """
+
+    def __init__(self, keys: KeyStore, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
+        self._keys = keys
+        self._admission = Admission(policy)
+        self._clock = clock or SystemClock()
+        #: of the keys as they were read; False: they were not
+        self._stamp: KeyStamp | bool | None = False
+        self._reading = asyncio.Lock()
+        #: how often they could not be read, and why the last time
+        self._failures = 0
+        self._failure: EnsembleError | OSError | None = None
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request; see `Callers.admit`."""
+        try:
+            await self._refresh()
+        except (EnsembleError, OSError) as error:
+            _log.error("No request is let in: %s", error)
+            raise Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "NOT_READY",
+                "The endpoint cannot read its keys. Its log says more",
+                retry_after_s=30,
+            ) from None
+        decision = self._admission.decide(knock, at=self._clock.now())
+        if isinstance(decision, Denied):
+            raise _refusal(decision)
+        key = decision.key
+        return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
+
+    async def _refresh(self) -> None:
+        """Take the keys as they are now.
+
+        A database that is away is waited for: who comes meanwhile is refused with the one that waits, and not one after the other.
+
+        Raises:
+            EnsembleError, OSError: they cannot be read.
+        """
+        before = self._failures
+        async with self._reading:
+            if self._failure is not None and self._failures > before:
+                raise self._failure.with_traceback(None)
+            try:
+                await self._look()
+            except (EnsembleError, OSError) as error:
+                self._failures, self._failure = self._failures + 1, error
+                raise
+            self._failure = None
+
+    async def _look(self) -> None:
+        stamp = await threads.run(self._keys.stamp)
+        if self._stamp is not False and stamp == self._stamp:
+            return
+        self._stamp = False
+        self._admission.use(await threads.run(self._keys.read))
+        self._stamp = stamp
+
+
+def _refusal(denied: Denied) -> Refusal:
+    if denied.retry_after_s is not None:
+        _log.warning("Key '%s' has used up its requests", denied.name)
+        text = f"Key '{denied.name}' has used up its requests: ask again in {denied.retry_after_s} s"
+        return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "RATE_LIMITED", text, retry_after_s=denied.retry_after_s)
+    text = _UNKNOWN if denied.has_key else _MISSING if denied.is_openable else _NONE_MADE
+    challenge = f'{_REALM}, error="invalid_token"' if denied.has_key else _REALM
+    return Refusal(HTTPStatus.UNAUTHORIZED, "UNAUTHENTICATED", text, headers=(("www-authenticate", challenge),))
+
+
+class RayExporter:
+    """Reports changes to Ray, which writes `ray_` before their names."""
+
+    def __init__(self) -> None:
+        made = cast("Any", ray_metrics)
+        self._reported: dict[str, Any] = {
+            metric.name: (made.Counter if metric.kind is MetricKind.COUNTER else made.Gauge)(
+                metric.name.removesuffix("_total"), description=metric.description, tag_keys=metric.labels
+            )
+            for metric in METRICS
+        }
+
+    def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
+        """Take notice that a counter grew."""
+        self._reported[metric.name].inc(amount, tags=dict(labels))
+
+    def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
+        """Take notice of what a gauge shows."""
+        self._reported[metric.name].set(amount, tags=dict(labels))
+
+
+T = TypeVar("T")
+
 #: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
 _KEPT_READERS = 2000
 #: How long replies have to go out when this process ends itself, s.

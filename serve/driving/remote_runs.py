@@ -22,21 +22,29 @@ from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
-from ensemble_ray.serve.control_schemas import (
+from ensemble_ray.serve.driving.driver_actor import RunDriver, RunEventPage
+from ensemble_ray.serve.driving.requests import DriverConfig, part_of_name
+from ensemble_ray.serve.metrics import Sample
+from ensemble_ray.serve.run_service import DEFAULT_PAGE
+from ensemble_ray.serve.schemas import (
+    AcceptedRun,
+    Capabilities,
     DecidedReview,
+    EnsembleInfo,
     NewDecision,
     NewDirective,
     NewModel,
+    NewRun,
+    Refusal,
     ReviewConflict,
     ReviewOfEnsemble,
+    RunDetail,
+    RunEvent,
+    RunFilter,
+    RunPage,
+    ToolCallBody,
+    ToolReply,
 )
-from ensemble_ray.serve.driving.config import DriverConfig, part_of_name
-from ensemble_ray.serve.driving.driver_actor import RunDriver, RunEventPage
-from ensemble_ray.serve.metrics import Sample
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
-from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
 
 T = TypeVar("T")

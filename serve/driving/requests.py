@@ -4,26 +4,330 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ensemble_ray import Ensemble, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
+from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.serve.driving.changed_team import change_team, count_tasks
-from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunStatus
-from ensemble_ray.serve.team import known_inputs
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.catalog import DatasetCatalog
+from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+from ensemble_ray.serve.schemas import (
+    AcceptedRun,
+    ItemsDataset,
+    ItemsFile,
+    NewRun,
+    NewTask,
+    Refusal,
+    RunDetail,
+    RunFilter,
+    RunStatus,
+    TaskOverride,
+)
+from ensemble_ray.serve.team import TeamName, known_inputs
+from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.datasets import DatasetCatalog
+    from ensemble_ray.ports import ChatModel
     from ensemble_ray.serve.team import ServedTeam
-    from ensemble_ray.teamfile import Runnable
+
+
+#: Characters of a description by which a task without a name is found.
+_SHORT = 50
+
+
+def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]) -> Runnable:
+    """Return the team with the tasks of a request.
+
+    Args:
+        definition: The team; its `models` are those that can be named.
+        asked: The request.
+        tools: Those that can be named.
+
+    Raises:
+        Refusal: the team takes no other tasks, or something that is named is not there, or the tasks cannot be run.
+    """
+    if asked.task_overrides is None and asked.tasks is None:
+        return definition
+    if not isinstance(definition, Ensemble) or definition.levels is not None:
+        raise _refuse("TASKS_NOT_TAKEN", "The tasks of this team are made of its items, so no request can change them")
+    if asked.task_overrides is not None and asked.tasks is not None:
+        raise _refuse("TASKS_INVALID", "A request has 'task_overrides' or 'tasks', not both")
+    changes = _Changes(definition, tools)
+    try:
+        return changes.override(asked.task_overrides or {}) if asked.tasks is None else changes.choose(asked.tasks)
+    except ValidationError as error:
+        raise _refuse("TASKS_INVALID", str(error)) from error
+
+
+def count_tasks(definition: Runnable, asked: NewRun) -> int:
+    """Return how many tasks a changed team has.
+
+    Raises:
+        Refusal: its texts name inputs that are missing, or the tasks cannot be run together.
+    """
+    assert isinstance(definition, Ensemble)  # noqa: S101  `change_team` gave it
+    try:
+        return len(definition.plan(asked.inputs).nodes)
+    except PromptTemplateError as error:
+        missing = tuple(error.missing_variables)
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "INPUTS_MISSING",
+            str(error),
+            missing=missing,
+            run_id=asked.run_id,
+            error="PromptTemplateError",
+        ) from error
+    except ValidationError as error:
+        raise _refuse("TASKS_INVALID", str(error)) from error
+
+
+class _Changes:
+    """Changes to the tasks of one team."""
+
+    def __init__(self, team: Ensemble, tools: Mapping[str, object]) -> None:
+        self._team = team
+        self._tools = tools
+        #: agents that are other ones in this run
+        self._new_agents: list[Agent] = []
+
+    def override(self, overrides: Mapping[str, TaskOverride]) -> Ensemble:
+        """Return the team with other words, models and tools for some of its tasks."""
+        team = self._team
+        names = _names_of(team.all_tasks)
+        wanted = {_get_task(name, names).object_id: override for name, override in overrides.items()}
+        tasks: dict[str, Task] = {}
+        for task in TaskDependencyGraph(team.all_tasks).in_dependency_order():
+            changed = self._override(task, wanted.get(task.object_id))
+            context = tuple(tasks.get(each.object_id, each) for each in task.context)
+            tasks[task.object_id] = changed.rewritten(context=context)
+        return team.replace(
+            tasks=[tasks[task.object_id] for task in team.tasks],
+            loops=[loop.with_tasks_of(tasks) for loop in team.loops],
+            phases=[phase.with_tasks_of(tasks) for phase in team.phases],
+            graph=None if team.graph is None else team.graph.with_tasks_of(tasks),
+            agents=self._agents(),
+        )
+
+    def choose(self, selection: Sequence[str | NewTask]) -> Ensemble:
+        """Return the team with these tasks in place of all others."""
+        own, chosen = _names_of(self._team.tasks), dict[str, Task]()
+        tasks: list[Task] = []
+        for position, each in enumerate(selection):
+            where = f"tasks[{position}]"
+            if isinstance(each, str):
+                task = _get_task(each, own)
+                outside = [entry for entry in task.context if entry.object_id not in {one.object_id for one in tasks}]
+                if outside:
+                    raise _refuse(
+                        "TASKS_INVALID",
+                        f"{where}: the task '{each}' is given outputs of tasks that do not stand before it in the list",
+                    )
+                chosen[each] = task
+            else:
+                task = self._make(each, where, chosen)
+            for name in _names_of([task]):
+                chosen.setdefault(name, task)
+            if any(task.object_id == one.object_id for one in tasks):
+                raise _refuse("TASKS_INVALID", f"{where}: the task '{each}' stands in the list twice")
+            tasks.append(task)
+        return self._team.replace(tasks=tasks, loops=(), phases=(), graph=None, agents=self._agents())
+
+    def _override(self, task: Task, override: TaskOverride | None) -> Task:
+        """Return the same task, changed."""
+        if override is None:
+            return task
+        if task.handler is not None and (override.model is not None or override.tools is not None):
+            name = task.name or task.description[:_SHORT]
+            raise _refuse("TASKS_INVALID", f"The task '{name}' is done by a handler, which has no model and no tools")
+        words = {
+            field: value
+            for field in ("description", "expected_output")
+            if (value := getattr(override, field)) is not None
+        }
+        changes = {**words, **self._who(task.agent, override)}
+        checked = task.replace(**changes)
+        return task.rewritten(**{field: getattr(checked, field) for field in changes})
+
+    def _make(self, new: NewTask, where: str, chosen: Mapping[str, Task]) -> Task:
+        for name in new.context:
+            if name not in chosen:
+                text = f"{where}: no task '{name}' stands before it in the list. There are: [{', '.join(chosen)}]"
+                raise _refuse("TASKS_INVALID", text)
+        if new.name is not None and new.name in chosen:
+            raise _refuse("TASKS_INVALID", f"{where}: two tasks are called '{new.name}'")
+        expected = {} if new.expected_output is None else {"expected_output": new.expected_output}
+        task = Task.of(new.description, **expected)
+        context = [chosen[name] for name in new.context]
+        return task.replace(name=new.name, context=context, **{"agent": self._agent(new.agent), **self._who_new(new)})
+
+    def _who_new(self, new: NewTask) -> dict[str, object]:
+        return self._who(self._agent(new.agent), TaskOverride(model=new.model, tools=new.tools))
+
+    def _agent(self, role: str | None) -> Agent | None:
+        """Return the agent of that role; None stays None."""
+        if role is None:
+            return None
+        listed = self._team.agents or [task.agent for task in self._team.all_tasks if task.agent is not None]
+        agents = {agent.role: agent for agent in reversed(listed)}
+        if role not in agents:
+            raise _refuse("AGENT_NOT_FOUND", f"There is no agent '{role}'. There are: [{', '.join(sorted(agents))}]")
+        return agents[role]
+
+    def _who(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
+        """Return the fields of a task that say who does it, where those are other ones."""
+        changes: dict[str, object] = {}
+        if wanted.model is not None:
+            changes["llm"] = self._model(wanted.model)
+        if wanted.tools is not None:
+            changes["tools"] = [self._tool(name) for name in dict.fromkeys(wanted.tools)]
+        if agent is None or not changes:
+            return changes
+        changed = agent.replace(**changes)
+        self._new_agents.append(changed)
+        # The model of the agent: one that the task names would hold in its place.
+        return {"agent": changed} if wanted.model is None else {"agent": changed, "llm": None}
+
+    def _agents(self) -> Sequence[Agent] | None:
+        listed = self._team.agents
+        return None if listed is None else [*listed, *self._new_agents]
+
+    def _model(self, name: str) -> ChatModel:
+        models = self._team.models
+        if name not in models:
+            raise _refuse("MODEL_NOT_FOUND", f"There is no model '{name}'. There are: [{', '.join(sorted(models))}]")
+        return models[name]
+
+    def _tool(self, name: str) -> object:
+        if name not in self._tools:
+            text = f"There is no tool '{name}'. There are: [{', '.join(sorted(self._tools))}]"
+            raise _refuse("TOOL_NOT_FOUND", text)
+        return self._tools[name]
+
+
+def _names_of(tasks: Sequence[Task]) -> dict[str, Task]:
+    """Return tasks by their names, or else by the beginning of what is to be done (S-CTL-21)."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        found.setdefault(task.name or task.description[:_SHORT], task)
+    return found
+
+
+def _get_task(name: str, tasks: Mapping[str, Task]) -> Task:
+    if name not in tasks:
+        raise _refuse("TASK_NOT_FOUND", f"There is no task '{name}'. There are: [{', '.join(tasks)}]")
+    return tasks[name]
+
+
+def _refuse(code: str, text: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, code, text)
+
+
+N = TypeVar("N", int, float)
+
+
+class EndpointLimits(BaseModel):
+    """Bounds of an endpoint (S-SRV-50).
+
+    Attributes:
+        max_running: Runs of one team at the same time.
+        max_queued: Runs of one team that wait for their turn; more are refused with 429.
+        max_items: Items that one request may bring.
+        max_tokens: Tokens that a run may spend, whatever its request says; None: as the team says.
+        max_cost: Money that a run may spend, the same.
+        items_directory: Where files of items lie that requests may name; None: they may name none.
+        kept_runs: Runs that are kept in lists after their end; older ones are known by their records alone.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_running: int = Field(default=100, gt=0)
+    max_queued: int = Field(default=1000, ge=0)
+    max_items: int = Field(default=10_000, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_cost: float | None = Field(default=None, gt=0)
+    items_directory: Path | None = None
+    kept_runs: int = Field(default=10_000, gt=0)
+
+
+def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
+    """Return the options of a run.
+
+    Raises:
+        Refusal: the request asks for more than the team or the operator allows.
+    """
+    wanted = asked.options
+    tokens = _bound("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
+    wanted_cost = None if wanted.max_cost is None else float(wanted.max_cost)
+    cost = _bound("max_cost", wanted_cost, (limits.max_cost, definition.max_cost))
+    if cost is not None and definition.cost_configuration is None and definition.max_cost is None:
+        if wanted.max_cost is not None:
+            raise _too_much("max_cost needs a team with a cost configuration")
+        cost = None
+    parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
+    return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)
+
+
+def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:
+    """Return what is wanted, else the smallest bound."""
+    least = min((each for each in bounds if each is not None), default=None)
+    if wanted is not None and least is not None and wanted > least:
+        raise _too_much(f"{name} may be {least} at most, got: {wanted}")
+    return least if wanted is None else wanted
+
+
+def items_of(
+    asked: NewRun, limits: EndpointLimits, datasets: DatasetCatalog
+) -> list[object] | Path | ItemsDataset | None:
+    """Return what the run maps in place of the team's own items; None: nothing. A Dataset is to be opened yet.
+
+    Raises:
+        Refusal: there are none or too many of them, or the file or Dataset is not one that clients may name.
+    """
+    match asked.items:
+        case None:
+            return None
+        case ItemsFile(file=file):
+            return _file_of(file, limits)
+        case ItemsDataset() as named:
+            datasets.check(named.dataset)
+            return named
+        case items:
+            if not items:
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "items must not be empty")
+            if len(items) > limits.max_items:
+                raise _too_much(f"items may be {limits.max_items} at most, got: {len(items)}")
+            return list(items)
+
+
+def _file_of(name: str, limits: EndpointLimits) -> Path:
+    directory = limits.items_directory
+    if directory is None:
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "ITEMS_FILE_NOT_FOUND",
+            "This endpoint serves no files of items. What to do: send the items, or let the operator set items_directory",
+        )
+    root = directory.expanduser().resolve()
+    found = (root / name).resolve()
+    if not found.is_relative_to(root) or not found.is_file():
+        raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_FILE_NOT_FOUND", f"There is no file of items '{name}'")
+    return found
+
+
+def _too_much(text: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, "LIMIT_EXCEEDED", text)
 
 
 def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
@@ -178,3 +482,94 @@ def _digest(asked: NewRun, team: ServedTeam) -> str:
             del data[name]
     text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def part_of_name(endpoint: str) -> str:
+    """Return an endpoint's name as a part of a longer one, whose parts `/` stands between; most names stay as they are.
+
+    Examples:
+        >>> part_of_name("shop"), part_of_name("shop/eu")
+        ('shop', 'shop%2Feu')
+    """
+    return endpoint.replace("%", "%25").replace("/", "%2F")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverConfig:
+    """One deployment of an endpoint."""
+
+    #: of the application; names the actor and the ledger
+    name: str
+    teams: tuple[TeamName, ...]
+    limits: EndpointLimits
+    #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
+    deployed_at: float
+    #: `module:attribute` names of the tools that clients may call
+    tools: tuple[str, ...] = ()
+    #: models that runs can be told to ask, by name: `module:attribute`, or as a team file says a model
+    models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    #: of the schedulers that have its runs; empty: the one without a name
+    namespace: str = ""
+    #: `module:attribute` names of the Datasets that requests may map, by the names that requests know
+    datasets: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: which requests need a key
+    keys: KeyPolicy = KeyPolicy.AUTO
+
+
+class RunLedger(Protocol):
+    """The runs of one endpoint, in the one process that drives them.
+
+    Each call raises `LedgerLostError` where another process has it now, and `EnsembleError` where it cannot be reached.
+    """
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Keep a run that is accepted; when this returns it survives the process, and a loss of power."""
+        ...
+
+    def note(self, run_id: str, status: RunStatus) -> None:
+        """Note how a run stands that has not ended."""
+        ...
+
+    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
+        """Note what became of a run; its request is kept no more, and of runs that ended the newest `kept`."""
+        ...
+
+    def find(self, run_id: str) -> LedgerEntry | None:
+        """Return the run of that id; None when there is none."""
+        ...
+
+    def find_key(self, key: str) -> LedgerEntry | None:
+        """Return the run that was asked for under that key; None when there is none."""
+        ...
+
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
+        """Return the runs that have not ended, oldest first."""
+        ...
+
+    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return runs, newest first; see `Ledger.page`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, so that another process may have it."""
+        ...
+
+
+def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
+    """Return the ledger of an endpoint whose runs are recorded at an address.
+
+    Args:
+        address: Where its runs are recorded.
+        name: The endpoint's.
+        namespace: Of the schedulers that have its runs; empty: the one without a name.
+
+    Raises:
+        RunExistsError: another process has it, and does not end.
+        EnsembleError: the database cannot be reached, or refuses.
+    """
+    own = part_of_name(name)
+    if not address.url:
+        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
+    from ensemble_ray.serve.driving.ledger import PostgresLedger
+
+    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)

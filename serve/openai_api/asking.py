@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Depends, Header, Request
-from pydantic import JsonValue
+from fastapi import Depends, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StrictBool
+from sse_starlette import ServerSentEvent
+from starlette.exceptions import HTTPException
 
 from ensemble_ray.access.keys import Right
-from ensemble_ray.serve.asked_run import AskedRun
+from ensemble_ray.serve.answers import answer, json_text, problems_of
+from ensemble_ray.serve.asked_run import AskedRun, SaidText
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import CallerDependency
-from ensemble_ray.serve.routes.service import ServiceDependency
-from ensemble_ray.serve.run_schemas import EnsembleInfo, NewRun
+from ensemble_ray.serve.failures import describe_refusal
+from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.trace_context import traceparent_of
+from ensemble_ray.serve.schemas import EnsembleInfo, Failure, NewRun, Refusal, RunStatus, RunTags, Text, Wire
+from ensemble_ray.serve.visible_runs import ServiceDependency
+from ensemble_ray.studio.event_answer import EventAnswer
+from ensemble_ray.text.foreign_text import whole_data
+from ensemble_ray.values.messages import Reasoning
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ensemble_ray.serve.schemas import Metrics, RunDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +101,348 @@ async def model_of(service: RunService, caller: Caller, name: str) -> EnsembleIn
     known = ", ".join(each.name for each in found)
     text = f"There is no model '{name[:200]}'. There are: [{known}]"
     raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", text)
+
+
+#: Header of every answer about a run: its id.
+RUN_HEADER = "x-run-id"
+#: Tells clients of this API not to send the request again: a run that failed would be paid for again.
+_NO_RETRY = {"x-should-retry": "false"}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+#: Codes for which clients of this API have a name.
+_CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
+_UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
+
+
+class ApiError(Wire):
+    """What went wrong.
+
+    Attributes:
+        type: Kind of the error, after its status.
+        param: Field of the request that is wrong.
+        code: Stable name of the reason, in small letters.
+    """
+
+    message: Text
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ApiErrorBody(Wire):
+    """Every answer that is no success."""
+
+    error: ApiError
+
+
+#: What the OpenAPI document says of answers that are no success.
+API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
+
+
+def wrong_parameter(param: str, message: str, code: str = "UNSUPPORTED_PARAMETER") -> Refusal:
+    """Return the refusal of a field that is wrong, or asks for what no team can do."""
+    return Refusal(HTTPStatus.BAD_REQUEST, code, message, param=param)
+
+
+def api_error(failure: Failure, param: str | None = None) -> ApiErrorBody:
+    """Return a failure as this API says it."""
+    status = HTTPStatus(failure.status)
+    kind = _TYPES.get(status, "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error")
+    causes = f" Causes: {'; '.join(failure.causes)}" if failure.causes else ""
+    code = _CODES.get(failure.code, failure.code.lower())
+    return ApiErrorBody(error=ApiError(message=f"{failure.message}{causes}", type=kind, param=param, code=code))
+
+
+def run_error(failure: Failure, run_id: str) -> JSONResponse:
+    """Return the answer about a run that gave none."""
+    headers = {RUN_HEADER: run_id, **_NO_RETRY}
+    return answer(api_error(failure), HTTPStatus(failure.status), headers)
+
+
+def refusal_error(refusal: Refusal) -> JSONResponse:
+    """Return a refusal as the answer with its status and its headers."""
+    headers = dict(refusal.headers)
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    return answer(api_error(describe_refusal(refusal), refusal.param), HTTPStatus(refusal.status), headers)
+
+
+class ApiRoute(APIRoute):
+    """A route whose refusals have the form of this API."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers requests."""
+        handle = super().get_route_handler()
+
+        async def handle_in_form(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Refusal as refusal:
+                return refusal_error(refusal)
+            except RequestValidationError as error:
+                return _invalid("; ".join(problems_of(error)), _place(error))
+            except HTTPException as error:
+                if error.status_code != HTTPStatus.BAD_REQUEST:
+                    raise
+                return _invalid(_UNREADABLE)
+
+        return handle_in_form
+
+
+def _invalid(message: str, param: str | None = None) -> JSONResponse:
+    error = ApiError(message=message, type="invalid_request_error", param=param, code="invalid_request")
+    return answer(ApiErrorBody(error=error), HTTPStatus.BAD_REQUEST)
+
+
+def _place(error: RequestValidationError) -> str | None:
+    """Return the first field that is wrong."""
+    places = [".".join(str(part) for part in each["loc"][1:]) for each in error.errors()]
+    return (places[0][:200] or None) if places else None
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
+#: What an answer of a team cannot be, and the values that ask for nothing.
+_NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
+_CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
+_RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
+_WHY = {
+    "previous_response_id": "send what was said before as messages of 'input'",
+    "conversation": "send what was said before as messages of 'input'",
+    "background": "begin the run with POST /runs, and ask for it with GET /v1/responses/{run_id}",
+    "tools": "a team has its own tools",
+    "functions": "a team has its own tools",
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class MessageBody(_Body):
+    """A message of a conversation.
+
+    Attributes:
+        role: Who said it; items that are no messages have none.
+        content: A text, or parts of it.
+    """
+
+    role: str = ""
+    type: str = "message"
+    content: Text | list[dict[str, JsonValue]] | None = None
+
+
+class StreamOptions(_Body):
+    """How a stream is told.
+
+    Attributes:
+        include_usage: Whether its last chunk has the tokens.
+    """
+
+    include_usage: StrictBool | None = None
+
+
+class ChatBody(_Body):
+    """Body of `POST /v1/chat/completions`.
+
+    Attributes:
+        model: The team's name.
+        messages: The last one of the user is the team's input.
+        metadata: The run's tags.
+    """
+
+    model: _Name
+    messages: list[MessageBody] = Field(min_length=1)
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: RunTags | None = None
+    n: JsonValue = None
+    response_format: JsonValue = None
+    modalities: JsonValue = None
+    tools: JsonValue = None
+    functions: JsonValue = None
+    logprobs: JsonValue = None
+    top_logprobs: JsonValue = None
+    audio: JsonValue = None
+    web_search_options: JsonValue = None
+    stop: JsonValue = None
+
+    def check(self) -> None:
+        """Refuse what no team can do.
+
+        Raises:
+            Refusal: it names the field.
+        """
+        if self.n is not None and (isinstance(self.n, bool) or self.n != 1):
+            raise wrong_parameter("n", "n: a run of a team gives one answer; send the request again for another one")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise wrong_parameter("modalities", "modalities: teams answer in text alone")
+        _check_format(self.response_format, "response_format")
+        _check_unset(self, _CHAT)
+        if self.stream_options is not None and not self.stream:
+            raise wrong_parameter("stream_options", "stream_options: they are of use with stream=true alone")
+
+
+class ResponseBody(_Body):
+    """Body of `POST /v1/responses`.
+
+    Attributes:
+        model: The team's name.
+        input: The message, or messages, of which the last one of the user is the team's input.
+        instructions: The first of what was said before.
+        metadata: The run's tags.
+    """
+
+    model: _Name
+    input: Text | Annotated[list[MessageBody], Field(min_length=1)]
+    instructions: Text | None = None
+    stream: StrictBool | None = None
+    metadata: RunTags | None = None
+    text: JsonValue = None
+    tools: JsonValue = None
+    top_logprobs: JsonValue = None
+    previous_response_id: JsonValue = None
+    conversation: JsonValue = None
+    background: JsonValue = None
+    prompt: JsonValue = None
+
+    def check(self) -> None:
+        """Refuse what no team can do.
+
+        Raises:
+            Refusal: it names the field.
+        """
+        if self.text is not None and not isinstance(self.text, dict):
+            raise wrong_parameter("text", "text: must be an object", code="INVALID_REQUEST")
+        _check_format(None if self.text is None else self.text.get("format"), "text.format")
+        _check_unset(self, _RESPONSE)
+
+
+def _check_format(value: JsonValue, name: str) -> None:
+    if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
+        raise wrong_parameter(
+            name, f"{name}: the form of an answer is the team's own (the output_type of its last task); ask for text"
+        )
+
+
+def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
+    for name in names:
+        value: JsonValue = getattr(body, name)
+        if not any(value == each for each in _NOTHING):
+            why = _WHY.get(name, "leave it out")
+            raise wrong_parameter(name, f"{name}: teams do not take it; {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamAnswer:
+    """What a team answered."""
+
+    text: str
+    #: whether its budget was spent before it was done
+    is_cut: bool
+    metrics: Metrics
+    #: what the model of its last task thought; None: nothing that is known
+    reasoning: str | None = None
+
+
+def answer_of(run: RunDetail) -> TeamAnswer | Failure:
+    """Return what came of a run that has ended, or waits for a person (S-SRV-110, S-SRV-112)."""
+    if run.error is not None:
+        return run.error
+    match run.status:
+        case RunStatus.WAITING:
+            gates = ", ".join(each.gate_id for each in run.reviews)
+            named = f"at [{gates}]" if gates else f"(GET /runs/{run.run_id} names the gates)"
+            text = (
+                f"Run '{run.run_id}' waits for a person to decide {named}. Its answer is at GET /v1/responses/{run.run_id} "
+                "when that is done"
+            )
+            return _failure(run, HTTPStatus.CONFLICT, "RUN_WAITING", text)
+        case RunStatus.CANCELLED:
+            return _failure(run, HTTPStatus.BAD_GATEWAY, "RUN_CANCELLED", f"Run '{run.run_id}' was cancelled")
+        case RunStatus.INTERRUPTED:
+            text = f"Run '{run.run_id}' was interrupted. What is recorded of it is kept"
+            return _failure(run, HTTPStatus.SERVICE_UNAVAILABLE, "RUN_INTERRUPTED", text)
+        case _:
+            pass
+    is_cut = run.status is RunStatus.BUDGET_EXHAUSTED
+    if run.result is None or (is_cut and not run.result.raw):
+        text = f"Run '{run.run_id}' ended without an answer: {run.status}"
+        return _failure(run, HTTPStatus.BAD_GATEWAY, "NO_ANSWER", text)
+    reasoning = run.result.tasks[-1].reasoning if run.result.tasks else None
+    return TeamAnswer(text=run.result.raw, is_cut=is_cut, metrics=run.result.metrics, reasoning=reasoning)
+
+
+def begun_anew(run: RunDetail) -> Failure:
+    """Return the failure of a stream whose text turned out to be another one than the answer (S-SRV-123)."""
+    text = (
+        f"The answer was begun anew while it was said, so that what was streamed is not the answer. It is at "
+        f"GET /v1/responses/{run.run_id}"
+    )
+    return _failure(run, HTTPStatus.BAD_GATEWAY, "ANSWER_BEGUN_ANEW", text)
+
+
+def _failure(run: RunDetail, status: HTTPStatus, code: str, message: str) -> Failure:
+    return Failure(error="RunError", code=code, status=status, message=message, run_id=run.run_id)
+
+
+#: Characters of a piece of an answer that is known as a whole.
+_PIECE = 200
+
+
+class AnswerStream(EventAnswer):
+    """The stream of one run's answer; whatever ends it, the run learns that its client is gone."""
+
+    def __init__(self, run: AskedRun, events: AsyncGenerator[ServerSentEvent]) -> None:
+        """Make it.
+
+        Args:
+            run: The run.
+            events: What is sent.
+        """
+        super().__init__(events, headers={RUN_HEADER: run.run_id})
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._run.leave()
+
+
+async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:
+    """Yield the pieces of an answer and of reasoning (`Reasoning`), then the answer as a whole, or why there is none.
+
+    Args:
+        run: The run.
+        streamed_task: Instance of the task whose tokens are the answer; None: it is known at the end alone.
+    """
+    said, has_thought = SaidText(), False
+    async with aclosing(run.answer(streamed_task, said)) as pieces:
+        async for each in pieces:
+            if not isinstance(each, str):
+                for last in _end(each, said, has_thought=has_thought):
+                    yield last
+            elif each:
+                has_thought = has_thought or isinstance(each, Reasoning)
+                yield each
+
+
+def _end(run: RunDetail, said: SaidText, *, has_thought: bool) -> list[str | TeamAnswer | Failure]:
+    found = answer_of(run)
+    if not isinstance(found, TeamAnswer):
+        return [found]
+    rest = said.rest(found.text)
+    if rest is None:
+        return [begun_anew(run)]
+    # An answer that is known at the end alone has its reasoning before it.
+    thought = [Reasoning(found.reasoning)] if found.reasoning and rest == found.text and not has_thought else []
+    return [*thought, *(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
+
+
+def render(data: Mapping[str, object], event: str | None = None) -> ServerSentEvent:
+    """Return data as an event."""
+    return ServerSentEvent(data=json_text(data), event=event, sep="\n")

@@ -17,7 +17,7 @@ from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
 from ensemble_ray.execute.orders import RunContext, RunOutcome
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.runs.ports import SubmissionReason
 from tests.actors.test_wire import output_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from ensemble_ray import ExitReason, RunState
 from ensemble_ray.actors.link.wire import EndPage, WireFailure, WireOutcome
 from ensemble_ray.actors.scheduler import planned_run as run_end
 from ensemble_ray.actors.scheduler.planned_run import RunEndBuffer
-from ensemble_ray.coordinator.outputs import ListedOutputs, SpooledOutputs
 from ensemble_ray.execute.orders import FailedTask, RunOutcome
+from ensemble_ray.runs.outputs import ListedOutputs, SpooledOutputs
 from ensemble_ray.schedule.instructions import LoopResult
 
 LARGE = 400_000

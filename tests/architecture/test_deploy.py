@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from ensemble_ray.cli.app import make_app
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
-from ensemble_ray.serve.mcp_api.endpoint import PATH
+from ensemble_ray.serve.mcp_api import PATH
 from ensemble_ray.teamfile import load_runnable
 from tests.serve.driving import driven
 from tests.serve.teams import summaries

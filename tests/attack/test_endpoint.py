@@ -16,7 +16,7 @@ from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray.access.admission import host_name
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES
+from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES
 from ensemble_ray.testing import ScriptedModel
 from tests.processes import Program, free_ports, own_directory, own_environment, program
 from tests.serve.driving import driven

@@ -17,7 +17,7 @@ from httpx import AsyncClient, Response
 
 from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.key_check import OPEN_PATHS
+from ensemble_ray.serve.middleware import OPEN_PATHS
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.driving import driven
 from tests.serve.keys import Guarded, guarded, make_key

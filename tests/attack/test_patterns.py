@@ -36,16 +36,15 @@ from ensemble_ray import (
     parse_output,
     resolve_template,
 )
-from ensemble_ray.cli.demo.digest import whole_sentences
-from ensemble_ray.cli.demo.passages import passages_of
+from ensemble_ray.cli.demo import passages_of, whole_sentences
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.fields import braced_texts, escape_template, fill_inputs
 from ensemble_ray.execute.delegation.decisions import read_call
 from ensemble_ray.items.text_files import CsvFile, csv_rows, json_lines
 from ensemble_ray.plan.synthesis import _json_object, _role_of
-from ensemble_ray.record.rendering import text_of
-from ensemble_ray.record.retention import age_from
+from ensemble_ray.record.journal import text_of
+from ensemble_ray.record.runs import age_from
 from ensemble_ray.teamfile.document import Problems, nearest, read_document
 from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.teamfile.references import is_reference

@@ -21,7 +21,7 @@ import pytest
 
 from ensemble_ray.definition.agent import _NAME, _SELECTOR
 from ensemble_ray.prompts.task import _HEADING
-from ensemble_ray.record.rendering import _LONG
+from ensemble_ray.record.journal import _LONG
 from ensemble_ray.text.answers import _TAG
 from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
@@ -36,7 +36,7 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/definition/agent.py", "_NAME"): _NAME,
     ("ensemble_ray/definition/agent.py", "_SELECTOR"): _SELECTOR,
     ("ensemble_ray/prompts/task.py", "_HEADING"): _HEADING,
-    ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
+    ("ensemble_ray/record/journal.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
     ("ensemble_ray/text/answers.py", "_TAG"): _TAG,

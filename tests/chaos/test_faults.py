@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.record.sqlite.commit_lock import CommitLock
+from ensemble_ray.record.sqlite.journal import CommitLock
 from tests.chaos.damaging import HARMS, harm
 from tests.chaos.freezing import holds
 from tests.chaos.harness import run_with_faults

@@ -20,7 +20,7 @@ from ensemble_ray.memory.embeddings import metered_embeddings
 from ensemble_ray.memory.openai_embeddings import Embedded, TextBatcher, shares_of
 from ensemble_ray.process.forks import run_blocking, threads
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
-from ensemble_ray.testing.model_server.embeddings import count_words
+from ensemble_ray.testing.model_server.server import count_words
 
 SECRET = "sk-secret"  # noqa: S105  made up, and looked for in what must not hold it
 

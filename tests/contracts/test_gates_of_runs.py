@@ -18,7 +18,7 @@ import pytest
 from ensemble_ray import RunState, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.runs import ReviewDecided
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.open_reviews import Obstacle, fold_gates, open_reviews
 from ensemble_ray.record.opening import store_at
@@ -34,7 +34,7 @@ APPROVED = ReviewDecided(verdict="approve", by="Ann", outside=True)
 #: A program that decides when it is told to; its arguments: the store's address, and who decides.
 _DECIDER = """
 import asyncio, json, sys
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.runs import ReviewDecided
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 

@@ -12,7 +12,7 @@ from psycopg import sql
 from ensemble_ray import RecordError, RunExistsError, RunState, ValidationError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.postgres.group import name_of, text_of_name
+from ensemble_ray.record.postgres.journal import name_of, text_of_name
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.record.stores import StoreAddress
 from tests.postgres_server import PostgresServer

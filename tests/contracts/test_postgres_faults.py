@@ -16,7 +16,7 @@ from psycopg import sql
 from ensemble_ray import RecordError, RunExistsError, RunState, StaleEpochError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
-from ensemble_ray.record.postgres.group import Append, BegunRun, commit_group, render
+from ensemble_ray.record.postgres.journal import Append, BegunRun, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.ids import OWNER_STEP
 from tests.postgres_server import PostgresServer

@@ -21,7 +21,7 @@ from ensemble_ray import (
     aresume,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.retention import prune
+from ensemble_ray.record.runs import prune
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 from ensemble_ray.values.value import utc_now

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from ensemble_ray.record.identity.names import stable_name
+from ensemble_ray.record.identity.definition import stable_name
 from tests.golden.records import Record
 
 __all__ = ["difference", "plain", "plain_facts"]

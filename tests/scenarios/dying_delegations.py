@@ -22,7 +22,7 @@ from ensemble_ray import (
     ToolCall,
     tool,
 )
-from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.runs.coordinator import Coordinator
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks
 

@@ -211,7 +211,7 @@ def test_tool_that_does_not_hear_of_cancelling_is_left_behind(
     inline_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-SET-27: after a grace, which is shorter here, the run ends without it."""
-    monkeypatch.setattr("ensemble_ray.inline.run.GRACE_S", 0.2)
+    monkeypatch.setattr("ensemble_ray.runs.inline.GRACE_S", 0.2)
     check_left_behind(inline_runtime, tmp_path, stubborn)
 
 

@@ -252,7 +252,7 @@ def test_what_pages_say_that_nobody_understands(caplog: pytest.LogCaptureFixture
             page.send(each)
         page.send('{"type": "ping", "unknown": {"key": 1}}')
         assert page.next() == {"type": "pong"}
-    said = [each.getMessage() for each in caplog.records if each.name == "ensemble_ray.studio.dashboard.pages"]
+    said = [each.getMessage() for each in caplog.records if each.name == "ensemble_ray.studio.dashboard.app"]
     assert len(said) == len(sent)
     assert "unknown type: 'dance'" in said[0]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ensemble_ray import MapEnsemble, Task, ValidationError, resume
-from ensemble_ray.serve.datasets import DatasetCatalog
-from ensemble_ray.serve.run_schemas import NewRun
+from ensemble_ray.serve.catalog import DatasetCatalog
+from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import Held, answer, mapping, raws
 from tests.serve.driving import driven

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.cli import demo as serving
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.cli.demo import serving
 from ensemble_ray.testing import ModelServer
 from tests.command_line import ROOT, run_command
 from tests.processes import own_directory, own_environment

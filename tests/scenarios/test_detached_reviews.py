@@ -33,7 +33,7 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan

@@ -21,10 +21,10 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.inline.session import InlineSession
 from ensemble_ray.items import pulling
 from ensemble_ray.ports import Journal
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.runs.inline import InlineSession
 from ensemble_ray.runs.ports import Deliver, RunRequest
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.mapping import (

@@ -30,7 +30,7 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.losses import COUNT
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
     Calls,

@@ -20,7 +20,7 @@ from ensemble_ray import (
     decide,
     resume,
 )
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import SamplingAnswered
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel

@@ -13,9 +13,9 @@ import pytest
 
 from ensemble_ray import EnsembleOutput, ExitReason
 from ensemble_ray.events.messages import Message, RunMessages, WireEvent
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import SamplingAnswered
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.studio.views.totals import RunTotals

@@ -21,9 +21,9 @@ from ensemble_ray import (
     ValidationError,
     resume,
 )
-from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.trace import fold_trace
+from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, replay
 from tests.builders import agent, call, task
 from tests.scenarios.delegating import hand, told

@@ -26,12 +26,12 @@ from ensemble_ray import (
     TaskHandlerContext,
 )
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedError
-from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
-from ensemble_ray.serve.driving.outcomes import outcome_of_error, recorded_outcome
+from ensemble_ray.runs.inline import InlineRuntime
+from ensemble_ray.serve.driving.active import outcome_of_error, recorded_outcome
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from tests.builders import answer, task
@@ -326,7 +326,7 @@ def test_a_run_that_its_watch_breaks_is_interrupted(
         await is_asked.wait()
         raise ConnectionError("the store is gone")
 
-    monkeypatch.setattr("ensemble_ray.inline.run.watch_for_cancel", watch)
+    monkeypatch.setattr("ensemble_ray.runs.inline.watch_for_cancel", watch)
     with pytest.raises(ConnectionError):
         Ensemble(tasks=[task("t")], llm=ScriptedModel(otherwise=entry)).run(runtime=inline_runtime, run_id=RUN)
     summary = run_blocking(store.summary(RUN))

@@ -19,7 +19,7 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import KeptCallers
 from tests.serve.driving import driven
 
 __all__ = ["Guarded", "guarded", "make_key", "transport_of"]

@@ -10,21 +10,22 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import (
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.schemas import (
     AcceptedRun,
     ChatInfo,
     EnsembleInfo,
+    FinishedRun,
+    Metrics,
     NewRun,
     OpenReview,
+    Refusal,
     RunDetail,
     RunEvent,
     RunFilter,
     RunPage,
     RunStatus,
 )
-from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import FinishedRun, Metrics
 
 INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
 

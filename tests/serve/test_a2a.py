@@ -39,8 +39,8 @@ from ensemble_ray import Task as TeamTask
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
-from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES
 from tests.serve.driving import driven

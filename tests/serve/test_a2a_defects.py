@@ -65,7 +65,7 @@ async def test_a_defect_is_told_by_its_kind_and_logged(
     assert answer.status_code == 200
     assert TOLD in answer.text
     assert "secret" not in answer.text
-    logged = [each for each in caplog.records if each.name == "ensemble_ray.serve.a2a.handler"]
+    logged = [each for each in caplog.records if each.name == "ensemble_ray.serve.a2a"]
     assert [(each.levelno, each.exc_info is not None) for each in logged] == [(logging.ERROR, True)]
     assert "secret of" in caplog.text
 
@@ -85,7 +85,7 @@ async def test_wrong_requests_of_clients_are_not_logged(
 @pytest.mark.parametrize("name", ["a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"])
 def test_defects_of_the_sdk_are_logged(caplog: pytest.LogCaptureFixture, name: str) -> None:
     """S-INT-70."""
-    import ensemble_ray.serve.a2a.dispatching  # noqa: F401  which sets what is logged
+    import ensemble_ray.serve.a2a  # noqa: F401  which sets what is logged
 
     logging.getLogger(name).error("Unhandled exception")
     logging.getLogger(name).error("Request Error")

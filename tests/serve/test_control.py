@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Ensemble, Review, TaskHandlerContext
-from ensemble_ray.serve.driving import carrying_out
+from ensemble_ray.serve.driving import run_driver as carrying_out
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task
 from tests.serve.conftest import Connect

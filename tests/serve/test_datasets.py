@@ -10,8 +10,8 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions
-from ensemble_ray.serve.datasets import DatasetCatalog, load_datasets, parse_datasets
-from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.catalog import DatasetCatalog, load_datasets, parse_datasets
+from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.teams import mapped, pair

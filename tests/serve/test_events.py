@@ -9,8 +9,7 @@ import pytest
 from httpx import Response
 
 from ensemble_ray import Ensemble
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import NewRun, RunEvent
+from ensemble_ray.serve.schemas import NewRun, Refusal, RunEvent
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven

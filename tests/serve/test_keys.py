@@ -17,14 +17,14 @@ from ensemble_ray import RateLimit, ValidationError
 from ensemble_ray.access.admission import KeyPolicy, Knock
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey
-from ensemble_ray.serve import key_check
+from ensemble_ray.serve import middleware as key_check
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
-from ensemble_ray.serve.key_check import KeyCheck, is_local
-from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.middleware import KeyCheck, is_local
+from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.starting import EndpointPlace, check_keys
-from ensemble_ray.studio.response_headers import HEADERS
+from ensemble_ray.studio.http_server import HEADERS
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.keys import guarded, make_key
 from tests.serve.teams import pair

@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray import RunExistsError
 from ensemble_ray.serve.driving import ledger as module
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
-from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
+from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -13,14 +13,13 @@ import pytest
 from ensemble_ray import EnsembleError, InlineRuntime
 from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.serve.driving import driven_runs, kept_ends
-from ensemble_ray.serve.driving.config import part_of_name
+from ensemble_ray.serve.driving import driven_runs
+from ensemble_ray.serve.driving import run_driver as kept_ends
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerLostError
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.driving.run_ledger import open_ledger
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
+from ensemble_ray.serve.driving.requests import open_ledger, part_of_name
+from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate

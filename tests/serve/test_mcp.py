@@ -19,9 +19,9 @@ from ensemble_ray.access.keys import Right
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
-from ensemble_ray.serve.run_schemas import RunFilter, RunStatus
+from ensemble_ray.serve.schemas import RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.teams import PATIENCE_S

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.middleware import BODY_VARIABLE, OriginCheck, body_limit, for_proxy
-from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES, BodyLimit
+from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit
 
 ROOT = Path(__file__).resolve().parents[2]
 

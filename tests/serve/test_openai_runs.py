@@ -12,9 +12,8 @@ from starlette.types import Message
 
 from ensemble_ray.serve import asked_run
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.asked_run import AskedRun
-from ensemble_ray.serve.openai_api.said_text import SaidText
-from ensemble_ray.serve.run_schemas import NewRun, RunStatus
+from ensemble_ray.serve.asked_run import AskedRun, SaidText
+from ensemble_ray.serve.schemas import NewRun, RunStatus
 from tests.scenarios.teams import PATIENCE_S
 from tests.serve.http_server import served
 from tests.serve.runs_double import RunsDouble, as_service, detail, token

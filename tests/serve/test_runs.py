@@ -13,8 +13,8 @@ from ensemble_ray import Ensemble, InlineRuntime, RunExistsError, RunOptions, Ru
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.serve.driving.ledger import Ledger
-from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.run_schemas import NewRun, RunStatus
+from ensemble_ray.serve.driving.requests import EndpointLimits
+from ensemble_ray.serve.schemas import NewRun, RunStatus
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven

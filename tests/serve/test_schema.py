@@ -19,9 +19,9 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
-from ensemble_ray.serve.key_check import OPEN_PATHS
+from ensemble_ray.serve.middleware import OPEN_PATHS
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel

@@ -7,7 +7,7 @@ from typing import cast
 
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.run_schemas import NewRun
+from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.serve.team import ServedTeam
 
 

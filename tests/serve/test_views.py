@@ -9,12 +9,10 @@ from typing import cast
 import pytest
 
 from ensemble_ray.record.stores import RunStore
-from ensemble_ray.serve.driving.active import ActiveRun
-from ensemble_ray.serve.driving.details import detail_of
+from ensemble_ray.serve.driving.active import ActiveRun, detail_of
+from ensemble_ray.serve.driving.driven_runs import DrivenRunViews
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
-from ensemble_ray.serve.driving.views import DrivenRunViews
-from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
+from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
 from ensemble_ray.serve.team import ServedTeam
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

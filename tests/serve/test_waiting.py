@@ -7,7 +7,7 @@ from typing import Any
 from httpx import AsyncClient
 
 from ensemble_ray import Ensemble, Review, ReviewDecision, adecide
-from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.driving.requests import EndpointLimits
 from tests.builders import task
 from tests.serve.conftest import Connect
 

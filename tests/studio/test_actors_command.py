@@ -10,15 +10,7 @@ import pytest
 
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.cli.commands.actors import actor_lines
-from ensemble_ray.studio.schemas.actors import (
-    Actors,
-    BreakerSchema,
-    LimiterSchema,
-    NodeActors,
-    ProcessInfo,
-    RunHere,
-    TaskHere,
-)
+from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
 
 
 def test_processes_limits_and_endpoints_are_tables() -> None:

@@ -16,7 +16,7 @@ from ensemble_ray.process import private_files as cluster_finding
 from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.recovery import resuming
-from ensemble_ray.studio.local_clusters import LocalClusters
+from ensemble_ray.studio.processes import LocalClusters
 from tests.processes import free_ports
 from tests.studio.conftest import Serve
 

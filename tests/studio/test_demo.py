@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from ensemble_ray import Ensemble, InlineRuntime, Task
+from ensemble_ray.cli import demo as studio
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.cli.demo import studio
-from ensemble_ray.cli.demo.studio import show_in_studio
+from ensemble_ray.cli.demo import show_in_studio
 
 
 def test_a_run_is_shown_while_it_goes_on_and_until_somebody_stops_it(

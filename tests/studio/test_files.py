@@ -106,7 +106,7 @@ def test_a_file_that_vanishes_while_the_folder_is_listed_is_passed_over(
         yield iter(entries)
 
     client = serve(files=folder)
-    monkeypatch.setattr("ensemble_ray.studio.files.os.scandir", vanishing)
+    monkeypatch.setattr("ensemble_ray.studio.documents.os.scandir", vanishing)
     answer = client.get(f"{API}/files")
     assert answer.status_code == 200, answer.text
     names = {each["name"] for each in answer.json()["files"]}

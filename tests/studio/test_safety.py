@@ -18,10 +18,9 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.studio import spooled_answer
-from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio import app as spooled_answer
+from ensemble_ray.studio.app import FOLDER, studio_app
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.routes.page import FOLDER
 from ensemble_ray.studio.server import PORT, StudioServer
 from ensemble_ray.studio.service import Studio
 
@@ -203,7 +202,7 @@ def test_beyond_loopback_everything_but_files_needs_a_key(runs: Path, tmp_path: 
 
 def test_who_follows_a_run_is_let_go_when_the_key_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-STU-76: the stream ends without saying that the run did; what is asked after that is refused."""
-    monkeypatch.setattr("ensemble_ray.studio.routes.live._ADMITTED_S", 0.0)
+    monkeypatch.setattr("ensemble_ray.studio.app._ADMITTED_S", 0.0)
     task = Task(name="a", description="a", expected_output="x", handler=lambda _: "b", review=Review.required("Well?"))
     Ensemble(tasks=[task], review_wait="detach").run(runtime=InlineRuntime(home=tmp_path), run_id="asks")
     text, key = new_key(

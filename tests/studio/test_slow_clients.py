@@ -15,12 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.studio import spooled_answer
+from ensemble_ray.studio import app as spooled_answer
+from ensemble_ray.studio.app import SpooledAnswer
 from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
-from ensemble_ray.studio.spooled_answer import SpooledAnswer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
 #: Longest time to wait for what must come, s.

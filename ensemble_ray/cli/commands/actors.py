@@ -12,7 +12,7 @@ from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show, show_js
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ensemble_ray.studio.schemas.actors import Actors, ProcessInfo
+    from ensemble_ray.studio.schemas import Actors, ProcessInfo
 
 _NEEDED = "graphlay"
 #: Characters of a cell, and of a name in it.
@@ -53,7 +53,7 @@ def actors(
         raise ValidationError(
             f"'actors' needs a package that is not installed ({_NEEDED}): pip install 'ensemble-ray[studio]'"
         )
-    from ensemble_ray.studio.current_actors import look_at_actors
+    from ensemble_ray.studio.processes import look_at_actors
 
     store = own_store()
     run_id = None if run is None else run_blocking(store.find(run)).run_id

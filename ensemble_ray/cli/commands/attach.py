@@ -17,8 +17,8 @@ from ensemble_ray.cli.view.terminal import FAILED, FINE, INTERRUPTED, WAITING, o
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.cli.view.display import Display
-    from ensemble_ray.cli.view.run_end import RecordedEnd
+    from ensemble_ray.cli.view.progress import Display
+    from ensemble_ray.cli.view.run_view import RecordedEnd
     from ensemble_ray.events.messages import WireEvent
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import RunStore
@@ -56,7 +56,7 @@ def attach(
     """
     if address is not None:
         return _attach_by_job(run, address, is_waiting=wait, as_json=as_json, is_quiet=quiet)
-    from ensemble_ray.cli.view.run_end import read_end
+    from ensemble_ray.cli.view.run_view import read_end
     from ensemble_ray.process.forks import run_blocking
 
     store = own_store()
@@ -99,9 +99,8 @@ class _Watch:
 
     async def follow(self, *, is_waiting: bool) -> None:
         """Show what happens until the run has ended; `is_waiting`: also through times in which nobody works on it."""
-        from ensemble_ray.cli.view.display import Display
         from ensemble_ray.cli.view.item_progress import ItemProgress
-        from ensemble_ray.cli.view.progress import TaskProgress
+        from ensemble_ray.cli.view.progress import Display, TaskProgress
         from ensemble_ray.record.following import RunFollower
         from ensemble_ray.record.head import read_head
 

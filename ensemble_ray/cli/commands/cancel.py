@@ -33,7 +33,7 @@ async def _cancel(store: RunStore, name: str) -> int:
     import asyncio
     import time
 
-    from ensemble_ray.recovery.cancelling import end_unowned, request_end
+    from ensemble_ray.recovery.deciding import end_unowned, request_end
     from ensemble_ray.values.outputs import RunState
 
     found: RecordedRun | None = await store.find(name)

@@ -314,7 +314,7 @@ def check_ray() -> Iterator[Finding]:
             "-m",
             "ensemble_ray.cli",
             "run",
-            "ensemble_ray.cli.demo.probe:probe",
+            "ensemble_ray.cli.demo:probe",
             "--runtime",
             "ray",
             "-q",

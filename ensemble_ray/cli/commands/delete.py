@@ -66,8 +66,8 @@ def prune(
     ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.retention import age_from
-    from ensemble_ray.record.retention import prune as remove
+    from ensemble_ray.record.runs import age_from
+    from ensemble_ray.record.runs import prune as remove
     from ensemble_ray.values.outputs import RunState
     from ensemble_ray.values.value import utc_now
 

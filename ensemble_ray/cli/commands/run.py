@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.events.delivery import EnsembleListener
     from ensemble_ray.runs.handle import Run
-    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import ExecutionTrace
@@ -246,7 +246,7 @@ def show_run(
 def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
     """Show what is left of a run that failed, where it had begun."""
     from ensemble_ray.cli.inputs.records import own_store
-    from ensemble_ray.cli.view.run_end import read_notes
+    from ensemble_ray.cli.view.run_view import read_notes
     from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
     from ensemble_ray.process.forks import run_blocking
 

@@ -73,7 +73,7 @@ def runs(
     Exit codes: 1 the record of a run that is listed is damaged.
     """
     from ensemble_ray.process.forks import run_blocking
-    from ensemble_ray.record.resume.advice import resume_advice
+    from ensemble_ray.record.stores import resume_advice
 
     chosen = states_of(states or ())
     store = own_store()
@@ -122,7 +122,7 @@ def _nothing_found(states: set[str], tags: Sequence[str]) -> str:
 
 
 def _list(shown: Sequence[_Listed]) -> None:
-    from ensemble_ray.cli.view.run_end import notes_of
+    from ensemble_ray.cli.view.run_view import notes_of
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
@@ -158,7 +158,7 @@ def _reason(listed: _Listed) -> str:
 
 
 def _data(listed: _Listed) -> dict[str, object]:
-    from ensemble_ray.cli.view.run_end import error_data
+    from ensemble_ray.cli.view.run_view import error_data
 
     return {
         **as_data(listed.run),

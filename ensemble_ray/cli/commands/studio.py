@@ -54,7 +54,7 @@ def studio(
 
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.studio.installed import check_installed
+    from ensemble_ray.studio import check_installed
 
     check_installed("Studio")
     if home is not None and records is not None:

@@ -114,9 +114,7 @@ def _show_run(
     from ensemble_ray.record.history import RunHistory
     from ensemble_ray.record.trace import trace_of
     from ensemble_ray.record.units import verdicts_of
-    from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
-    from ensemble_ray.record.view.reflections import reflection_rows
-    from ensemble_ray.record.view.tree import tree_rows
+    from ensemble_ray.record.view.tree import directive_data, directive_rows, directives_in, reflection_rows, tree_rows
 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
@@ -204,7 +202,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.head import HEAD_KINDS
-    from ensemble_ray.record.view.units import is_named
+    from ensemble_ray.record.view.tree import is_named
     from ensemble_ray.values.ids import RUN, task_instance
 
     facts: list[Fact] = []

@@ -91,7 +91,7 @@ async def _next_of(run: RecordedRun) -> str:
     """Return what can be done with a run; empty: nothing. Only the program that began a run may have its definition."""
     from ensemble_ray.record.head import read_head
     from ensemble_ray.record.map_reduce_fold import refusal_of
-    from ensemble_ray.record.resume.advice import read_fork_advice, resume_advice
+    from ensemble_ray.record.stores import read_fork_advice, resume_advice
 
     is_spent = run.state.value == "budget_exhausted"
     field = "max_tokens=N" if is_spent else ""

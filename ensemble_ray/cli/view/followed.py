@@ -22,7 +22,7 @@ from ensemble_ray.events import (
     TaskStartEvent,
     ToolCallEvent,
 )
-from ensemble_ray.facts.lenient import as_text
+from ensemble_ray.facts.fact import as_text
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.task_output import TaskOutput

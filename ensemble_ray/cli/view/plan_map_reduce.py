@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.validation import TeamModels
-from ensemble_ray.record.identity.callables import identity_of
+from ensemble_ray.record.identity.definition import identity_of
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task

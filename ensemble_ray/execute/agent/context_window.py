@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.prompts.packing import fixed_size, pack_sections
 from ensemble_ray.prompts.task import SEPARATOR, Piece, Section, SectionKind, render_parts
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens

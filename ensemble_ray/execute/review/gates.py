@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any, Never, cast
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, OutputParsingError
 from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.memory import remember_edit
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import find_fact
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.facts.runs import (
+    ExitRecorded,
+    FailureRecorded,
+    LossAccepted,
+    OutputRecorded,
+    ReviewDecided,
+    ReviewRequested,
+)
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.outputs import ExitReason

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.review.gates import ReviewOpenError, decide_at_gate
 from ensemble_ray.facts.effects import ToolIntended
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
 from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from ensemble_ray.execute.review.gates import ReviewOpenError
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
 from ensemble_ray.execute.scope import describe_exit
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
-from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.process.forks import call_user

@@ -8,10 +8,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
-    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-    from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed
+    from ensemble_ray.facts.runs import (
+        PlanRecorded,
+        RecordedOutput,
+        ReviewDecided,
+        ReviewRequested,
+        RunEnded,
+        RunResumed,
+    )
     from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
     from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
     from ensemble_ray.values.delegation import DelegationRequest

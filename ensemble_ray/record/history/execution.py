@@ -10,7 +10,7 @@ from ensemble_ray.text.foreign_text import one_line
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ToolIntended
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.reviews import ReviewRequested
+    from ensemble_ray.facts.runs import ReviewRequested
     from ensemble_ray.values.messages import ToolCall
 
 ExecutionKind = Literal[

@@ -7,20 +7,31 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from ensemble_ray.facts.effects import (
     DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
     ModelAnswered,
+    SamplingAnswered,
     ToolIntended,
     ToolReturned,
     began_at,
     is_making_agent,
     read_request,
 )
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.facts.lenient import as_mapping, as_text
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.fact import as_mapping, as_text
+from ensemble_ray.facts.runs import (
+    ExitRecorded,
+    FailureRecorded,
+    GroupRecorded,
+    ItemOutputRecorded,
+    ItemsRecorded,
+    OutputRecorded,
+    PlanRecorded,
+    ReviewDecided,
+    ReviewRequested,
+    RunEnded,
+    RunResumed,
+    StimulusRecorded,
+)
 from ensemble_ray.plan.plan import MANAGER_KEY
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes

@@ -7,21 +7,24 @@ Never: keys, URLs, headers, captured values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import pydantic
 
 from ensemble_ray.definition.agent import effect_of_runner
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.identity.callables import class_identity, identity_of
-from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.record.identity.memory import memory_data
-from ensemble_ray.record.identity.names import recorded_name
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.task_output import full_name
 from ensemble_ray.values.trace import jsonable
@@ -36,6 +39,212 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.phase import Phase
     from ensemble_ray.definition.task import ReflectionConfig, Task
     from ensemble_ray.plan.planner import Planned
+
+
+#: The library's own code is known by its name: another version of the library is no other definition.
+_OWN = ("ensemble_ray.", "actors.")
+
+
+def recorded_name(cls: type[object]) -> str:
+    """Return the name of a class in records."""
+    return stable_name(full_name(cls))
+
+
+def stable_name(name: str) -> str:
+    """Return a full name; one of the library without its modules, so that code can move and its records stay resumable.
+
+    Examples:
+        >>> stable_name("ensemble_ray.tools.builtin.plain.CalculatorTool")
+        'ensemble_ray.CalculatorTool'
+        >>> stable_name("my_team.tools.Search")
+        'my_team.tools.Search'
+    """
+    if not name.startswith(_OWN):
+        return name
+    _, *parts = name.split(".")
+    while len(parts) > 1 and parts[0].islower():
+        del parts[0]
+    return ".".join(["ensemble_ray", *parts])
+
+
+#: Digits of a hash that are kept: enough to tell versions of one function apart.
+_DIGITS = 16
+#: The library's own code is known by its name: another version of the library is no other definition.
+_OWN_CALLABLES = ("ensemble_ray", "actors")
+#: Modules of classes that users' classes derive from and that are no part of what they wrote.
+_FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_CALLABLES)
+
+
+def identity_of(target: object) -> dict[str, object]:
+    """Which code a callable runs: a function, a method, a partial, a class, or an object with `__call__`."""
+    while isinstance(target, functools.partial):
+        target = cast("functools.partial[object]", target).func
+    if isinstance(target, type):
+        return class_identity(target)
+    function = inspect.unwrap(cast("Callable[..., object]", getattr(target, "__func__", target)))
+    if not isinstance(function, FunctionType):
+        if inspect.isbuiltin(function):
+            return _name_of(function.__module__ or "builtins", function.__qualname__)
+        return class_identity(type(target))
+    named = _name_of(function.__module__, function.__qualname__)
+    return (
+        named if _is_of(function.__module__, _OWN_CALLABLES) else {**named, "source": _source_hash(function.__code__)}
+    )
+
+
+def class_identity(cls: type[object]) -> dict[str, object]:
+    """Which class it is, and the hash over its methods, inherited ones of the user's own classes included."""
+    named: dict[str, object] = {"callable": recorded_name(cls)}
+    return named if _is_of(cls.__module__, _OWN_CALLABLES) else {**named, "source": _class_hash(cls)}
+
+
+def _name_of(module: str | None, name: str) -> dict[str, object]:
+    return {"callable": stable_name(f"{module}.{name}")}
+
+
+def _is_of(module: str | None, packages: tuple[str, ...]) -> bool:
+    return (module or "").partition(".")[0] in packages
+
+
+_hashes: WeakKeyDictionary[CodeType, str] = WeakKeyDictionary()
+_class_hashes: WeakKeyDictionary[type[object], str] = WeakKeyDictionary()
+
+
+def _source_hash(code: CodeType) -> str:
+    cached = _hashes.get(code)
+    if cached is None:
+        try:
+            text = inspect.getsource(code)
+        except (OSError, TypeError, SyntaxError, IndexError):  # a prompt, `exec`, a file that is gone
+            text = _bytecode(code)
+        cached = _hashes[code] = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return cached
+
+
+def _bytecode(code: CodeType) -> str:
+    """Return what a function does where its text is not to be had; constants that are code are looked into."""
+    constants = [_bytecode(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def _constant(value: object) -> str:
+    """Its text; that of a set in an order that is the same in every process."""
+    return str(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
+
+
+def _class_hash(cls: type[object]) -> str:
+    """Over the texts of its functions: asking for a class's whole text would parse its whole file."""
+    cached = _class_hashes.get(cls)
+    if cached is not None:
+        return cached
+    parts: list[str] = []
+    for owner in cls.__mro__:
+        if _is_of(owner.__module__, _FOREIGN):
+            continue
+        for name, attribute in sorted(vars(owner).items()):
+            target = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
+            if isinstance(target, FunctionType) and target.__module__ == owner.__module__:
+                function = inspect.unwrap(target)
+                parts.append(f"{name}:{_source_hash(function.__code__)}")
+    cached = _class_hashes[cls] = sha256("\n".join(parts).encode()).hexdigest()[:_DIGITS]
+    return cached
+
+
+#: The hidden id of a definition: for look-up inside a process, never part of the record.
+_HIDDEN = "object_id"
+_ABSENT = object()
+#: Longest text of a value in a difference, characters.
+_SHOWN = 60
+
+
+def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
+    """Return the JSON form of some data without the hidden ids in it."""
+    return cast("dict[str, object]", _strip(jsonable(data)))
+
+
+def digest_of(data: Mapping[str, object]) -> str:
+    """SHA-256 in hex of the canonical JSON text: keys sorted, no spaces, hidden ids left out."""
+    text = json.dumps(without_object_ids(data), sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """One field that differs; its values as they are shown."""
+
+    path: str
+    recorded: str
+    current: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.recorded} -> {self.current}"
+
+
+def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+    """Return what differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
+    return [str(each) for each in compare_fields(recorded, current)]
+
+
+def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
+    """Return what differs, field by field."""
+    found: list[FieldDifference] = []
+    _compare(without_object_ids(recorded), without_object_ids(current), "", found)
+    return found
+
+
+def _strip(value: object) -> object:
+    if isinstance(value, dict):
+        mapping = cast("dict[str, object]", value)
+        return {key: _strip(each) for key, each in mapping.items() if key != _HIDDEN}
+    if isinstance(value, list):
+        return [_strip(each) for each in cast("list[object]", value)]
+    return value
+
+
+def _compare(old: object, new: object, path: str, found: list[FieldDifference]) -> None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        was, now = cast("dict[str, object]", old), cast("dict[str, object]", new)
+        for key in sorted({*was, *now}):
+            _compare(was.get(key, _ABSENT), now.get(key, _ABSENT), f"{path}.{key}" if path else key, found)
+    elif isinstance(old, list) and isinstance(new, list):
+        pairs = zip_longest(cast("Sequence[object]", old), cast("Sequence[object]", new), fillvalue=_ABSENT)
+        for position, (left, right) in enumerate(pairs):
+            _compare(left, right, f"{path}.{position}" if path else str(position), found)
+    elif old != new and not _is_same_name(old, new):
+        found.append(FieldDifference(path or "value", _format(old), _format(new)))
+
+
+def _is_same_name(old: object, new: object) -> bool:
+    """Return whether both are names of the same code of the library, which was in another module before."""
+    return isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new)
+
+
+def _format(value: object) -> str:
+    text = "absent" if value is _ABSENT else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:
+    """Return which kinds of memory it has; None: none."""
+    memory, store = definition.memory, definition.memory_store
+    if memory is None and store is None:
+        return None
+    data: dict[str, object] = {}
+    if store is not None:
+        data["store"] = recorded_name(type(store))
+    if memory is None:
+        return data
+    if memory.short_term:
+        data["short_term"] = True
+    if memory.long_term is not None:
+        data["long_term"] = recorded_name(type(memory.long_term))
+        data["long_term_max_results"] = memory.long_term_max_results
+    if memory.entity_memory is not None:
+        data["entity_memory"] = recorded_name(type(memory.entity_memory))
+    if memory.extractor is not None:
+        data["extractor"] = identity_of(memory.extractor)
+    return data
+
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter(
@@ -58,7 +267,7 @@ _PLAIN = (None, None, (), (), (), None, (), None, None, None, None)
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
 _SECRET_ENDINGS = ("key", "secret", "password", "authorization", "url", "token")
-_DIGITS = 16
+
 #: Where models under a rate limit are defined; most runs do not need to import it.
 _LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
 
@@ -293,15 +502,15 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
         elif isinstance(entry, DynamicToolProvider):
             data[type(entry).__name__] = class_identity(type(entry))
         elif tool_mark(entry) is not None:
-            data[_name_of(entry)] = _describe_mark(entry)
+            data[_name_of_definition(entry)] = _describe_mark(entry)
         else:
             for method in marked_functions(type(entry)):
                 bound = getattr(entry, method)
-                data[_name_of(bound)] = _describe_mark(bound)
+                data[_name_of_definition(bound)] = _describe_mark(bound)
     return data
 
 
-def _name_of(entry: object) -> str:
+def _name_of_definition(entry: object) -> str:
     from ensemble_ray.tools.tool import tool_mark
 
     mark = tool_mark(entry)

@@ -17,9 +17,7 @@ from typing import cast
 import pydantic
 
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.identity.callables import identity_of
-from ensemble_ray.record.identity.definition import model_data
-from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.identity.definition import digest_of, identity_of, model_data
 from ensemble_ray.values.trace import jsonable
 
 #: Key of the short-circuit's only task, and of the last reduce (S-MR-160).

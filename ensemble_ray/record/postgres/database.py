@@ -23,11 +23,204 @@ from ensemble_ray.process.postgres_server import (
     location_of,
     parameters_of,
 )
-from ensemble_ray.record.postgres.schema import SCHEMA, ensure_schema, flaw_of, has_schema
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.stores import resume_advice
 
-if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.connection import Connection
+#: Version of these tables; a newer one is refused.
+FORMAT = 1
+SCHEMA = "ensemble_ray"
+#: Key of the lock under which the tables are made; any number that nobody else uses.
+_MAKING = 0x656E73656D626C65
+
+#: Data and bodies are text and bytes, not `json`: that type refuses some of what a model may say, such as numbers
+#: beyond its range and deep nesting, and a record must take everything.
+_TABLES = """
+CREATE SCHEMA IF NOT EXISTS ensemble_ray;
+CREATE TABLE ensemble_ray.format (version integer NOT NULL);
+CREATE TABLE ensemble_ray.runs (
+    run_id text PRIMARY KEY,
+    begun uuid NOT NULL,
+    created_at timestamptz NOT NULL,
+    origin text NOT NULL,
+    state text NOT NULL,
+    epoch bigint NOT NULL DEFAULT 0,
+    owner text NOT NULL DEFAULT '',
+    cancel_asked boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 70);
+CREATE TABLE ensemble_ray.facts (
+    run_id text NOT NULL,
+    seq bigint NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    instance text NOT NULL,
+    at double precision NOT NULL,
+    epoch bigint NOT NULL,
+    data text NOT NULL,
+    PRIMARY KEY (run_id, seq)
+);
+CREATE INDEX facts_of_instance ON ensemble_ray.facts (run_id, instance);
+CREATE INDEX facts_of_gates ON ensemble_ray.facts (run_id) WHERE kind IN ('review', 'review_decision');
+CREATE TABLE ensemble_ray.bodies (
+    run_id text NOT NULL,
+    sha256 bytea NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY (run_id, sha256)
+);
+CREATE TABLE ensemble_ray.epochs (
+    run_id text NOT NULL,
+    instance text NOT NULL,
+    epoch bigint NOT NULL,
+    PRIMARY KEY (run_id, instance)
+);
+CREATE TABLE ensemble_ray.writers (
+    run_id text NOT NULL,
+    writer uuid NOT NULL,
+    written bigint NOT NULL,
+    PRIMARY KEY (run_id, writer)
+) WITH (fillfactor = 70);
+"""
+#: Adds a group to a run, and tells what was refused: which entry, because of which instance, whose newest epoch is
+#: which; one row of nulls when there is no such run, or one that was begun anew. An entry is refused or taken whole.
+#: Each statement in it sees what was committed before it began: the lock is taken by a statement of its own.
+#: Doing it again changes nothing more: a writer numbers its facts, and how far it came stands in `writers`.
+_FUNCTION = """
+CREATE FUNCTION ensemble_ray.append_facts(
+    of_run text, of_begun uuid, by_writer uuid,
+    entries bigint[], numbers bigint[], kinds text[], names text[], instances text[], ats double precision[],
+    epochs bigint[], data text[], digests bytea[], texts bytea[]
+) RETURNS TABLE (entry bigint, instance text, newest bigint) LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    run_epoch bigint;
+    highest_of_run bigint;
+    last_seq bigint;
+    already bigint;
+    refused bigint[];
+BEGIN
+    SELECT r.epoch INTO run_epoch FROM ensemble_ray.runs r WHERE r.run_id = of_run AND r.begun = of_begun FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::bigint;
+        RETURN;
+    END IF;
+    SELECT coalesce(max(f.seq), 0) INTO last_seq FROM ensemble_ray.facts f WHERE f.run_id = of_run;
+    SELECT coalesce(max(w.written), 0) INTO already
+        FROM ensemble_ray.writers w WHERE w.run_id = of_run AND w.writer = by_writer;
+
+    RETURN QUERY
+        SELECT g.entry, g.instance, greatest(run_epoch, e.epoch)
+        FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        LEFT JOIN ensemble_ray.epochs e ON e.run_id = of_run AND e.instance = g.instance
+        WHERE g.epoch < greatest(run_epoch, e.epoch);
+    IF FOUND THEN
+        SELECT array_agg(DISTINCT g.entry) INTO refused
+            FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+            LEFT JOIN ensemble_ray.epochs e ON e.run_id = of_run AND e.instance = g.instance
+            WHERE g.epoch < greatest(run_epoch, e.epoch);
+    END IF;
+
+    INSERT INTO ensemble_ray.bodies SELECT of_run, b.* FROM unnest(digests, texts) AS b ON CONFLICT DO NOTHING;
+    INSERT INTO ensemble_ray.facts
+        SELECT of_run, last_seq + row_number() OVER (ORDER BY g.number),
+            g.kind, g.name, g.instance, g.at, g.epoch, g.data
+        FROM unnest(entries, numbers, kinds, names, instances, ats, epochs, data)
+            AS g (entry, number, kind, name, instance, at, epoch, data)
+        WHERE g.number > already AND (refused IS NULL OR g.entry <> ALL (refused));
+
+    SELECT max(g.epoch) INTO highest_of_run FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        WHERE g.instance = 'run' AND (refused IS NULL OR g.entry <> ALL (refused));
+    IF highest_of_run > run_epoch THEN
+        run_epoch := highest_of_run;
+        UPDATE ensemble_ray.runs r SET epoch = run_epoch WHERE r.run_id = of_run;
+    END IF;
+    INSERT INTO ensemble_ray.epochs AS e
+        SELECT of_run, g.instance, max(g.epoch)
+        FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        WHERE g.epoch > run_epoch AND (refused IS NULL OR g.entry <> ALL (refused))
+        GROUP BY g.instance
+        ON CONFLICT (run_id, instance) DO UPDATE SET epoch = greatest(e.epoch, excluded.epoch);
+    INSERT INTO ensemble_ray.writers AS w VALUES (of_run, by_writer, (SELECT max(n) FROM unnest(numbers) AS n))
+        ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(w.written, excluded.written);
+END $$;
+"""
+#: Asked of the catalogue's tables, not of `to_regclass`: that answers from a cache which a wait for a lock does not renew.
+_EXISTS = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'ensemble_ray' AND c.relname = 'format'
+)
+"""
+#: Encoding, whether the server only reads, whether the user may make the tables, and may write to those that are there.
+_RIGHTS = """
+SELECT current_setting('server_encoding'),
+    pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on',
+    has_database_privilege(current_database(), 'CREATE'),
+    (SELECT bool_and(has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'))
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'ensemble_ray' AND c.relkind = 'r' AND c.relname <> 'format')
+"""
+
+
+async def has_schema(connection: Connection, location: str) -> bool:
+    """Whether anything was ever recorded there.
+
+    Raises:
+        RecordError: it is of a newer format.
+    """
+    cursor = await connection.execute(_EXISTS)
+    row = await cursor.fetchone()
+    if row is None or not row[0]:
+        return False
+    cursor = await connection.execute("SELECT max(version) FROM ensemble_ray.format")
+    row = await cursor.fetchone()
+    version = row[0] if row else None
+    if not isinstance(version, int) or version > FORMAT:
+        msg = (
+            f"The records in {location} are of format {version}, this version of ensemble-ray knows {FORMAT}: "
+            "upgrade it, or use another database"
+        )
+        raise RecordError(msg, location)
+    return True
+
+
+async def flaw_of(connection: Connection) -> str:
+    """Return why no run can be recorded there, whether or not the tables are there; empty when runs can.
+
+    Raises:
+        Error: psycopg's.
+    """
+    row = await (await connection.execute(_RIGHTS)).fetchone()
+    encoding, is_read_only, may_create, may_write = row or ("?", False, False, None)
+    if is_read_only:
+        return "the server only reads: use the URL of the primary"
+    if may_write is False:
+        return "the user may not write to the tables of the schema 'ensemble_ray'"
+    if may_write is None and encoding != "UTF8":
+        return f"it has the encoding {encoding}, and records need UTF8"
+    if may_write is None and not may_create:
+        return "the user may not create the schema 'ensemble_ray'"
+    return ""
+
+
+async def ensure_schema(connection: Connection, location: str) -> None:
+    """Make the tables unless they are there; several processes may do so at once.
+
+    Raises:
+        RecordError: they are of a newer format, or the database cannot hold texts.
+    """
+    if await has_schema(connection, location):
+        return
+    cursor = await connection.execute("SELECT current_setting('server_encoding')")
+    row = await cursor.fetchone()
+    if row != ("UTF8",):
+        msg = f"The database {location} has the encoding {row and row[0]}: records need one with the encoding UTF8"
+        raise RecordError(msg, location)
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        if await has_schema(connection, location):  # somebody was faster
+            return
+        await connection.execute(_TABLES)
+        await connection.execute(_FUNCTION)
+        await connection.execute("INSERT INTO ensemble_ray.format VALUES (%s)", [FORMAT])
+
 
 T = TypeVar("T")
 
@@ -158,3 +351,10 @@ class Database:
                 await connection.close()
                 raise
         return connection
+
+
+if TYPE_CHECKING:
+    import psycopg
+
+    #: rows are tuples of whatever the columns hold; that is how the driver types them
+    Connection = psycopg.AsyncConnection[tuple[Any, ...]]

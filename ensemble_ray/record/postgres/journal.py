@@ -6,23 +6,211 @@ In: facts, appended. Out: facts as readers get them. Never: a guess about a dama
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import UUID
 
-from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
-from ensemble_ray.record.rendering import accepted_loss, data_of, missing_text
-from ensemble_ray.record.resume.advice import resume_advice
+from ensemble_ray.record.journal import EpochFence, accepted_loss, data_of, missing_text, text_of
+from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.connection import Connection
-    from ensemble_ray.record.postgres.writer import PostgresWriter
+    from ensemble_ray.record.postgres.database import Connection, Database
+
+
+#: A run's id, and which beginning of it: one that was removed and begun anew is another.
+BegunRun = tuple[str, UUID]
+
+#: Largest group: facts, and characters; what is left waits for the next one.
+_MAX_FACTS = 2_000
+_MAX_CHARACTERS = 16_000_000
+
+#: What a text of the database cannot hold, and the character that says so.
+_UNSTORABLE = re.compile("[\0\\\\\ud800-\udfff]")
+_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+
+_APPEND = """
+SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
+    %(run{0})b, %(begun{0})b, %(writer)b,
+    %(entries{0})b::bigint[], %(numbers{0})b::bigint[], %(kinds{0})b::text[], %(names{0})b::text[],
+    %(instances{0})b::text[], %(ats{0})b::double precision[], %(epochs{0})b::bigint[], %(data{0})b::text[],
+    %(digests{0})b::bytea[], %(bodies{0})b::bytea[]
+) AS a
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """What one call appended."""
+
+    target: BegunRun
+    facts: Sequence[Fact]
+    epoch: int
+    #: number of its first fact among those of its writer, from 1
+    first: int
+    #: told when it is committed; None: nobody waits
+    waiter: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedAppend:
+    """An entry that a newer epoch kept out."""
+
+    entry: Append
+    instance: str
+    newest: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """What one run gets from a group, in columns."""
+
+    entries: list[Append] = field(default_factory=list[Append])
+    entry: list[int] = field(default_factory=list[int])
+    number: list[int] = field(default_factory=list[int])
+    kind: list[str] = field(default_factory=list[str])
+    name: list[str] = field(default_factory=list[str])
+    instance: list[str] = field(default_factory=list[str])
+    at: list[float] = field(default_factory=list[float])
+    epoch: list[int] = field(default_factory=list[int])
+    data: list[str] = field(default_factory=list[str])
+    #: long texts that are not known to be in the database, by hash
+    bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    characters: int = 0
+
+    def add(self, entry: Append, kept: set[bytes]) -> None:
+        """Render an entry."""
+
+        def keep(text: str) -> str:
+            body = text.encode("utf-8", "surrogatepass")
+            key = sha256(body).digest()
+            if key not in kept and key not in self.bodies:
+                self.bodies[key] = body
+                self.characters += len(body)
+            return key.hex()
+
+        for number, fact in enumerate(entry.facts, entry.first):
+            data = text_of(fact.data.to_data(), keep)
+            self.entry.append(len(self.entries))
+            self.number.append(number)
+            self.kind.append(fact.kind)
+            self.name.append(text_of_name(fact.name))
+            self.instance.append(text_of_name(fact.fence))
+            self.at.append(float(fact.at))
+            self.epoch.append(entry.epoch)
+            self.data.append(data)
+            self.characters += len(data)
+        self.entries.append(entry)
+
+    def parameters(self, target: BegunRun, run_index: int) -> dict[str, Any]:
+        """Return the values of `_APPEND`."""
+        return {
+            f"run{run_index}": target[0],
+            f"begun{run_index}": target[1],
+            f"entries{run_index}": self.entry,
+            f"numbers{run_index}": self.number,
+            f"kinds{run_index}": self.kind,
+            f"names{run_index}": self.name,
+            f"instances{run_index}": self.instance,
+            f"ats{run_index}": self.at,
+            f"epochs{run_index}": self.epoch,
+            f"data{run_index}": self.data,
+            f"digests{run_index}": list(self.bodies),
+            f"bodies{run_index}": list(self.bodies.values()),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitGroup:
+    """What is committed at once, by run."""
+
+    rows: Mapping[BegunRun, _Rows]
+    #: how many of the entries that were given it holds
+    size: int
+
+    def bodies(self, target: BegunRun) -> Sequence[bytes]:
+        """Hashes of the long texts that it brings to a run."""
+        return list(self.rows[target].bodies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """What became of a group."""
+
+    refused: Sequence[RefusedAppend]
+    #: runs that are not there any more
+    missing: Sequence[BegunRun]
+
+
+def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> CommitGroup:
+    """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
+
+    Args:
+        entries: What was appended, in order; at least one.
+        kept: By run: hashes of long texts that are in the database.
+    """
+    rows: dict[BegunRun, _Rows] = {}
+    facts = 0
+    for size, entry in enumerate(entries):
+        if size and (facts >= _MAX_FACTS or sum(each.characters for each in rows.values()) >= _MAX_CHARACTERS):
+            return CommitGroup(rows=rows, size=size)
+        rows.setdefault(entry.target, _Rows()).add(entry, kept.get(entry.target, set()))
+        facts += len(entry.facts)
+    return CommitGroup(rows=rows, size=len(entries))
+
+
+async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> CommitResult:
+    """Commit a group; doing so again changes nothing more.
+
+    Raises:
+        Error: psycopg's; whether it is committed is unknown then.
+    """
+    runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
+    refused: list[RefusedAppend] = []
+    missing: list[BegunRun] = []
+    if not runs:
+        return CommitResult(refused=refused, missing=missing)
+    values: dict[str, Any] = {"writer": writer}
+    for run_index, run in enumerate(runs):
+        values.update(group.rows[run].parameters(run, run_index))
+    cursor = await connection.execute(_statement(len(runs)), values)
+    for run_index, entry, instance, newest in await cursor.fetchall():
+        if entry is None:
+            missing.append(runs[run_index])
+        else:
+            found = group.rows[runs[run_index]].entries[entry]
+            refused.append(RefusedAppend(entry=found, instance=name_of(instance), newest=newest))
+    return CommitResult(refused=refused, missing=missing)
+
+
+@lru_cache(maxsize=50)
+def _statement(runs: int) -> bytes:
+    """One statement for all: the server has the whole group before it locks anything."""
+    return " UNION ALL ".join(_APPEND.format(run_index) for run_index in range(runs)).encode()
+
+
+def text_of_name(name: str) -> str:
+    """Return a name as the database can hold it: its texts know neither NUL nor halves of surrogate pairs."""
+    return _UNSTORABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
+
+
+def name_of(text: str) -> str:
+    """Return a name as it was before `text_of_name`."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text) if "\\" in text else text
+
 
 #: Where a text among the bodies is named; users' own keys of that look have one `$` more.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
@@ -231,3 +419,279 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
             msg = f"The record is damaged: fact {seq} of run '{run_id}' in {location} cannot be read ({error})"
             raise RecordError(msg, location) from error
     return found
+
+
+T = TypeVar("T")
+
+#: Longest time that a fact nobody waits for stays in memory, s (S-DUR-2).
+_GROUP_S = 0.2
+#: Facts in memory above which whoever appends waits for a commit.
+_FULL = 20_000
+#: A group of so few values and characters is rendered where it is: on a busy machine a thread comes late.
+_SMALL_VALUES = 200
+_SMALL_CHARACTERS = 20_000
+
+
+class PostgresWriter:
+    """The queue of one process and one database, and the task that empties it. For one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._id = uuid.uuid4()
+        self._queue: list[Append] = []
+        self._queued_facts = 0
+        #: number of the last fact of any run: in each run they rise, which is all that the database compares
+        self._last_number = 0
+        #: by run: newest epochs seen; what is older is refused before it is queued
+        self._fences: dict[BegunRun, EpochFence] = {}
+        #: by run: hashes of long texts that are in the database
+        self._kept: dict[BegunRun, set[bytes]] = {}
+        self._users: dict[BegunRun, int] = {}
+        self._failures: dict[BegunRun, RecordError] = {}
+        self._failure: RecordError | None = None
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._using = asyncio.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it gave up."""
+        return self._failure is not None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any journal writes through it."""
+        return bool(self._users)
+
+    def attach(self, target: BegunRun) -> None:
+        """Let a journal of that run write through it."""
+        self._users[target] = self._users.get(target, 0) + 1
+
+    async def join(self, run: str) -> BegunRun | None:
+        """Let a journal of a run that another process began write through it; return None when there is no such run.
+
+        Raises:
+            RecordError: the database cannot be used.
+        """
+
+        async def ask(connection: Connection) -> UUID | None:
+            cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [run])
+            row = await cursor.fetchone()
+            return None if row is None else row[0]
+
+        begun = await self.using(ask)
+        if begun is not None:
+            self.attach((run, begun))
+            return run, begun
+        if not self._users and self._task is None:
+            await self._release()
+        return None
+
+    async def detach(self, target: BegunRun) -> None:
+        """Let a journal of that run go; with the last one, close the connection."""
+        left = self._users.get(target, 0) - 1
+        if left > 0:
+            self._users[target] = left
+            return
+        self._users.pop(target, None)
+        self._fences.pop(target, None)
+        self._kept.pop(target, None)
+        self._failures.pop(target, None)
+        if self._users:
+            return
+        if self._task is not None:
+            self._due.set()
+            while self._task is not None and not self._users:  # somebody new may keep it going
+                await asyncio.wait([self._task], timeout=0.05)
+        elif self._threads is not None or self._connection is not None:
+            await self._release()
+
+    async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
+        """Take facts; return when they are as safe as asked.
+
+        Raises:
+            StaleEpochError: a newer epoch of the run or of an instance is known, or was found.
+            RecordError: the database refused something earlier, or this.
+        """
+        self._check(target)
+        if not facts and until is Persistence.QUEUED:
+            return
+        self._fence(target).admit(facts, epoch)
+        waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
+        waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
+        first = self._last_number + 1
+        self._last_number += len(facts)
+        self._queue.append(Append(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
+        self._queued_facts += len(facts)
+        self._ensure_task()
+        if waiter is not None:
+            self._due.set()
+            await waiter
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GROUP_S, self._due.set)
+
+    async def using(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something else over the connection, between two groups; repeated when the connection breaks.
+
+        Raises:
+            RecordError: the database cannot be reached, or refuses.
+        """
+
+        async def once() -> T:
+            async with self._using:
+                return await self._on_connection(operation)
+
+        return await self._database.patiently(once)
+
+    def _check(self, target: BegunRun) -> None:
+        failure = self._failure or self._failures.get(target)
+        if failure is not None:
+            raise _again(failure)
+
+    def _fence(self, target: BegunRun) -> EpochFence:
+        if target not in self._fences:
+            self._fences[target] = EpochFence(target[0])
+        return self._fences[target]
+
+    def _ensure_task(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write(), name="ensemble-ray-postgres")
+
+    async def _write(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            try:
+                while self._queue:
+                    await self._write_group()
+                if not self._users:
+                    await self._release()
+                    self._task = None
+                    if self._queue:  # of somebody who came meanwhile
+                        self._ensure_task()
+                        self._due.set()
+                    return
+            except RecordError as error:
+                self._abandon(error)
+                return
+            except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
+                failure = self._database.failure(error)
+                failure.__cause__ = error
+                self._abandon(failure)
+                return
+
+    async def _write_group(self) -> None:
+        entries = list(self._queue)
+        group = await self._render(entries)
+        taken = entries[: group.size]
+        outcome = await self.using(lambda connection: commit_group(connection, group, self._id))
+        del self._queue[: group.size]
+        self._queued_facts -= sum(len(entry.facts) for entry in taken)
+        for target in group.rows:
+            if target in self._users:
+                self._kept.setdefault(target, set()).update(group.bodies(target))
+        self._resolve(taken, outcome)
+
+    async def _render(self, entries: Sequence[Append]) -> CommitGroup:
+        if _is_small(entries):
+            return render(entries, self._kept)
+        if self._threads is None:  # one of our own: users' tools may fill the loop's
+            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
+
+    def _resolve(self, taken: Sequence[Append], outcome: CommitResult) -> None:
+        errors: dict[int, Exception] = {}
+        for refusal in outcome.refused:
+            entry = refusal.entry
+            errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
+            if entry.target not in self._users:
+                continue  # its journals were closed meanwhile
+            fence = self._fence(entry.target)
+            fence.learn(refusal.instance, refusal.newest)
+            for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
+                fence.learn(fact.fence, entry.epoch + 1)
+        location = self._database.location
+        missing = {
+            target: RecordError(
+                f"The record of run '{target[0]}' was deleted from {location} while it was written", location
+            )
+            for target in outcome.missing
+        }
+        self._failures.update({target: error for target, error in missing.items() if target in self._users})
+        for entry in taken:
+            _notify(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
+
+    def _abandon(self, failure: RecordError) -> None:
+        self._failure = failure
+        self._task = None
+        for entry in self._queue:
+            _notify(entry, failure)
+        self._queue.clear()
+        self._queued_facts = 0
+
+    async def _on_connection(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        if self._connection is None:
+            connection = await self._database.connect()
+            # Statements are planned while the tables are small and kept: they must not be planned as scans.
+            await connection.execute("SELECT set_config('enable_seqscan', 'off', false)")
+            self._connection = connection
+        try:
+            return await operation(self._connection)
+        except BaseException:
+            # In the middle of anything: what it was told and has not answered is nobody's any more.
+            await self._disconnect()
+            raise
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it is broken already, or will be
+                await connection.close()
+
+    async def _release(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+        async with self._using:
+            await self._disconnect()
+
+
+def _is_small(entries: Sequence[Append]) -> bool:
+    """Whether rendering takes less than a moment; looks no further than it must."""
+    left = _SMALL_VALUES
+    characters = 0
+    found: list[object] = [fact.data.to_data() for entry in entries[:left] for fact in entry.facts[:left]]
+    while found and left and characters <= _SMALL_CHARACTERS:
+        left -= 1
+        match found.pop():
+            case str() | bytes() as text:
+                characters += len(text)
+            case Mapping() as mapping:
+                found.extend(islice(cast("Mapping[object, object]", mapping).values(), left))
+            case list() | tuple() as values:
+                found.extend(cast("Sequence[object]", values)[:left])
+            case _:
+                pass
+    return not found and characters <= _SMALL_CHARACTERS
+
+
+def _notify(entry: Append, error: Exception | None) -> None:
+    if entry.waiter is None or entry.waiter.done():
+        return
+    if error is None:
+        entry.waiter.set_result(None)
+    else:
+        entry.waiter.set_exception(_again(error) if isinstance(error, RecordError) else error)
+
+
+def _again(failure: RecordError) -> RecordError:
+    """Return the same failure for one more to be told: an exception of its own for each."""
+    told = RecordError(str(failure), failure.path)
+    told.__cause__ = failure.__cause__
+    return told

@@ -23,18 +23,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent
-from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
-from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionRecorded
-from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
-from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    MemoryRecalled,
+    MemoryStored,
+    ModelAnswered,
+    ReflectionRecorded,
+    SamplingAnswered,
+    is_making_agent,
+)
+from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, StimulusRecorded
 from ensemble_ray.plan.unit_plans import SYNTHESIZED
-from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.identity.definition import differences
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
-from ensemble_ray.record.view.units import is_named
+from ensemble_ray.record.view.tree import is_named
 from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key, task_instance

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, TaskResult, count_incomplete
-from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import Fact, kinds_of
-from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence
-from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
+from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, kinds_of
+from ensemble_ray.facts.runs import (
+    DirectiveFact,
+    DirectiveRecorded,
+    ExitRecorded,
+    FailureRecorded,
+    ModelSwitched,
+    OutputRecorded,
+    RunResumed,
+    StimulusRecorded,
+)
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, is_undone

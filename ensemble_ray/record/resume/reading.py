@@ -7,19 +7,40 @@ in a file without a name, until somebody asks for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast
 
-from ensemble_ray.execute.effects import answers_before
-from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.definition.run_options import RunOptions, tags_in
+from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.execute.effects import answers_before, typed_output
+from ensemble_ray.facts.effects import MemoryStored, ModelAnswered, ReflectionRecalled
 from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.runs import (
+    DirectiveRecorded,
+    FailureRecorded,
+    ModelSwitched,
+    OutputRecorded,
+    PlanRecorded,
+    RecordedBudget,
+    RunResumed,
+)
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.record.rendering import plain_data
+from ensemble_ray.record.journal import plain_data
+from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.record.view.tree import directives_in
+from ensemble_ray.values.metrics import RunBudget
+from ensemble_ray.values.reviews import ModelSwitch, add_switch
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ensemble_ray.facts.runs import DirectiveFact
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.values.memory import TaskReflection
+    from ensemble_ray.values.metrics import Amount
+    from ensemble_ray.values.task_output import TaskOutput
+
 
 #: Takes the next facts of a run.
 TakePage = Callable[[Sequence[Fact]], None]
@@ -86,3 +107,162 @@ class RecordedFailures(Generic[K]):
 
 
 _NO_DATA = FailureRecorded(error_type="", message="")
+
+
+def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
+    """Return a run's budget as its facts tell it; None where it has none."""
+    return None if budget is None else RecordedBudget(budget.max_tokens, budget.max_cost)
+
+
+def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
+    """Return the budget that the run had last; None where it had none."""
+    last = _newest(facts)
+    if last is None or last.budget is None or last.budget == (None, None):
+        return None
+    return RunBudget(max_tokens=last.budget.max_tokens, max_cost=last.budget.max_cost)
+
+
+def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
+    """Return the options that a run goes on with: those chosen now, else those that it had last.
+
+    Args:
+        facts: Its facts of the kinds `plan` and `resume`, in order; others are passed over.
+        chosen: What is chosen now.
+    """
+    last = _newest(facts)
+    recorded = recorded_options(last)
+    now = {} if chosen is None else chosen.model_dump(exclude_none=True)
+    return RunOptions(**{**_options(last), **now}) if now else recorded
+
+
+def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
+    """Return the options that the beginning or continuation of a run tells.
+
+    Raises:
+        RecordError: they are none.
+    """
+    try:
+        return RunOptions(**_options(header))
+    except (TypeError, ValidationError) as error:
+        raise RecordError(
+            f"The record is damaged: the options of the run cannot be read: {message_of(error)}"
+        ) from error
+
+
+def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
+    """Return what a fork records of its options: those of the run that it is of but its tags, and those chosen now (S-DUR-142)."""
+    own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
+    if header.options is None:
+        return own or None
+    return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
+
+
+def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
+    """Refuse to go on with a run that spent its budget, unless more may be spent now (S-BUD-6).
+
+    Args:
+        run_id: The run's id.
+        origin: Where its definition came from; empty: a program began it.
+        before: The budget that it ended under.
+        now: The one that it is to go on with.
+        spent: What it spent.
+
+    Raises:
+        ValidationError: it would end at once.
+    """
+    if now is None or before is None or (now.allows_more(before) and now.covers(spent)):
+        return
+    raise ValidationError(
+        f"Run '{run_id}' spent its budget ({before.describe_limits()}): {before.describe(spent)} are spent. Go on with a larger "
+        f"one: {resume_advice(run_id, origin, field='max_tokens=N')} (max_cost=, --max-cost for money)"
+    )
+
+
+def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
+    """Return the newest fact that tells of options: the first one, or a continuation that changed them."""
+    last: PlanRecorded | RunResumed | None = None
+    for fact in facts:
+        match fact.data:
+            case PlanRecorded() as first:
+                last = first
+            case RunResumed(options=options, budget=budget) as again if options is not None or budget is not None:
+                last = again
+            case _:
+                pass
+    return last
+
+
+def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
+    if header is None or not header.options:
+        return {}
+    options = cast("Mapping[str, Any]", header.options)
+    return {**options, "tags": tags_in(options)} if "tags" in options else options
+
+
+async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskReflection | None]]:
+    """Yield what tasks were shown of earlier runs, with the key that it is kept under.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    async for page in store.read(run_id, kinds=kinds_of(ReflectionRecalled)):
+        for fact in page:
+            if isinstance(fact.data, ReflectionRecalled):
+                yield fact.data.key, fact.data.recalled
+
+
+async def read_stored(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskOutput]]:
+    """Yield the outputs that were stored in the memory of a run, by instance, in their order.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    noted: set[str] = set()
+    async for page in store.read(run_id, kinds=kinds_of(MemoryStored, OutputRecorded)):
+        for fact in page:
+            if isinstance(fact.data, MemoryStored):
+                noted.add(fact.instance)
+            elif isinstance(fact.data, OutputRecorded) and fact.instance in noted:
+                yield fact.instance, typed_output(fact.data.output_data())
+
+
+class GivenDirectives:
+    """The directives of one run.
+
+    Attributes:
+        switches: Which models tasks ask that start now, where those are not their agents' own.
+    """
+
+    def __init__(self, given: Iterable[DirectiveFact] = ()) -> None:
+        self.switches: tuple[ModelSwitch, ...] = ()
+        #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
+        self._texts: dict[str, DirectiveRecorded] = {}
+        for each in given:
+            self.apply(each)
+
+    def apply(self, given: DirectiveFact) -> None:
+        """Take the next one."""
+        match given:
+            case DirectiveRecorded(text=text):
+                self._texts[text] = given
+            case ModelSwitched(model=model, agent=agent):
+                self.switches = add_switch(self.switches, ModelSwitch(model=model, agent=agent))
+            case _:
+                assert_never(given)
+
+    def active(self, at: float) -> tuple[str, ...]:
+        """Return the texts that count at a time, Unix time, s, in the order in which they were given."""
+        return tuple(each.text for each in self._texts.values() if each.is_active(at))
+
+
+async def read_switches(store: RunStore, run_id: str) -> tuple[ModelSwitch, ...]:
+    """Return which models the tasks of a run were told to ask.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    given = GivenDirectives()
+    async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
+        for each in directives_in(page):
+            given.apply(each)
+    return given.switches

@@ -20,14 +20,23 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, no_fork, track, was_quiet
-from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
-from ensemble_ray.record.sqlite.index import forget, index_of, is_sound, remember
-from ensemble_ray.record.sqlite.losses import RECORD, log_of, make_deleted_error
+from ensemble_ray.record.journal import FORMAT
+from ensemble_ray.record.sqlite.losses import (
+    RECORD,
+    CountFile,
+    forget,
+    index_of,
+    is_sound,
+    log_of,
+    make_deleted_error,
+    read_count,
+    remember,
+)
 from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
+
 
 _log = bounded_logger(__name__)
 

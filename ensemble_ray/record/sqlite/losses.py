@@ -12,18 +12,244 @@ Never: a loss told of a record whose writers were only killed; a write.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import sqlite3
+import sys
+import time
+from array import array
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest, stored_text
-from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
-from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
+from ensemble_ray.process.forks import new_lock
+from ensemble_ray.record.journal import BODY_MARK, accepted_loss, body_digest, stored_text
+from ensemble_ray.record.stores import resume_advice
+
+#: The file in a run's directory.
+COUNT = "record.count"
+#: Bytes of one note.
+_NOTE_BYTES = 64
+#: Places of the notes: of the last commit, of the last synchronised one, of the last one with an effect.
+_COMMITTED, _SYNCED, _EFFECT = range(3)
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+#: A note is read again where it was being written just then.
+_TRIES = 5
+_PAUSE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCount:
+    """What the notes of a record say."""
+
+    #: position of the last committed fact
+    committed: int
+    #: position of the last fact that the disk itself has; 0: none
+    synced: int
+    #: position of the last fact before which, or with which, an effect on the world was begun; 0: none
+    effect: int
+    #: whether the machine has not been started anew since the last commit
+    is_same_boot: bool
+
+    @property
+    def promised(self) -> int:
+        """Position of the last fact that must be there, also after a loss of power where there may have been one."""
+        return self.committed if self.is_same_boot else min(self.synced, self.committed)
+
+
+class CountFile:
+    """The notes of one run, as a writer has them open."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the file; it is made when it is missing.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self._descriptor = os.open(directory / COUNT, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def note(self, seq: int, *, has_effect: bool = False) -> None:
+        """Note a commit, after it."""
+        # On a full disk a note may not be written. It then is too small, which rule 1 allows; the next commit tells.
+        with contextlib.suppress(OSError):
+            if has_effect:  # first: a process that dies here must not leave a note of the commit alone
+                self._write(_EFFECT, seq)
+            self._write(_COMMITTED, seq)
+
+    def note_synced(self, seq: int) -> None:
+        """Note that the disk has everything up to there, after it has."""
+        with contextlib.suppress(OSError):  # as above
+            self._write(_SYNCED, seq)
+
+    def reset(self, seq: int) -> None:
+        """Note that the record ends there, whatever was noted before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        for slot in (_SYNCED, _EFFECT, _COMMITTED):
+            self._write(slot, seq if slot == _COMMITTED else 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, slot: int, seq: int) -> None:
+        text = b"%-12d %-36s " % (seq, _boot())
+        os.pwrite(self._descriptor, b"%s%08x\n" % (text.ljust(_NOTE_BYTES - 9), crc32(text)), slot * _NOTE_BYTES)
+
+
+def read_count(directory: Path) -> CommitCount | None:
+    """Return the notes of a run; None where there are none, as of a record of an earlier version.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    committed = synced = effect = None
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        try:
+            content = (directory / COUNT).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        committed, synced, effect = notes = [_read(content, slot) for slot in range(3)]
+        if not any(note is None and _is_written(content, slot) for slot, note in enumerate(notes)):
+            break
+    if committed is None:
+        return None
+    seq, boot = committed
+    return CommitCount(
+        committed=seq,
+        synced=synced[0] if synced else 0,
+        effect=effect[0] if effect else 0,
+        is_same_boot=boot == _boot(),
+    )
+
+
+def _is_written(content: bytes, slot: int) -> bool:
+    return bool(content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES].strip(b"\0"))
+
+
+def _read(content: bytes, slot: int) -> tuple[int, bytes] | None:
+    note = content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES]
+    if len(note) < _NOTE_BYTES or note[-1:] != b"\n":
+        return None
+    text = note[:50]
+    try:
+        if int(note[-9:], 16) != crc32(text):
+            return None
+        return int(text[:12]), text[13:].rstrip()
+    except ValueError:
+        return None
+
+
+@cache
+def _boot() -> bytes:
+    """Return what names the time since the machine was started; empty where the system does not say it."""
+    try:
+        return _BOOT.read_bytes().strip()[:36]
+    except OSError:
+        return b""
+
+
+_HEADER_BYTES = 32
+_FRAME_HEADER_BYTES = 24
+#: First word of a log whose checksums are of little-endian words; with the lowest bit set of big-endian ones.
+_MAGIC = 0x377F0682
+_MASK = 0xFFFFFFFF
+_SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogScan:
+    """What a log holds."""
+
+    #: commits up to the end that SQLite sees
+    commits: int
+    #: position of the first byte that is not part of a whole frame of this round; None: the log ends cleanly
+    broken_at: int | None = None
+    #: commits behind that position whose own frames are right
+    commits_behind: int = 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether commits are lost for certain (rule 3)."""
+        return self.commits_behind > 1
+
+
+def scan_log(path: Path) -> LogScan:
+    """Read a log.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    if len(content) < _HEADER_BYTES:
+        return LogScan(commits=0, broken_at=0 if content else None)
+    page_bytes = int.from_bytes(content[8:12], "big")
+    if content[:3] != _MAGIC.to_bytes(4, "big")[:3] or not _SMALLEST_PAGE_BYTES <= page_bytes <= _LARGEST_PAGE_BYTES:
+        return LogScan(commits=0, broken_at=0)
+    is_big = bool(content[3] & 1)
+    salts = content[16:24]
+    sums = _checksum(content[:24], (0, 0), is_big=is_big)
+    if sums == _read_checksum(content, 24):
+        return _scan_frames(content, page_bytes, salts, sums, is_big=is_big)
+    # Nothing of the log counts then. What its frames say among themselves still tells whether there was something.
+    salts = content[_HEADER_BYTES + 8 : _HEADER_BYTES + 16]
+    return _scan_frames(content, page_bytes, salts, None, is_big=is_big)
+
+
+def _scan_frames(
+    content: bytes, page_bytes: int, salts: bytes, sums: tuple[int, int] | None, *, is_big: bool
+) -> LogScan:
+    """Check frame after frame; `sums` is the checksum so far, None where it is not known."""
+    commits = behind = 0
+    broken_at: int | None = None if sums is not None else 0
+    frame_bytes = _FRAME_HEADER_BYTES + page_bytes
+    at = _HEADER_BYTES
+    while at + frame_bytes <= len(content):
+        is_of_round = content[at + 8 : at + 16] == salts
+        stored = _read_checksum(content, at + 16)
+        if sums is not None and is_of_round:
+            found = _checksum(content[at : at + 8], sums, is_big=is_big)
+            found = _checksum(content[at + _FRAME_HEADER_BYTES : at + frame_bytes], found, is_big=is_big)
+            is_right = found == stored
+        else:
+            is_right = False
+        if broken_at is None and not is_right:
+            broken_at = at
+        if is_right and any(content[at + 4 : at + 8]):
+            commits, behind = (commits + 1, behind) if broken_at is None else (commits, behind + 1)
+        sums = stored
+        at += frame_bytes
+    if broken_at is None and at < len(content):
+        broken_at = at
+    return LogScan(commits=commits, broken_at=broken_at, commits_behind=behind)
+
+
+def _read_checksum(content: bytes, at: int) -> tuple[int, int]:
+    return int.from_bytes(content[at : at + 4], "big"), int.from_bytes(content[at + 4 : at + 8], "big")
+
+
+def _checksum(part: bytes, sums: tuple[int, int], *, is_big: bool) -> tuple[int, int]:
+    words = array("I", part)
+    if (sys.byteorder == "big") is not is_big:
+        words.byteswap()
+    first, second = sums
+    pairs = iter(words)
+    for word, other in zip(pairs, pairs, strict=True):
+        first = (first + word + second) & _MASK
+        second = (second + other + first) & _MASK
+    return first, second
+
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"
@@ -244,3 +470,46 @@ def read_commit_count(directory: Path) -> CommitCount | None:
     except OSError as error:
         msg = f"Cannot read the record {directory}: {error}"
         raise RecordError(msg, str(directory)) from error
+
+
+#: Bytes of one part of an index.
+_PART_BYTES = 32_768
+_lock = new_lock()
+#: How often this process has each record open to write, by its path.
+_open: dict[str, int] = {}
+
+
+def index_of(path: Path) -> Path:
+    """Return the place of the index of a record's log."""
+    return path.with_name(f"{path.name}-shm")
+
+
+def remember(path: Path) -> None:
+    """Note that this process has a record open to write."""
+    with _lock:
+        _open[str(path)] = _open.get(str(path), 0) + 1
+
+
+def forget(path: Path) -> None:
+    """Note that it has it open once less."""
+    with _lock:
+        left = _open.get(str(path), 0) - 1
+        if left > 0:
+            _open[str(path)] = left
+        else:
+            _open.pop(str(path), None)
+
+
+def is_sound(path: Path) -> bool:
+    """Whether the index of a record that is open has its size and can be written; a removed one keeps its memory."""
+    index = str(index_of(path))
+    try:
+        found = os.stat(index)  # noqa: PTH116  asked often, and faster than `Path.stat`
+    except FileNotFoundError:
+        return True
+    return found.st_size >= _PART_BYTES and found.st_size % _PART_BYTES == 0 and os.access(index, os.W_OK)
+
+
+def is_dangerous(path: Path) -> bool:
+    """Whether this process has a record open whose index must not be touched."""
+    return str(path) in _open and not is_sound(path)

@@ -21,12 +21,12 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.forks import no_fork
-from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
-from ensemble_ray.record.sqlite.index import is_dangerous
+from ensemble_ray.record.journal import FORMAT, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.losses import (
     RECORD,
     Loss,
     find_loss,
+    is_dangerous,
     is_short,
     log_of,
     make_deleted_error,
@@ -34,7 +34,8 @@ from ensemble_ray.record.sqlite.losses import (
 )
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.rendering import Resolve
+    from ensemble_ray.record.journal import Resolve
+
 
 T = TypeVar("T")
 

@@ -13,24 +13,36 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.facts.runs import (
+    DirectiveRecorded,
+    ExitRecorded,
+    FailureRecorded,
+    GroupRecorded,
+    ItemOutputRecorded,
+    ItemsRecorded,
+    LossAccepted,
+    ModelSwitched,
+    OutputRecorded,
+    read_trace,
+)
 from ensemble_ray.record.head import HEAD_KINDS
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.record.levels import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.record.view.directives import directive_data, directive_rows
-from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.tree import (
     TreeRow,
+    directive_data,
+    directive_rows,
+    format_count,
+    format_seconds,
+    format_tokens,
     level_row,
     lost_row,
     name_details,
+    row_text,
     tags_row,
 )
 from ensemble_ray.values.outputs import RunState

@@ -6,19 +6,20 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 
 from __future__ import annotations
 
+import difflib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal, Union, cast
 
-from ensemble_ray.facts.lenient import as_mapping
+from ensemble_ray.execute.agent.context_window import describe_context
+from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
+from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.record.levels import LevelTally, level_tallies, unknown_calls
-from ensemble_ray.record.view.branch_lines import branch_lines
-from ensemble_ray.record.view.context import context_lines
-from ensemble_ray.record.view.reviews import review_lines
-from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
-from ensemble_ray.record.view.units import branches_of, describe_unit
+from ensemble_ray.text.foreign_text import escape_controls
+from ensemble_ray.values.ids import node_key, reflected_instance
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
 from ensemble_ray.values.trace import (
     DelegationTrace,
@@ -31,8 +32,168 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.units import PredicateAnswer
-    from ensemble_ray.record.view.units import Entry
+
+
+@dataclass(slots=True, kw_only=True)
+class UnitBranch:
+    """A unit, or one execution of it."""
+
+    #: `loop:refine`, or `loop:refine#2` of an execution
+    path: str
+    entries: list[Entry] = field(default_factory=list["Entry"])
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is a unit, and not one execution."""
+        return "#" not in self.path.rpartition("/")[2]
+
+    def tasks(self) -> Iterator[TaskTrace]:
+        """Return the tasks in it, however deep."""
+        for entry in self.entries:
+            if isinstance(entry, UnitBranch):
+                yield from entry.tasks()
+            else:
+                yield entry
+
+
+Entry = Union[TaskTrace, UnitBranch]  # noqa: UP007  a name for the union, also at run time
+
+
+def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
+    """Return tasks in their units, each where its first task stands."""
+    root = UnitBranch(path="")
+    known: dict[str, UnitBranch] = {"": root}
+    for trace in traces:
+        path = str(trace.metadata.get("instance", "")).rpartition("/")[0]
+        _branch(path, known).entries.append(trace)
+    return root.entries
+
+
+def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
+    """Return the branch of a path, made with those above it."""
+    found = known.get(path)
+    if found is None:
+        before, _, last = path.rpartition("/")
+        key, mark, _ = last.rpartition("#")
+        above = path.rpartition("#")[0] if mark and key else before
+        found = known[path] = UnitBranch(path=path)
+        _branch(above, known).entries.append(found)
+    return found
+
+
+def describe_unit(trace: ExecutionTrace, path: str) -> tuple[str, ...]:
+    """Return what a trace says of a unit or of one execution of it, in few words."""
+    for loop in trace.loop_traces:
+        if loop.path == path:
+            ran = f"{loop.iterations_run} of at most {loop.max_iterations} iterations"
+            return (ran, loop.termination_reason) if loop.termination_reason else (ran,)
+    for phase in trace.phases:
+        if phase.path == path and not phase.name.startswith("__review__"):
+            attempts = f"{phase.attempts} attempt{'' if phase.attempts == 1 else 's'}"
+            return (phase.status.value, attempts) if phase.attempts else (phase.status.value,)
+    graph = trace.graph_trace
+    if graph is None:
+        return ()
+    if graph.path == path:
+        ran = f"{graph.steps_run} of at most {graph.max_steps} steps"
+        return (ran, graph.termination_reason) if graph.termination_reason else (ran,)
+    step = next((step for step in graph.steps if step.path == path), None)
+    if step is None:
+        return ()
+    return (step.state_name,) if step.next_state is None else (f"{step.state_name} → {step.next_state}",)
+
+
+def is_named(name: str, instance: str) -> bool:
+    """Whether a person who writes that name means that execution of a task, among others or alone (S-LOOP-184).
+
+    Examples:
+        >>> [is_named(name, "loop:refine#2/writer#0") for name in ("writer", "loop:refine", "loop:refine#2", "critic")]
+        [True, True, True, False]
+    """
+    return node_key(instance) == name or instance == name or instance.startswith((f"{name}/", f"{name}#"))
+
+
+def row_text(text: str, length: int) -> str:
+    """Return a text on one line, without control characters, cut to a length."""
+    # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
+    words = " ".join(text[: 2 * length].split())
+    clean = escape_controls(words)
+    return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
+
+
+def format_seconds(duration: timedelta) -> str:
+    """Return a duration, as people read it."""
+    seconds = duration.total_seconds()
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0) -> str:
+    """Input and output tokens, `?` where they are not known; how many of the latter are reasoning, where some are."""
+    counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
+    thought = f", {reasoning_tokens:,} of them reasoning" if reasoning_tokens > 0 else ""
+    return f"{counts[0]} + {counts[1]} tokens{thought}"
+
+
+def branch_lines(depths: Sequence[int]) -> list[str]:
+    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
+    found: list[str] = []
+    #: depths of which a later row belongs to the same parent
+    to_come: set[int] = set()
+    for row_depth in reversed(depths):
+        parts = ["│  " if depth in to_come else "   " for depth in range(1, row_depth)]
+        if row_depth:
+            parts.append("├─ " if row_depth in to_come else "└─ ")
+        found.append("".join(parts))
+        to_come = {depth for depth in to_come if depth < row_depth} | {row_depth}
+    return found[::-1]
+
+
+def context_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return the lines of the first request that was cut, and of the last one that was cut otherwise (S-MEM-136)."""
+    cuts = [as_mapping(entry) for entry in as_sequence(metadata.get("context"))]
+    for data in cuts[:1] + cuts[1:][-1:]:
+        turn = as_count(data.get("turn"))
+        needed, budget = as_count(data.get("needed_tokens")), as_count(data.get("budget_tokens"))
+        where = f" of model call {turn + 1}" if turn else ""
+        yield f"context{where}: {describe_context(data)}", (f"{needed:,} tokens, budget {budget:,}",)
+
+
+#: Lines of a difference that are shown.
+_MOST_LINES = 20
+_TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
+_VERDICTS = {"approve": "approved", "edit": "edited", "exit": "ended the run", "waiting": "waits"}
+
+
+def review_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return a title and details for each gate, and the lines of each difference behind it, which have no details."""
+    for gate in map(as_mapping, as_sequence(metadata.get("reviews"))):
+        verdict, timing = as_text(gate.get("verdict")), as_text(gate.get("timing"))
+        asked = as_text(gate.get("question")) or as_text(gate.get("prompt"))
+        title = f"review {_TIMINGS.get(timing, timing)}: {_VERDICTS.get(verdict, verdict)}"
+        details = (as_text(gate.get("by")), as_text(gate.get("comment")), "timed out" if gate.get("timed_out") else "")
+        yield f"{title}, asked: {asked}" if asked else title, tuple(each for each in details if each)
+        if verdict == "edit":
+            for line in _difference(as_text(gate.get("original")), as_text(gate.get("text"))):
+                yield line, ()
+
+
+def _difference(before: str, after: str) -> Sequence[str]:
+    """Return the lines that an edit took away and brought, with little of what stands around them."""
+    compared = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
+    lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
+    left_out = len(lines) - _MOST_LINES
+    return lines if left_out <= 0 else [*lines[:_MOST_LINES], f"... {left_out:,} more lines"]
+
 
 #: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.
 _MOST_TASKS = 100
@@ -382,3 +543,85 @@ def _error_row(error: ErrorTrace) -> TreeRow:
     place = row_text(error.place, _REASON)
     title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _REASON)}"
     return TreeRow(depth=1, kind="error", title=title, details=tuple(filter(None, (where, place))), is_bad=True)
+
+
+#: Characters of a name that are shown.
+_TITLE_REFLECTIONS = 120
+
+
+def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
+    """Return a row for each output that was reflected on, in order."""
+    made: dict[str, ReflectionRecorded] = {}
+    stored: set[str] = set()
+    for fact in facts:
+        if isinstance(fact.data, ReflectionRecorded):
+            made[fact.instance] = fact.data
+        elif isinstance(fact.data, ReflectionStored):
+            stored.add(fact.instance)
+    return tuple(_row(instance, data, is_stored=instance in stored) for instance, data in made.items())
+
+
+def _row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
+    learned = data.reflection_value
+    details = [
+        f"execution {learned.run_count:,}",
+        f"{len(learned.observations):,} observations",
+        f"{len(learned.suggestions):,} suggestions",
+    ]
+    if tokens := data.input_tokens + data.output_tokens:
+        details.append(f"{tokens:,} tokens")
+    if not is_stored:
+        details.append("not stored")
+    title = f"reflected on {reflected_instance(instance)}"
+    return TreeRow(
+        depth=1,
+        kind="reflection",
+        title=row_text(title, _TITLE_REFLECTIONS),
+        details=tuple(details),
+        is_bad=not is_stored,
+    )
+
+
+#: Characters of a text that are shown.
+_TITLE_DIRECTIVES = 200
+
+
+def directives_in(facts: Iterable[Fact]) -> list[DirectiveFact]:
+    """Return what people told the run, among facts, in order."""
+    return [fact.data for fact in facts if isinstance(fact.data, DirectiveFact)]
+
+
+def directive_rows(given: Iterable[DirectiveFact]) -> tuple[TreeRow, ...]:
+    """Return a row for each directive: its text, who gave it, and when it expires; and for each choice of a model."""
+    return tuple(_row_directives(each) for each in given)
+
+
+def directive_data(given: Iterable[DirectiveFact]) -> dict[str, list[dict[str, object]]]:
+    """Return `directives` and `model_switches` as JSON data, those of which there are any."""
+    directives: list[dict[str, object]] = []
+    switches: list[dict[str, object]] = []
+    for each in given:
+        by = each.given_by or None
+        if isinstance(each, DirectiveRecorded):
+            directives.append({"text": each.text, "expires_at": _instant(each), "given_by": by})
+        else:
+            switches.append({"model": each.model, "agent": each.agent, "given_by": by})
+    found = {"directives": directives, "model_switches": switches}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _row_directives(given: DirectiveFact) -> TreeRow:
+    if isinstance(given, ModelSwitched):
+        whose = "all agents" if given.agent is None else row_text(given.agent, _TITLE_DIRECTIVES)
+        chosen = "own" if given.model is None else row_text(given.model, _TITLE_DIRECTIVES)
+        by = (row_text(given.given_by, _TITLE_DIRECTIVES),) if given.given_by else ()
+        return TreeRow(depth=1, kind="directive", title=f"model of {whose}: {chosen}", details=by)
+    until = _instant(given)
+    details = tuple(filter(None, (row_text(given.given_by, _TITLE_DIRECTIVES), f"until {until}" if until else "")))
+    return TreeRow(depth=1, kind="directive", title=f"told: {row_text(given.text, _TITLE_DIRECTIVES)}", details=details)
+
+
+def _instant(given: DirectiveRecorded) -> str | None:
+    if given.expires_at is None:
+        return None
+    return datetime.fromtimestamp(given.expires_at, UTC).isoformat(timespec="seconds")

@@ -12,20 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.coordinator.background import as_error
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.directives import RunDirectives
-from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
-from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
-from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
-from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
@@ -44,13 +30,28 @@ from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
-from ensemble_ray.runs.context import request_of
-from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.map_reduce.opening import open_items, rules_of, window_of
-from ensemble_ray.runs.map_reduce.recorded_end import load_end
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
-from ensemble_ray.runs.map_reduce.result import conclude, list_reasons
-from ensemble_ray.runs.map_reduce.unit_events import UnitEvents
+from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope, request_of
+from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter
+from ensemble_ray.runs.map_reduce.orders import (
+    DefinitionFactories,
+    DirectFactory,
+    OrderMaker,
+    TaskMaker,
+    rules_for_tasks,
+)
+from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
+from ensemble_ray.runs.map_reduce.recovery import (
+    RecoveredRun,
+    conclude,
+    list_reasons,
+    load_end,
+    open_items,
+    rules_of,
+    window_of,
+)
+from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
@@ -60,15 +61,38 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.fields import Origin
+    from ensemble_ray.definition.run_options import RunOptions
+    from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.scope import Spending
     from ensemble_ray.items.pulling import ItemReader
-    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.ports import ChatModel, EventSink
     from ensemble_ray.record.result import RunResultHead
     from ensemble_ray.record.stores import OwnedRun
-    from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.runs.launching import Resumption
+    from ensemble_ray.runs.map_reduce.items import ItemStream
+    from ensemble_ray.runs.ports import ExecutorSession, RunRequest, Runtime
     from ensemble_ray.values.reviews import RunDirective
     from ensemble_ray.values.trace import CaptureMode
+
+
+class UnitEvents:
+    """Takes events of this process and passes them on by way of the run's executor. Fulfils `EventSink`."""
+
+    def __init__(self, events: EventSink) -> None:
+        """Make it of the run's sink; nothing is told before the executor is there."""
+        self._events = events
+        self.executor: ExecutorSession
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Whether anybody listens to that type."""
+        return self._events.wants(event_type)
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        self.executor.emit(event)
+
 
 _CANCELLED = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
 _SOURCE_FAILED = End(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure="source")
@@ -381,3 +405,44 @@ class MapReduceLauncher:
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Persistence.COMMITTED)
+
+
+class MapReduceRun(Run):
+    """A run over items that was started. Results come with `result()`, or item by item with `items()`."""
+
+    def __init__(
+        self,
+        launcher: MapReduceLauncher,
+        *,
+        runtime: Runtime,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        origin: Origin | None = None,
+        resumption: Resumption | None = None,
+    ) -> None:
+        """Begin, or go on; see `Run`."""
+        self._items = launcher.items
+        super().__init__(
+            launcher,
+            runtime=runtime,
+            run_id=run_id,
+            options=options,
+            is_watched=is_watched,
+            origin=origin,
+            resumption=resumption,
+        )
+
+    @property
+    def failed_count(self) -> int:
+        """How many items have failed until now, also where nobody collects them."""
+        return self._items.failed_count
+
+    @property
+    def completed_count(self) -> int:
+        """How many items have their output until now."""
+        return self._items.completed_count
+
+    def items(self) -> ItemStream:
+        """Return what came of each item, in the order in which it came, the past ones first."""
+        return self._items.stream()

@@ -8,32 +8,65 @@ Never: a class looked up by the name that a record has, other than among those o
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from ensemble_ray.coordinator.map_reduce.outputs import node_type
-from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
-from ensemble_ray.definition.map_reduce import find_output_type
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.definition.fields import ParallelErrorStrategy
+from ensemble_ray.definition.map_reduce import MapReduceDefinition, find_output_type
+from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, ParallelExecutionError, ValidationError
+from ensemble_ray.errors.texts import tasks_failure
 from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import (
+    OWN_FAILURES,
+    AgentsJoined,
+    FailureRecorded,
+    ItemOutputRecorded,
+    ItemsRecorded,
+    OutputRecorded,
+    read_trace,
+)
+from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
+from ensemble_ray.plan.map_reduce_factories import input_tokens
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
+from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
-from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
+from ensemble_ray.record.map_reduce_fold import (
+    MAP_REDUCE_KINDS,
+    MapReduceRecovery,
+    RecordedOutcome,
+    fails_on_item,
+    read_map_reduce,
+)
+from ensemble_ray.record.rerun import is_answered
+from ensemble_ray.record.result import RunEnd, RunResults, error_trace, failures_by_label, task_error
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
+from ensemble_ray.runs.launching import Conclusion
+from ensemble_ray.runs.map_reduce.items import ItemBuffer
+from ensemble_ray.runs.map_reduce.outputs import FailureLog, MapReduceEnd, MapReduceFailure, node_type
+from ensemble_ray.schedule.instructions import End
+from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.task_output import join_iterations
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import OutputType, join_iterations
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.items.pulling import ItemEntry
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.schedule.instructions import ReduceGroup
+    from ensemble_ray.runs.map_reduce.items import ItemResultWriter
+    from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.schedule.instructions import FailureReason, ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.outputs import ExitReason
-    from ensemble_ray.values.task_output import OutputType, TaskOutput
+    from ensemble_ray.values.outputs import FailedItem
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
+
 
 _log = bounded_logger(__name__)
 
@@ -264,3 +297,317 @@ class RecoveredRun:
             ". A Ray Dataset gives its rows in the same order each time where dataset.context.execution_options.preserve_order "
             "is True, its files are the same, and it is not shuffled"
         )
+
+
+def conclude(
+    ended: MapReduceEnd, task_outputs: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
+) -> Conclusion:
+    """Return how a run ended and what its tasks gave.
+
+    Args:
+        ended: How it ended.
+        task_outputs: What its tasks gave.
+        failed_items: Items that were left out, where they are collected.
+        goes_on: Whether failed tasks are left out; else the first of them is the error.
+    """
+    started, completed = task_outputs.span or (
+        utc_of(ended.started_at),
+        utc_of(max(ended.started_at, ended.completed_at)),
+    )
+    end = RunEnd(
+        state=ended.ending.state,
+        exit_reason=ended.ending.exit_reason,
+        started_at=started,
+        completed_at=completed,
+        errors=tuple(
+            error_trace(each.error, at=each.at, agent_role=each.agent_role, task_description=each.task_description)
+            for each in list_reasons(ended)
+        ),
+    )
+    outputs, last = task_outputs.outputs, task_outputs.last
+    results = RunResults(
+        outputs=outputs,
+        raw="" if last is None else task_outputs.output(*last).raw,
+        traces=task_outputs.traces,
+        agents=task_outputs.agents,
+        metrics=task_outputs.metrics,
+        tool_calls=task_outputs.tool_calls,
+        levels=task_outputs.levels,
+        failed_items=failed_items,
+    )
+    failure = failure_of(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
+    return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
+
+
+def list_reasons(ended: MapReduceEnd) -> Sequence[MapReduceFailure]:
+    """Return why a run failed: the error of the run itself first, if there is one, then those of its tasks."""
+    own: BaseException | None = BudgetExhaustedError(ended.warning) if ended.warning else None
+    if ended.ending.failure in OWN_FAILURES:
+        if ended.refusal is not None:
+            return (ended.refusal, *ended.failures)
+        own = ended.cause or _no_items()
+    if own is None:
+        return ended.failures
+    first = MapReduceFailure(key="", level=0, at=ended.completed_at, task_description="", agent_role="", error=own)
+    return (first, *ended.failures)
+
+
+def _no_items() -> ValidationError:
+    return ValidationError("items must not be None or empty")
+
+
+def failure_of(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
+    """Return what a failed run raises."""
+    if ended.refusal is not None:
+        return _first(ended.refusal, outputs)
+    if ended.cause is not None:
+        return ended.cause
+    if ended.ending.failure == "empty":
+        return _no_items()
+    level = max((failure.level for failure in ended.failures), default=0)
+    here = [failure for failure in ended.failures if failure.level == level]
+    if ended.ending.failure == "all_maps" or (goes_on and level):
+        return _several(here, ended.failed_maps if not level else len(here), outputs)
+    return _first(here[0], outputs)
+
+
+def _several(failures: Sequence[MapReduceFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
+    """Return an error with all failures of a level, or the first hundred of them."""
+    causes = failures_by_label((failure.task_description, failure.error) for failure in failures)
+    error = ParallelExecutionError(tasks_failure(count, count, causes), (), causes, count, len(outputs))
+    error.completed_task_outputs = outputs
+    return error
+
+
+def _first(failure: MapReduceFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
+    return task_error(
+        failure.error,
+        outputs,
+        label=failure.task_description,
+        task_description=failure.task_description,
+        agent_role=failure.agent_role,
+    )
+
+
+#: Tasks in flight per process where nothing limits them (S-MR-140).
+_PER_PROCESS = 256
+#: Where places are limited, so many more tasks wait in the processes: a place that becomes free is not to wait for a message.
+_AHEAD = 1.25
+#: Items pulled at a time while it is not known whether all of them fit the budget.
+_PROBE = 256
+
+
+def window_of(definition: MapDefinition, most_processes: int | None) -> int:
+    """How many tasks may be in flight (S-MR-140).
+
+    Args:
+        definition: What is to be run.
+        most_processes: How many processes a kind of agents may get; None: this one.
+    """
+    if definition.max_parallel_tasks is not None:
+        return definition.max_parallel_tasks
+    processes = 1 if most_processes is None else definition.replicas or most_processes
+    if definition.max_concurrency is not None:
+        return math.ceil(definition.max_concurrency * processes * _AHEAD)
+    return _PER_PROCESS * processes
+
+
+def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapReduceRules:
+    """Return what the source goes by."""
+    fails_on_item = definition.item_policy == "fail" or is_direct
+    fails_on_reduce = definition.parallel_error_strategy is ParallelErrorStrategy.FAIL_FAST
+    if is_direct or not isinstance(definition, MapReduceDefinition):
+        return MapReduceRules(
+            grouping=Grouping.NONE, window=window, fails_on_item=fails_on_item, fails_on_reduce=fails_on_reduce
+        )
+    is_adaptive = definition.is_adaptive
+    return MapReduceRules(
+        grouping=Grouping.BUDGET if is_adaptive else Grouping.CHUNK,
+        capacity=definition.capacity,
+        max_levels=definition.max_reduce_levels if is_adaptive else None,
+        is_pipelined=definition.is_pipelined,
+        is_ordered=definition.ordered,
+        window=window,
+        fails_on_item=fails_on_item,
+        fails_on_reduce=fails_on_reduce,
+    )
+
+
+async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
+    """Open the items: return the reader of a run's items, and whether all of them are one task (S-MR-81).
+
+    Raises:
+        ValidationError: the items are an iterator that was consumed, or an estimator gave no text.
+        Exception: what the source or the estimator raised.
+    """
+    reader = definition.item_source.open()
+    if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
+        return reader, False
+    try:
+        return await _probe(definition, reader, definition.budget)
+    except BaseException:
+        await reader.close()
+        raise
+
+
+async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
+    """Read until it is known whether all items fit the budget."""
+    entries: list[ItemEntry] = []
+    total, is_exhausted = 0, False
+    while not is_exhausted and total <= budget:
+        pulled = await reader.next(_PROBE)
+        entries.extend(pulled.items)
+        is_exhausted = pulled.is_exhausted
+        if any(isinstance(entry, RefusedItem) for entry in pulled.items):
+            return _Again(entries, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
+        items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
+        total += await threads.run(_tokens, definition, items)
+    if total > budget or not entries:
+        return _Again(entries, reader, is_exhausted=is_exhausted), False
+    await reader.close()
+    return ListReader([[entry[1] for entry in entries if not isinstance(entry, RefusedItem)]]), True
+
+
+def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
+    return sum(input_tokens(definition, item) for item in items)
+
+
+class _Again:
+    """A reader that first gives what was read already."""
+
+    def __init__(self, entries: Sequence[ItemEntry], rest: ItemReader, *, is_exhausted: bool) -> None:
+        self._entries = list(reversed(entries))
+        self._rest = rest
+        self._is_exhausted = is_exhausted
+
+    async def next(self, count: int) -> Pulled:
+        """Return the next entries."""
+        if not self._entries:
+            return Pulled((), is_exhausted=True) if self._is_exhausted else await self._rest.next(count)
+        entries = [self._entries.pop() for _ in range(min(count, len(self._entries)))]
+        return Pulled(entries, is_exhausted=self._is_exhausted and not self._entries)
+
+    async def close(self) -> None:
+        """Let the source go."""
+        await self._rest.close()
+
+
+#: Items that are compared at a time.
+_BATCH = 256
+
+
+class OpenResults(Protocol):
+    """Opens what hears of a run's items, with the files that the run has."""
+
+    async def __call__(self, *, is_direct: bool) -> ItemResultWriter:
+        """Return it; close it."""
+        ...
+
+
+async def load_end(
+    store: RunStore,
+    run_id: str,
+    definition: MapDefinition,
+    *,
+    header: PlanRecorded | None,
+    outputs: MapReduceOutputs,
+    output_types: Mapping[str, OutputType],
+    open_results: OpenResults,
+) -> MapReduceEnd | None:
+    """How the run of that id ended; None where there was none, so that it begins.
+
+    Args:
+        store: Has the records.
+        run_id: The id.
+        definition: What is to be run.
+        header: The first fact that the run would record; None: that has been compared.
+        outputs: Get its outputs.
+        output_types: Types of today's definition, by full name.
+        open_results: Opens what hears of its items; rows and dead letters that its files lack are written again.
+
+    Raises:
+        RunExistsError: it is running.
+        ValidationError: it ended otherwise, or was of another definition or other items.
+        Exception: what the source of the items raised.
+    """
+    summary = await store.summary(run_id)
+    if summary is None:
+        return None
+    head = await read_head(store, run_id)
+    if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
+        return None
+    record = await RecoveredRun.read(store, run_id, outputs, output_types)
+    async with contextlib.AsyncExitStack() as stack:
+        reader, is_direct = await open_items(definition)
+        stack.push_async_callback(reader.close)
+        writer = await open_results(is_direct=is_direct)
+        stack.push_async_exit(writer.leave)
+        return await _recorded_end(record, reader, outputs, writer)
+
+
+async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
+    """Return what a failed run raised that failed because of its tasks, without their outputs; None: the record does not say.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    facts: RecordedFailures[str] = RecordedFailures()
+    record = await read_map_reduce(store, run_id, keep_failure=facts.put)
+    head, log = record.head, FailureLog()
+    refusal = None
+    for key in facts:
+        if (fact := facts.get(key)) is None or record.outcome(key) is not RecordedOutcome.FAILED:
+            continue
+        position, final = position_of(key), record.groups.final
+        level = position[0] if position is not None else 0 if key == DIRECT or final is None else final.level
+        failure = recorded_failure(key, level, fact)
+        if head.own_error is not None and head.own_error.key == key:
+            refusal = failure
+        log.add(failure)
+    if head.end is None or not log.first:
+        return None
+    ended = MapReduceEnd(
+        ending=End(state=RunState.FAILED, exit_reason=head.end.reason, failure=cast("FailureReason", head.end.failure)),
+        started_at=head.started_at,
+        completed_at=head.started_at,
+        failures=log.first,
+        failed_maps=log.failed_maps,
+        refusal=refusal,
+    )
+    return failure_of(ended, (), goes_on=not fails_on_item(head.header))
+
+
+async def _recorded_end(
+    record: RecoveredRun, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
+) -> MapReduceEnd:
+    """How a finished run ended; what came of its items is told again."""
+    items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
+    is_exhausted = False
+    # One that ended early had not pulled all of them: those that it had are compared, and no more are pulled.
+    while not is_exhausted and (recorded.are_all or items.count < recorded.count):
+        wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
+        pulled = await items.pull(wanted)
+        for number in range(items.count - pulled.count, items.count):
+            index, item = items.index(number), items.pop(number)
+            if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
+                writer.write_failure(index, item, *failed)
+            elif outputs.has(0, number):
+                writer.write_output(number, index, item, outputs.output(0, number))
+        await writer.wait_until_written()  # of a large run not all outputs are to be in memory at once
+        is_exhausted = pulled.is_exhausted
+    failures = [record.failure(level, number) for level, number in record.failed]
+    reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
+    return MapReduceEnd(
+        ending=End(state=RunState.COMPLETED, exit_reason=reason),
+        started_at=head.started_at,
+        completed_at=head.started_at,
+        failures=[failure for failure in failures if failure is not None],
+    )
+
+
+def _failure(record: RecoveredRun, number: int, refused: RefusedItem | None) -> tuple[BaseException, int] | None:
+    """Why an item has no output, and its attempts; None where it has one."""
+    if refused is not None:
+        return refused.error, 0
+    failure = record.failure(0, number)
+    return None if failure is None else (failure.error, failure.attempts)

@@ -8,34 +8,216 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ensemble_ray.access.admission import is_loopback
+from ensemble_ray.access.admission import headers_of, is_allowed_origin, is_local_origin, is_loopback
+from ensemble_ray.errors import message_of
 from ensemble_ray.events.messages import Message
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.studio.app import mount_page, mount_studio
-from ensemble_ray.studio.body_limit import BodyLimit
-from ensemble_ray.studio.dashboard.actions import DashboardActions
-from ensemble_ray.studio.dashboard.pages import PageSocket
-from ensemble_ray.studio.loopback import LoopbackCheck
+from ensemble_ray.studio.dashboard.hub import decode, encode
+from ensemble_ray.studio.http_server import ANYBODY, BodyLimit, LoopbackCheck, not_found
+from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.text.foreign_text import whole_data
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+    from starlette.types import Message as WebSocketMessage
 
     from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.studio.dashboard.hub import MessageHub
-    from ensemble_ray.studio.dashboard.ports import Control
+    from ensemble_ray.studio.dashboard.hub import Connection, Control, ControlMessages, MessageHub, ShownRuns
     from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
-    from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
+    from ensemble_ray.studio.dashboard.snapshot import Sent
+    from ensemble_ray.studio.local_actions import StudioActions
+    from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
+
+
+_GOING_AWAY, _POLICY_VIOLATION, _TRY_AGAIN = 1001, 1008, 1013
+_log = bounded_logger(__name__)
+
+
+class _Client:
+    """A page, as who answers its messages sees it. Fulfils `PageClient`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def send(self, message: Mapping[str, object]) -> None:
+        """Send it a message."""
+        self._connection.put(encode(str(message["type"]), {key: message[key] for key in message if key != "type"}))
+
+    def subscribe(self, types: AbstractSet[str] | None, run_id: str | None) -> None:
+        """Send it from now on only what is of these types and of that run."""
+
+        def wants(sent: Sent) -> bool:
+            return (types is None or sent.message.type in types) and (run_id is None or sent.run_id == run_id)
+
+        self._connection.wants = None if types is None and run_id is None else wants
+
+
+class PageSocket:
+    """Serves `/ws`."""
+
+    def __init__(
+        self,
+        hub: MessageHub,
+        reviews: WebReviewHandler,
+        *,
+        is_local: bool,
+        control: ControlMessages | None = None,
+    ) -> None:
+        """Serve pages.
+
+        Args:
+            hub: Has what is sent to them.
+            reviews: Takes their decisions.
+            is_local: Whether only pages of this machine are let in (S-WEB-71).
+            control: Answers what else they say; None: nobody does.
+        """
+        self._hub = hub
+        self._reviews = reviews
+        self._is_local = is_local
+        self._control = control
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Serve one page until it goes."""
+        await websocket.accept()
+        origins = headers_of(websocket.scope, b"origin")
+        if not (is_local_origin(origins) if self._is_local else is_allowed_origin(websocket.scope)):
+            _log.warning("Refused a connection from the page '%.200s'", ", ".join(origins) or "none")
+            await websocket.close(_POLICY_VIOLATION, "Origin not allowed")
+            return
+        connection = self._hub.join()
+        client = _Client(connection)
+        sending = asyncio.get_running_loop().create_task(_send(websocket, connection))
+        try:
+            while (message := await websocket.receive())["type"] != "websocket.disconnect":
+                await self._take(client, message)
+        except asyncio.CancelledError:
+            pass  # the server stops, and this was the connection's task
+        finally:
+            self._hub.leave(connection)
+            if self._control is not None:
+                self._control.forget(client)
+            sending.cancel()
+
+    async def _take(self, client: _Client, message: WebSocketMessage) -> None:
+        """Do what a page says; what cannot be read is logged (S-WEB-31)."""
+        try:
+            kind, data = decode(cast("str | None", message.get("text")) or "")
+        except ValueError as error:
+            _log.warning("A page of the dashboard sent what is no message: %s", message_of(error))
+            return
+        if kind == "ping":
+            await client.send({"type": "pong"})
+        elif kind == "review_decision":
+            self._decide(data)
+        elif self._control is not None and (answer := self._control.handlers.get(kind)) is not None:
+            try:
+                await answer(client, data)
+            except Exception as error:  # noqa: BLE001  a page's message that fails leaves it connected
+                _log.warning("A page's message of type '%s' failed: %s", kind, message_of(error))
+        else:
+            _log.warning("A page of the dashboard sent a message of an unknown type: '%s'", kind)
+
+    def _decide(self, data: Mapping[str, object]) -> None:
+        review_id, decision, text = data.get("review_id"), data.get("decision"), data.get("revised_output")
+        if not isinstance(review_id, str) or not isinstance(decision, str) or not isinstance(text, str | None):
+            _log.warning("A page of the dashboard sent a decision that has no review_id or no decision")
+        elif not self._reviews.decide(review_id, decision, text):
+            _log.info("A decision came for review '%s', which waits for none", review_id)
+
+
+async def _send(websocket: WebSocket, connection: Connection) -> None:
+    """Send what waits until the connection ends."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # it has gone, which its reader hears, too
+        while texts := await connection.take():
+            for text in texts:
+                await websocket.send_text(text)
+        if connection.is_overrun:
+            _log.warning("A page of the dashboard was given up: it took nothing while too much was sent")
+            await websocket.close(_TRY_AGAIN, "Too slow")
+        else:
+            await websocket.close(_GOING_AWAY, "The dashboard stops")
+
+
+class DashboardActions:
+    """Actions over the runs that a dashboard shows."""
+
+    def __init__(self, runs: ShownRuns, reviews: WebReviewHandler, reader: StudioReader) -> None:
+        """Act on runs.
+
+        Args:
+            runs: Knows where they are recorded.
+            reviews: Asks at gates of this process.
+            reader: Shows what they are about.
+        """
+        self._runs = runs
+        self._reviews = reviews
+        self._reader = reader
+        self._clock = SystemClock()
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask for the end of a run."""
+        await self._make_recorded(run_id).cancel(run_id)
+
+    async def preview_resume(self, run_id: str) -> RunPreview:
+        """Return what the run would take from its record, if it went on."""
+        return await self._make_recorded(run_id).preview_resume(run_id)
+
+    async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
+        """Return the same of a fork."""
+        return await self._make_recorded(run_id).preview_fork(run_id, from_step)
+
+    async def resume(self, run_id: str) -> str:
+        """Let a run go on in a process of its own."""
+        return await self._make_recorded(run_id).resume(run_id)
+
+    async def fork(self, run_id: str, asked: NewFork) -> str:
+        """Begin a fork in a process of its own."""
+        return await self._make_recorded(run_id).fork(run_id, asked)
+
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
+        """Decide at a gate, of this process or in the record, and return it.
+
+        Raises:
+            ReviewDecidedError: somebody was first.
+            EnsembleError: nobody can decide there.
+        """
+        detail = await self._reader.run(run_id, ANYBODY)
+        shown = next((each for each in detail.reviews if each.gate_id == gate_id), None)
+        if shown is None or not self._reviews.decide(gate_id, decision.decision, decision.text):
+            return await self._make_recorded(run_id).decide(run_id, gate_id, decision, by=by)
+        change = {
+            "decision": decision.decision,
+            "text": decision.text if decision.decision == "edit" else None,
+            "decided_by": type(self._reviews).__name__,
+            "decided_at": round(self._clock.now() * 1000),
+            "decidable": False,
+        }
+        return shown.model_copy(update=change)
+
+    def _make_recorded(self, run_id: str) -> StudioActions:
+        """Return what acts on a run's record.
+
+        Raises:
+            StudioRefusal: the run was not seen.
+        """
+        place = self._runs.place_of(run_id)
+        if place is None:
+            raise not_found("run", run_id)
+        return LocalActions(place)
+
 
 #: How often pages are told that the server lives, s (S-WEB-38).
 HEARTBEAT_S = 15.0

@@ -12,14 +12,53 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
-from ensemble_ray.studio.dashboard.texts import encode
+from ensemble_ray.text.foreign_text import whole_data
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.ports import EnteredRun
+    from ensemble_ray.record.stores import GatesOfRun, RecordedRun, RunStore
+
+
+def encode(kind: str, data: Mapping[str, object]) -> str:
+    """Return a message as one JSON object."""
+    whole = whole_data({"type": kind, **data})
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def decode(text: str) -> tuple[str, Mapping[str, object]]:
+    """Return the type and the data of what a client sent.
+
+    Raises:
+        ValueError: it is no JSON object with a type.
+    """
+    try:
+        data: object = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError("it is no object")  # noqa: TRY004  of a text, not of an argument
+    fields = cast("dict[str, object]", data)
+    kind = fields.get("type")
+    if not isinstance(kind, str):
+        raise ValueError("it has no type")  # noqa: TRY004  of a text, not of an argument
+    return kind, fields
+
 
 #: What may wait for a connection, characters of all its messages: some thousand long outputs.
 MOST_WAITING_CHARACTERS = 67_108_864
@@ -145,3 +184,124 @@ class MessageHub:
         with self._lock:
             for connection in self._connections:
                 connection.close()
+
+
+class PageClient(Protocol):
+    """One page that is connected."""
+
+    async def send(self, message: Mapping[str, object]) -> None:
+        """Send it a message, `type` included, behind what it has been sent."""
+        ...
+
+    def subscribe(self, types: AbstractSet[str] | None, run_id: str | None) -> None:
+        """Send it from now on only what is of these types and of that run; None: whatever it is."""
+        ...
+
+
+class ControlMessages(Protocol):
+    """Answers messages of pages that the dashboard itself does not know."""
+
+    @property
+    def handlers(self) -> Mapping[str, Callable[[Any, Mapping[str, Any]], Awaitable[None]]]:
+        """What answers a message, by type; it is given the page's `PageClient` and the message."""
+        ...
+
+    def forget(self, client: Any, /) -> None:
+        """Take notice that a page has gone."""
+        ...
+
+
+@runtime_checkable
+class Control(Protocol):
+    """Begins and steers runs on behalf of pages and programs."""
+
+    @property
+    def app(self) -> ASGIApp:
+        """Its routes, below `/api`."""
+        ...
+
+    @property
+    def sockets(self) -> ControlMessages:
+        """Its messages."""
+        ...
+
+    async def __aenter__(self) -> object:
+        """Be ready to be asked."""
+        ...
+
+    async def __aexit__(self, *error: object) -> bool | None:
+        """Be asked no more."""
+        ...
+
+
+#: Runs that are remembered; who shows more shows the newest.
+_MOST = 10_000
+
+
+class ShownRuns:
+    """Runs by id, with the places of their records."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._places: dict[str, StoreAddress] = {}
+
+    def add(self, run: EnteredRun) -> None:
+        """Take notice of a run that begins."""
+        if not run.is_recorded:
+            return
+        with self._lock:
+            self._places.pop(run.run_id, None)
+            self._places[run.run_id] = StoreAddress(home=run.home, url=run.url)
+            while len(self._places) > _MOST:
+                del self._places[next(iter(self._places))]
+
+    def place_of(self, run_id: str) -> StoreAddress | None:
+        """Return where a run is recorded; None: it was not seen."""
+        return self._places.get(run_id)
+
+    async def read(
+        self,
+        run_id: str,
+        *,
+        after: int = 0,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position; see `RunStore.read`."""
+        store = self._store_of(run_id)
+        if store is None:
+            return
+        pages = store.read(run_id, after=after, kinds=kinds, has_data=has_data, is_partial=is_partial)
+        async with aclosing(pages):
+            async for page in pages:
+                yield page
+
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance; see `RunStore.facts_of`."""
+        store = self._store_of(run_id)
+        return [] if store is None else await store.facts_of(run_id, instance)
+
+    async def summary(self, run_id: str) -> RecordedRun | None:
+        """Return how a run stands; None: it was not seen, or has no record yet."""
+        store = self._store_of(run_id)
+        return None if store is None else await store.summary(run_id)
+
+    async def runs(self) -> list[RecordedRun]:
+        """Return the runs, newest first."""
+        found = [each for store in self._stores() for each in await store.runs() if each.run_id in self._places]
+        return sorted(found, key=lambda each: (each.created_at, each.run_id), reverse=True)
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs with review gates, oldest first; see `RunStore.gates`."""
+        found = [each for store in self._stores() for each in await store.gates() if each.run.run_id in self._places]
+        return sorted(found, key=lambda each: each.run.created_at)
+
+    def _store_of(self, run_id: str) -> RunStore | None:
+        place = self.place_of(run_id)
+        return None if place is None else store_at(place)
+
+    def _stores(self) -> list[RunStore]:
+        with self._lock:
+            places = dict.fromkeys(self._places.values())
+        return [store_at(place) for place in places]

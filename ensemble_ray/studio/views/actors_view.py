@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble_ray.studio.schemas.actors import (
-    Actors,
-    BreakerSchema,
-    LimiterSchema,
-    NodeActors,
-    ProcessInfo,
-    RunHere,
-    TaskHere,
-)
+from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
 from ensemble_ray.values.descriptions import (
     MOST_AGENTS,
     ActorDescription,

@@ -6,8 +6,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ensemble_ray.record.open_reviews import obstacle_at
-from ensemble_ray.record.resume.advice import resume_advice
-from ensemble_ray.studio.schemas.runs import (
+from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.studio.schemas import (
     AgentBudget,
     BudgetSchema,
     ForkOrigin,
@@ -17,10 +17,8 @@ from ensemble_ray.studio.schemas.runs import (
     SpentCost,
     SpentTokens,
 )
-from ensemble_ray.studio.views.step_state import as_millis
-from ensemble_ray.studio.views.steps import StepsView
+from ensemble_ray.studio.views.steps import StepsView, as_millis, exit_text
 from ensemble_ray.studio.views.totals import RunTotals
-from ensemble_ray.studio.views.words import exit_text
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:

@@ -7,27 +7,30 @@ lengths told.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.directives import DirectivesShown
+from ensemble_ray.execute.guardrails import GuardrailType
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput
-from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import DirectivesShown, FailureRecorded, OutputRecorded, RecordedOutput
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.work import RecordedWork
-from ensemble_ray.studio.schemas.steps import (
+from ensemble_ray.studio.schemas import (
     AnswerSchema,
+    ComparedRuns,
+    ComparedSide,
+    ComparedStep,
     ConstraintCheck,
     ContextCut,
+    GuardrailCheck,
     MessageSchema,
     RequestedCall,
     StepDetail,
     StepError,
     ToolCallDetail,
 )
-from ensemble_ray.studio.views.step_guardrails import guardrail_checks
-from ensemble_ray.studio.views.step_state import as_millis
+from ensemble_ray.studio.views.steps import as_millis
 from ensemble_ray.values.ids import task_instance
 from ensemble_ray.values.trace import TaskTrace, jsonable
 
@@ -38,8 +41,47 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.studio.schemas.runs import ReviewSchema
-    from ensemble_ray.studio.schemas.steps import StepSchema
+    from ensemble_ray.studio.schemas import ReviewSchema, RunRow, StepSchema
+    from ensemble_ray.studio.views.steps import StepsView
+
+
+_VIOLATION = "GuardrailViolationError"
+
+
+def guardrail_checks(
+    header: PlanRecorded,
+    node: str | None,
+    links: Sequence[Mapping[str, object]],
+    *,
+    has_answer: bool,
+    has_output: bool,
+) -> list[GuardrailCheck]:
+    """Return what the guardrails of a step said, in the order in which they were asked.
+
+    Args:
+        header: The run's first fact.
+        node: The task's name in the plan; None: it has none.
+        links: The error that the step failed with and its causes; empty: it did not fail.
+        has_answer: Whether an answer of its model is recorded.
+        has_output: Whether its output is.
+    """
+    task = as_mapping(as_mapping((header.definition or {}).get("tasks")).get(node or ""))
+    refusal = next((each for each in links if as_text(each.get("type")).endswith(_VIOLATION)), None)
+    refused = [] if refusal is None else [_refusal(refusal)]
+    is_past_input = has_output or has_answer or GuardrailType.OUTPUT in [each.kind for each in refused]
+    found = _list_accepted(task, "input") if is_past_input else []
+    return [*found, *(_list_accepted(task, "output") if has_output else []), *([] if has_output else refused)]
+
+
+def _list_accepted(task: Mapping[str, object], stage: Literal["input", "output"]) -> list[GuardrailCheck]:
+    names = (as_text(as_mapping(each).get("callable")) for each in as_sequence(task.get(f"{stage}_guardrails")))
+    return [GuardrailCheck(kind=stage, name=name, accepted=True) for name in names]
+
+
+def _refusal(link: Mapping[str, object]) -> GuardrailCheck:
+    kind = as_text(as_mapping(link.get("fields")).get("guardrail_type"), "guardrail")
+    return GuardrailCheck(kind=kind, accepted=False, message=as_text(link.get("text")))
+
 
 #: Characters of a text that go along with a step.
 CUT = 64 * 1024
@@ -314,3 +356,40 @@ def _fork_spec(row: StepSchema, header: PlanRecorded) -> str | None:
         return None
     task = task_instance(row.id)
     return task if "/" in task or row.kind in {"iteration", "attempt", "state"} else task.rpartition("#")[0]
+
+
+def compare_steps(a: tuple[RunRow, StepsView], b: tuple[RunRow, StepsView]) -> ComparedRuns:
+    """Return the steps of two runs by name, those of the first one first; units are left out."""
+    sides = (_sides(a[1]), _sides(b[1]))
+    titles = {state.id: view.show(state).title for view in (b[1], a[1]) for state in view.states.values()}
+    steps = [
+        ComparedStep(
+            id=name,
+            title=titles[name],
+            a=sides[0].get(name),
+            b=sides[1].get(name),
+            same=_is_same(sides[0].get(name), sides[1].get(name)),
+        )
+        for name in dict.fromkeys((*sides[0], *sides[1]))
+    ]
+    return ComparedRuns(a=a[0], b=b[0], steps=steps)
+
+
+def _sides(view: StepsView) -> Mapping[str, ComparedSide]:
+    return {
+        state.id: ComparedSide(
+            status=state.status,
+            tokens=shown.total_tokens if shown.model_calls else None,
+            duration_ms=None
+            if state.started_at is None or state.ended_at is None
+            else max(0, round((state.ended_at - state.started_at) * 1000)),
+            output_digest=shown.output_digest,
+        )
+        for state in view.states.values()
+        if not state.is_unit
+        for shown in (view.show(state),)
+    }
+
+
+def _is_same(a: ComparedSide | None, b: ComparedSide | None) -> bool:
+    return a is not None and b is not None and a.status == b.status and a.output_digest == b.output_digest

@@ -6,22 +6,239 @@ Of very many steps the first ones are shown; `left_out` says how many are not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from hashlib import sha256
+from sys import intern
+from typing import TYPE_CHECKING, ClassVar
 
+from ensemble_ray.facts.fact import as_mapping, as_text
 from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.record import history
 from ensemble_ray.schedule.instructions import StepEnded
-from ensemble_ray.studio.views.step_state import ShownStep, title_of
+from ensemble_ray.studio.schemas import CostSchema, StepSchema, StepTokens
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import add_tokens
+from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import GraphTrace, GraphTraceStep
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import RecordedOutput
     from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.record.totals import UsageTally
-    from ensemble_ray.studio.schemas.steps import StepSchema
+    from ensemble_ray.studio.schemas import Effect, SegmentKind
+
+
+#: Longest title, characters.
+TITLE = 120
+#: Segments and calls that one row has; later segments lengthen the last one, later calls are in the step's details.
+_MOST_PARTS = 200
+#: Beginning of the names of the tools that delegate work.
+_DELEGATING = "delegate"
+
+
+def as_millis(at: float) -> int:
+    """Return an instant of Unix time in s as ms."""
+    return round(at * 1000)
+
+
+def title_of(text: str) -> str:
+    """Return the first line of a text that says something, as a title; a longer one ends with `…`."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    shown = str(one_line(first[: TITLE + 1], None))
+    return shown if len(shown) <= TITLE else f"{shown[: TITLE - 1]}…"
+
+
+def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
+    """Return the cost that was estimated in JSON data of `TaskMetrics`, and its currency; None: it is not known."""
+    estimate = as_mapping(metrics.get("cost_estimate"))
+    if not estimate:
+        return None
+    try:
+        return Decimal(str(estimate.get("total_cost"))), intern(as_text(estimate.get("currency")))
+    except InvalidOperation:  # another program wrote the record
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class ShownStep:
+    """One row of a run's steps."""
+
+    execution: history.RecordedExecution
+    title: str
+    #: -1: unknown
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model_calls: int = 0
+    #: of its output's text
+    output_digest: str | None = None
+    #: with its currency; None: not known
+    cost: tuple[Decimal, str] | None = None
+    #: of the calls that have ended or began again; None: it made none
+    effect: Effect | None = None
+    is_reviewed: bool = False
+    spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
+    tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+    #: names of the calls that began, while it is not completed
+    _begun_calls: set[str] | None = None
+    _row: tuple[int, StepSchema] | None = None
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens that it used; None: a provider did not count."""
+        known = self.input_tokens >= 0 and self.output_tokens >= 0
+        return self.input_tokens + self.output_tokens if known else None
+
+    def apply(self, change: history.ExecutionChange) -> None:
+        """Add what a change tells of its time, calls and output."""
+        rule = self._RULES.get(type(change))
+        if rule is not None:
+            rule(self, change)
+
+    def row(self) -> StepSchema:
+        """Return the row."""
+        version = self.execution.version
+        if self._row is None or self._row[0] != version:
+            self._row = (version, self._make_row())
+        return self._row[1]
+
+    def _begin(self, at: float) -> None:
+        wanted_at = self.execution.wanted_at
+        if not self.spans and wanted_at is not None and at > wanted_at:
+            self.spans.append(("queue", wanted_at, at))
+
+    def _spend(self, kind: SegmentKind, start: float, end: float) -> None:
+        end = max(start, end)
+        if len(self.spans) < _MOST_PARTS:
+            self.spans.append((kind, start, end))
+        else:
+            kind, start, _ = self.spans[-1]
+            self.spans[-1] = (kind, start, end)
+
+    def _count(self, sent: int, received: int) -> None:
+        self.input_tokens = add_tokens((self.input_tokens, sent))
+        self.output_tokens = add_tokens((self.output_tokens, received))
+
+    def _open_gate(self, change: history.GateOpened) -> None:
+        self._begin(change.fact.at)
+
+    def _add_work(self, change: history.WorkRecorded) -> None:
+        self._begin(change.fact.at)
+        self.model_calls += change.model_calls
+        self._count(change.input_tokens, change.output_tokens)
+
+    def _delegate(self, change: history.DelegationStarted) -> None:
+        self._begin(change.fact.data.started_at)
+
+    def _add_answer(self, change: history.ModelReplied) -> None:
+        answer = change.fact.data
+        self._begin(answer.started_at)
+        self.model_calls += 1
+        self._count(int(answer.input_tokens), int(answer.output_tokens))
+        asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
+        if answer.waited_s:
+            self._spend("rate_limit", answer.started_at, asked_at)
+        self._spend("model", asked_at, answer.started_at + answer.latency_s)
+
+    def _begin_call(self, change: history.CallStarted) -> None:
+        name = change.fact.name
+        self._begin(change.fact.at)
+        if self._begun_calls is None:
+            self._begun_calls = set()
+        if name in self._begun_calls and self.effect != "unknown":
+            self.effect = "repeated"
+        self._begun_calls.add(name)
+        self.effect = self.effect or "recorded"
+
+    def _add_call(self, change: history.CallEnded) -> None:
+        result, name = change.fact.data, change.fact.name
+        self._begin(result.started_at)
+        ended = result.started_at + max(0.0, result.duration_s)
+        if name.endswith("/handler"):
+            self._spend("other", result.started_at, ended)
+            return
+        if result.is_unknown:
+            self.effect = "unknown"
+        if not name.endswith("/runner"):  # its answer is shown as that of a model
+            self._spend("tool", result.started_at, ended)
+            if len(self.tools) < _MOST_PARTS:
+                outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
+                self.tools.append((str(one_line(_tool_of(change), TITLE)), outcome, ended))
+
+    def _close_gate(self, change: history.GateClosed) -> None:
+        self.is_reviewed = True
+        if change.asked is not None:
+            self._spend("person", change.asked.at, change.fact.at)
+
+    def _end(self, change: history.ExecutionEnded) -> None:
+        self.cost = cost_of(change.metrics) or self.cost
+        output = change.output
+        if output is None:
+            return
+        self._begun_calls = None
+        self.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        if self.execution.node is None or not self.title or self.title == self.execution.node:
+            self.title = title_of(output.task_description) or self.title
+
+    def _make_row(self) -> StepSchema:
+        step = self.execution
+        spans: list[tuple[SegmentKind, int, int]] = [
+            (kind, as_millis(start), as_millis(end)) for kind, start, end in self.spans
+        ]
+        for asked in step.gates.values() if step.gates and not step.is_ended else ():
+            spans.append(("person", as_millis(asked.at), as_millis(asked.at)))  # noqa: PERF401  a list would lose the kind's type
+        tokens = None
+        if self.model_calls:
+            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
+        return StepSchema(
+            id=step.id,
+            node=step.node,
+            parent=None if step.parent is None else step.parent.id,
+            kind=step.kind,
+            title=(step.label if step.kind == "state" else "") or self.title,
+            agent=step.agent,
+            status=step.status,
+            number=step.number,
+            attempts=step.attempts,
+            started_at=None if step.started_at is None else as_millis(step.started_at),
+            ended_at=None if step.ended_at is None else as_millis(step.ended_at),
+            segments=spans,
+            tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
+            tokens=tokens,
+            cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
+            level=step.level,
+            error=step.error,
+            effect="unknown" if step.is_ended and step.open_calls else self.effect,
+            place=None,
+            reviewed=self.is_reviewed,
+        )
+
+    #: What a change adds. A change that is not here adds nothing.
+    _RULES: ClassVar[Mapping[type[history.Change], Callable[..., None]]] = {
+        history.ModelReplied: _add_answer,
+        history.CallStarted: _begin_call,
+        history.CallEnded: _add_call,
+        history.DelegationStarted: _delegate,
+        history.GateOpened: _open_gate,
+        history.GateClosed: _close_gate,
+        history.WorkRecorded: _add_work,
+        history.ExecutionEnded: _end,
+    }
+
+
+def _tool_of(change: history.CallEnded) -> str:
+    if change.intent is not None:
+        return change.intent.tool_name
+    requested = "" if change.requested is None else change.requested.name
+    return requested if requested.startswith(_DELEGATING) else _DELEGATING
+
+
+def _drop_unknown(tokens: int) -> int | None:
+    return None if tokens < 0 else tokens
+
 
 #: Steps that are shown of one run.
 MOST_STEPS = 50_000
@@ -126,3 +343,29 @@ class StepsView:
         unit, node = self._history.units.get(state.node or ""), self._history.nodes.get(state.node or "")
         text = unit.name if unit is not None else node.description if node is not None else state.label
         return title_of(text) or node_key(state.id) or state.id.rpartition("/")[2]
+
+
+_EXITS: Mapping[ExitReason, str] = {
+    ExitReason.COMPLETED: "All of it is done.",
+    ExitReason.USER_EXIT_EARLY: "Somebody ended it early, with what was done.",
+    ExitReason.TIMEOUT: "Nobody decided at a review in time, so it ended with what was done.",
+    ExitReason.ERROR: "It failed.",
+    ExitReason.CANCELLED: "Somebody cancelled it.",
+    ExitReason.BUDGET_EXHAUSTED: "What it may spend was spent; with a larger budget it goes on.",
+    ExitReason.WAITING: "It waits for decisions of people.",
+}
+_INTERRUPTED = "Nobody works on it any more, and it has not ended; it can be resumed."
+
+
+def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
+    """Return why a run ended, in words; None while it goes on."""
+    if state.is_going_on:
+        return None
+    if state is RunState.INTERRUPTED:
+        return _INTERRUPTED
+    return None if reason is None else _EXITS[reason]
+
+
+def wire_status(state: RunState) -> str:
+    """Return the endpoint's word for how a run stands (S-SRV-3)."""
+    return "accepted" if state is RunState.PENDING else state.value

@@ -10,26 +10,27 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar
 
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
-from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.facts.runs import PlanRecorded, RunResumed
+from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text, kinds_of
+from ensemble_ray.facts.runs import (
+    FailureRecorded,
+    OutputRecorded,
+    PlanRecorded,
+    ReviewDecided,
+    ReviewRequested,
+    RunResumed,
+)
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fold_gates
 from ensemble_ray.record.totals import PAID, UsageTally
-from ensemble_ray.studio.schemas.runs import RunRow
-from ensemble_ray.studio.schemas.wire import CostSchema
-from ensemble_ray.studio.views.step_state import as_millis, cost_of, title_of
-from ensemble_ray.studio.views.words import wire_status
+from ensemble_ray.studio.schemas import CostSchema, RunRow
+from ensemble_ray.studio.views.steps import as_millis, cost_of, title_of, wire_status
 from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.facts.ends import RecordedOutput
     from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.facts.runs import RecordedBudget
+    from ensemble_ray.facts.runs import RecordedBudget, RecordedOutput
     from ensemble_ray.record.open_reviews import Gate
     from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.values.outputs import RunState

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from http import HTTPStatus
-from typing import Self, cast
+from typing import Self, TypeAlias, cast
 
 from aiohttp import web
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.testing.model_server.embeddings import Embed, count_words, embedding_bytes, is_for_embeddings
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
@@ -32,8 +33,59 @@ from ensemble_ray.testing.model_server.script import (
     reply_of,
     sse_chunks,
 )
-from ensemble_ray.testing.model_server.sending import drop, reply_with
 from ensemble_ray.values.messages import ToolCall
+
+
+async def reply_with(
+    http: web.BaseRequest,
+    body: bytes,
+    *,
+    status: int = 200,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """Send a whole answer."""
+    response = web.Response(body=body, status=status, content_type=content_type, headers=headers)
+    await response.prepare(http)
+    await response.write_eof()
+    return response
+
+
+def drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    """Cut the connection without another byte."""
+    if http.transport is not None:
+        http.transport.abort()
+    return response or web.StreamResponse()  # the library wants one, and cannot send it any more
+
+
+#: Returns the vector of a text.
+Embed: TypeAlias = Callable[[str], Sequence[float]]
+#: Length of the vectors of `count_words`.
+_DIMENSIONS = 64
+
+
+def is_for_embeddings(path: str) -> bool:
+    """Return whether a request asks for vectors."""
+    return path.partition("?")[0].endswith("/embeddings")
+
+
+def count_words(text: str) -> Sequence[float]:
+    """Return how often each word of a text comes, the words spread over a few numbers: texts with like words are near."""
+    vector = [0.0] * _DIMENSIONS
+    for word in text.lower().split():
+        vector[sha256(word.encode()).digest()[0] % _DIMENSIONS] += 1.0
+    return vector
+
+
+def embedding_bytes(request: ServedRequest, embed: Embed) -> bytes:
+    """Return the answer to a request for vectors, the last text's first: whoever asks must go by their numbers."""
+    asked = request.body.get("input")
+    texts = [asked] if isinstance(asked, str) else [str(text) for text in cast("Sequence[object]", asked or ())]
+    data = [{"object": "embedding", "index": index, "embedding": list(embed(text))} for index, text in enumerate(texts)]
+    tokens = sum(len(text.split()) for text in texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json.dumps({"object": "list", "data": data[::-1], "model": request.model, "usage": usage}).encode()
+
 
 #: What a client may leave unread before the server waits for it.
 _MOST_UNREAD_BYTES = 2**30

@@ -14,7 +14,7 @@ import pytest
 from ensemble_ray import EnsembleError, RateLimit, ValidationError
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
-from ensemble_ray.record.ownership import Ownership
+from ensemble_ray.record.stores import Ownership
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Never, TypeAlias
 
 from ensemble_ray import ExitReason, Plan
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import Resumed, RunOutcome, TaskBody, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.runs.coordinator import Coordinator, RunJournal
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.schedule.plans import plan_of
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ensemble_ray import RecordError
-from ensemble_ray.coordinator.background import RunBackgroundTasks, as_error
+from ensemble_ray.runs.coordinator import RunBackgroundTasks, as_error
 
 
 async def _raise(error: BaseException) -> None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray import ExitReason, RunState
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
-from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import Revision, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.runs.coordinator import Coordinator, RunJournal
+from ensemble_ray.runs.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule.instructions import (
     Cancel,
     ContextPart,

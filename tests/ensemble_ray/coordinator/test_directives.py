@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray.execute.orders import Resumed
-from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
+from ensemble_ray.facts.runs import DirectiveRecorded, ModelSwitched
 from ensemble_ray.values.reviews import Directive, ModelSwitch, model_for
 from tests.ensemble_ray.coordinator.planned_runs import Conducting, Failure, conducting, done
 from tests.ensemble_ray.schedule.plans import sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ensemble_ray import Plan
-from ensemble_ray.coordinator.later_reflections import LaterReflections
-from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.plan import PhaseUnit
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.planned_tasks import LaterReflections
 from ensemble_ray.schedule.instructions import ReflectOn, Start
 from ensemble_ray.values.ids import node_key, reflected_instance, reflecting_instance
 

@@ -165,7 +165,7 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
 async def test_skipped_tasks_are_a_line_at_debug_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """S-PAR-28: never handed to a process."""
     run = await conducting(plan_of("parallel", {"a": (), "b": ("a",)}, error_strategy="continue_on_error"))
-    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.coordinator.coordinator"):
+    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.runs.coordinator"):
         await run.report(failed("a"))
     assert [record.getMessage() for record in caplog.records] == [
         "Task 'b' is skipped: context task 'a' did not complete"

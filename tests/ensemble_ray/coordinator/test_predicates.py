@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Graph, GraphEdge, GraphRoutingContext, Loop, LoopIterationContext, Task, TaskOutput
-from ensemble_ray.coordinator.announcements import build_announcement
-from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, StateEntry
+from ensemble_ray.runs.unit_evaluations import LocalPredicates, build_announcement, list_predicates
 from ensemble_ray.schedule.instructions import ContextPart, EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.value import utc_of
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart, TaskFailure
 from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.schedule.instructions import (
     EdgeMatches,
     IterationEnded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.facts.directives import DirectivesShown
+from ensemble_ray.facts.runs import DirectivesShown
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.reviews import LONGEST_DIRECTIVE, check_directive
 from tests.ensemble_ray.execute.running import Bench, writer

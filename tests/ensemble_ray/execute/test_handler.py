@@ -19,8 +19,8 @@ from ensemble_ray import (
     UnknownEffect,
     UnknownOutcomeError,
 )
-from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import FailureRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.task_output import type_name

@@ -19,8 +19,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.scope import Slot
+from ensemble_ray.facts.effects import MemoryStored
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.memory import MemoryStored
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import RunMemory

@@ -16,7 +16,7 @@ from ensemble_ray import (
     TaskReflection,
     TokenUsage,
 )
-from ensemble_ray.facts.reflection import ReflectionRecorded, ReflectionStored
+from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.metrics import RunBudget
 from tests.ensemble_ray.execute.reflecting import ANSWER, KEY, NAMES, REFLECTED, Broken, bench, done, events, notes

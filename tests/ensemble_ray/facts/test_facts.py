@@ -7,12 +7,16 @@ import pytest
 
 from ensemble_ray import ExitReason, RecordError, RunState, ToolCall, ValidationError
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
-from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.reading import KINDS, KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import (
+    AgentsJoined,
+    ExitRecorded,
+    FailureRecorded,
+    GroupRecorded,
+    ItemsRecorded,
     LossAccepted,
+    OutputRecorded,
     PlanRecorded,
     RecordedCause,
     RecordedError,

@@ -17,7 +17,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.identity.definition import digest_of
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.values.metrics import Amount
 from ensemble_ray.values.value import utc_of

@@ -11,8 +11,7 @@ from unittest.mock import patch
 import ensemble_ray
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile
-from ensemble_ray.record.sqlite.losses import RECORD
+from ensemble_ray.record.sqlite.losses import COUNT, RECORD, CountFile
 from tests.template import run_forked
 
 RUN = "run-1"
@@ -69,7 +68,7 @@ def restart(directory: Path) -> None:
     count = directory / COUNT
     notes = count.read_bytes()
     count.unlink()
-    with patch("ensemble_ray.record.sqlite.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
+    with patch("ensemble_ray.record.sqlite.losses._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
         file = CountFile(directory)
         committed, synced, effect = (notes[place * 64 : place * 64 + 12].strip(b" \0") for place in range(3))
         if effect:

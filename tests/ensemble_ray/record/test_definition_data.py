@@ -32,9 +32,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.record.identity.callables import identity_of
-from ensemble_ray.record.identity.definition import definition_data
-from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.identity.definition import definition_data, differences, identity_of
 from ensemble_ray.testing import ScriptedModel
 
 SECRET = "sk-secret"  # noqa: S105  made up, and looked for in what must not hold it
@@ -219,7 +217,7 @@ def test_output_type_without_schema_is_known_by_name() -> None:
 
 _MODULE = """
 import functools
-from ensemble_ray.record.identity.callables import identity_of
+from ensemble_ray.record.identity.definition import identity_of
 
 class Parent:
     def greet(self): return "hello"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ensemble_ray
 from ensemble_ray import Node, Plan
-from ensemble_ray.record.identity.digest import differences, digest_of, without_object_ids
+from ensemble_ray.record.identity.definition import differences, digest_of, without_object_ids
 
 
 def _plan(object_id: str, description: str = "Write") -> Plan:
@@ -41,7 +41,7 @@ def test_digest_does_not_depend_on_the_order_of_keys() -> None:
 @pytest.mark.program
 def test_digest_is_the_same_in_every_process() -> None:
     """S-SET-39: a run is asked for again in another one."""
-    code = "from ensemble_ray.record.identity.digest import digest_of; print(digest_of({'ä': {1, }, 'b': None}))"
+    code = "from ensemble_ray.record.identity.definition import digest_of; print(digest_of({'ä': {1, }, 'b': None}))"
     home = Path(ensemble_ray.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=home)  # noqa: S603  our own code
     assert done.stdout.strip() == digest_of({"ä": {1}, "b": None})

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ensemble_ray import CaptureMode, ValidationError
-from ensemble_ray.record.environment import CAPTURE_MODE_VARIABLE, effective_capture_mode
+from ensemble_ray.record.opening import CAPTURE_MODE_VARIABLE, effective_capture_mode
 
 NAME = "ENSEMBLE_RAY_CAPTURE_MODE"
 

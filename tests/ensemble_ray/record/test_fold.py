@@ -19,7 +19,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.record.journal import in_json_form
 from ensemble_ray.record.trace import fold_output, fold_trace, trace_of
 from ensemble_ray.values.value import utc_of
 

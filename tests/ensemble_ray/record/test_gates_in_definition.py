@@ -6,8 +6,7 @@ from typing import cast
 from ensemble_ray import Ensemble, Review, ReviewHandler, Task
 from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.record.identity.definition import definition_data
-from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.identity.definition import definition_data, differences
 from tests.builders import task
 
 

@@ -9,10 +9,8 @@ import pytest
 
 from ensemble_ray import RunExistsError, RunState
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.sqlite.commit_count import COUNT
-from ensemble_ray.record.sqlite.commit_lock import CommitLock
-from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
-from ensemble_ray.record.sqlite.losses import RECORD
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, CommitLock
+from ensemble_ray.record.sqlite.losses import COUNT, RECORD
 from ensemble_ray.record.sqlite.store import SqliteStore
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, rows
 

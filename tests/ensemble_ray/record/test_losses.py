@@ -13,10 +13,8 @@ import pytest
 
 from ensemble_ray import RecordError, RunState
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile, read_count
-from ensemble_ray.record.sqlite.losses import RECORD
+from ensemble_ray.record.sqlite.losses import COUNT, RECORD, CountFile, read_count, scan_log
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.record.sqlite.wal_scan import scan_log
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 LOG = f"{RECORD}-wal"

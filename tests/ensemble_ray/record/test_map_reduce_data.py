@@ -12,9 +12,8 @@ import pydantic
 import pytest
 
 from ensemble_ray import OpenAIChatModel
-from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
-from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.facts.runs import GroupRecorded, ItemsRecorded, PlanRecorded
+from ensemble_ray.record.identity.definition import differences
 from ensemble_ray.record.identity.map_reduce import (
     DIRECT,
     FINAL,

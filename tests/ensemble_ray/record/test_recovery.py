@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import pytest
 
 from ensemble_ray import AgentExecutionError, ExitReason, RecordError, RunState, TaskOutput
-from ensemble_ray.coordinator.outputs import HeldOutputs, recall_output
 from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.orders import Resumed, TaskFailure
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import OutputRecorded
 from ensemble_ray.record.head import RunHead
-from ensemble_ray.record.rendering import in_json_form, plain_data
+from ensemble_ray.record.journal import in_json_form, plain_data
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.record.trace import fold_output, fold_trace
+from ensemble_ray.runs.outputs import HeldOutputs, recall_output
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key

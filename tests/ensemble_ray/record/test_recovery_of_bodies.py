@@ -11,17 +11,14 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import RunState
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recall_output
-from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import Resumed
-from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded
+from ensemble_ray.record.journal import MemoryJournal, in_json_form
 from ensemble_ray.record.resume.planned import PlannedRecovery, read_planned
+from ensemble_ray.runs.coordinator import Coordinator, RunJournal
+from ensemble_ray.runs.outputs import HeldOutputs, SpooledOutputs, recall_output
+from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule.instructions import Start
 from ensemble_ray.schedule.stimuli import Completed, encode_stimulus
 from ensemble_ray.testing import ManualClock

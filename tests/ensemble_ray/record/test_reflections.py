@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ensemble_ray import Ensemble, ReflectionConfig, ReflectionInput, Task, TaskReflection
+from ensemble_ray.facts.effects import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.resume.fork import ForkPlan, copied_facts
 from ensemble_ray.record.trace import fold_trace
-from ensemble_ray.record.view.reflections import reflection_rows
+from ensemble_ray.record.view.tree import reflection_rows
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 from tests.ensemble_ray.record.facts_of_runs import spent_of

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from ensemble_ray import RunState, TaskOutput
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.rendering import (
-    BODY_LIMIT,
-    WHOLE_LIMIT,
-    body_digest,
-    data_of,
-    in_json_form,
-    plain_data,
-    text_of,
-)
+from ensemble_ray.record.journal import BODY_LIMIT, WHOLE_LIMIT, body_digest, data_of, in_json_form, plain_data, text_of
 from ensemble_ray.values.value import utc_of
 
 JSON_VALUES = st.recursive(

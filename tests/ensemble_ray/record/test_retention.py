@@ -9,8 +9,7 @@ import pytest
 
 from ensemble_ray import Ensemble, RecordError, RunState, Task, ValidationError
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.retention import Retention, age_from, apply_retention, prune
-from ensemble_ray.record.runs import list_runs
+from ensemble_ray.record.runs import Retention, age_from, apply_retention, list_runs, prune
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RecordedRun, StoreAddress
 from ensemble_ray.values.value import utc_now

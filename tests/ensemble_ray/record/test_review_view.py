@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray.record.trace import fold_trace
-from ensemble_ray.record.view.reviews import review_lines
-from ensemble_ray.record.view.tree import tree_rows
+from ensemble_ray.record.view.tree import review_lines, tree_rows
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, node
 
 

@@ -9,9 +9,9 @@ import pytest
 from ensemble_ray import CostConfiguration, RunOptions, ValidationError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.resume.reading import check_larger, options_again, recorded_budget
 from ensemble_ray.record.totals import UsageTally
-from ensemble_ray.runs.claimed import with_account
+from ensemble_ray.runs.planned import with_account
 from ensemble_ray.values.metrics import Amount, RunBudget
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output, spent_of
 

@@ -19,7 +19,7 @@ from ensemble_ray import (
     aresume,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.resume.fork import plan_unit_fork
 from ensemble_ray.record.source import recorded_plan

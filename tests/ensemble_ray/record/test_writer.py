@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ensemble_ray.record.sqlite.writer import GroupWriter
+from ensemble_ray.record.sqlite.journal import GroupWriter
 
 
 class Book:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ensemble_ray.studio.schemas.actors import Actors, ProcessInfo, TaskHere
+from ensemble_ray.studio.schemas import Actors, ProcessInfo, TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.values.descriptions import (
     ActorDescription,

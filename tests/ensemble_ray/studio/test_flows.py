@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.studio import flows
-from ensemble_ray.studio.flows import FlowDrawer
+from ensemble_ray.studio import documents as flows
+from ensemble_ray.studio.documents import FlowDrawer
 from ensemble_ray.studio.views.steps import StepsView
 
 from .stored_runs import recorded_team

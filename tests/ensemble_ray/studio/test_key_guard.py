@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import RunState
 from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.stores import RecordedRun
-from ensemble_ray.studio.key_guard import _KeyHolder
+from ensemble_ray.studio.http_server import _KeyHolder
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

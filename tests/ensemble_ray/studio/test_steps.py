@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import InlineRuntime
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.studio.schemas.steps import StepSchema
+from ensemble_ray.studio.schemas import StepSchema
 from ensemble_ray.studio.views.steps import StepsView
 from tests.ensemble_ray.record.delegating_team import Counted
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import MapReduceEnsemble
-from ensemble_ray.cli.demo.crash import Comparison
-from ensemble_ray.cli.demo_team import demo_team
+from ensemble_ray.cli.demo import Comparison, demo_team
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded

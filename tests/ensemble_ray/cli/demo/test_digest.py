@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ChatResponse, TokenUsage
-from ensemble_ray.cli.demo.digest import BUDGET_TOKENS, digest_team, render_digest, whole_sentences
-from ensemble_ray.cli.demo.passages import Passage
+from ensemble_ray.cli.demo import BUDGET_TOKENS, Passage, digest_team, render_digest, whole_sentences
 from ensemble_ray.testing import ScriptedModel
 from tests.command_line import Call
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import ValidationError
-from ensemble_ray.cli.demo.passages import at_most_tokens, passages_of, select_passages, topics
+from ensemble_ray.cli.demo import at_most_tokens, passages_of, select_passages, topics
 
 LONGEST, MOST_TOKENS = 1900, 1500
 

@@ -26,8 +26,7 @@ from ensemble_ray import (
     TaskStartEvent,
     ToolCallEvent,
 )
-from ensemble_ray.cli.view.display import Display
-from ensemble_ray.cli.view.progress import TaskProgress
+from ensemble_ray.cli.view.progress import Display, TaskProgress
 from ensemble_ray.values.value import utc_of
 
 

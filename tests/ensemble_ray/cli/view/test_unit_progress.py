@@ -13,8 +13,7 @@ from ensemble_ray import (
     TaskCompleteEvent,
     TaskStartEvent,
 )
-from ensemble_ray.cli.view.progress import TaskProgress
-from ensemble_ray.cli.view.unit_progress import UnitProgress
+from ensemble_ray.cli.view.progress import TaskProgress, UnitProgress
 from ensemble_ray.definition import EnsembleDefinition
 from tests.ensemble_ray.record.units.plans import output
 

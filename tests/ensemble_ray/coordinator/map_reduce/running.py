@@ -8,17 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble_ray import Agent, ExitReason, MapReduceEnsemble, RunState, Task, TaskOutput
-from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.directives import RunDirectives
-from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
-from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
-from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
-from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
-from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.scope import Spending
@@ -26,8 +15,12 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.items.pulling import ItemReader, ListReader
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.runs.map_reduce.opening import rules_of
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
+from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal
+from ensemble_ray.runs.map_reduce.items import ItemBuffer
+from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
+from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
+from ensemble_ray.runs.map_reduce.recovery import RecoveredRun, rules_of
+from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import ValidationError
-from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.runs.map_reduce.items import ItemBuffer
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import IllegalStateError, RecordError, TaskOutput
-from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.runs.map_reduce.items import ItemLog, ItemResultWriter
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 

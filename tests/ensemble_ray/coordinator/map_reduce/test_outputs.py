@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray import Agent
-from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 

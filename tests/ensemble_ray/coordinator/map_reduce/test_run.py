@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray import ExitReason, RunState, Task, ValidationError
-from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.facts.items import GroupRecorded
+from ensemble_ray.facts.runs import GroupRecorded
 from ensemble_ray.items.pulling import Pulled, RefusedItem
+from ensemble_ray.runs.map_reduce.orders import TaskMaker
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, ending, map_task, team, until
 
 # Items and tasks.

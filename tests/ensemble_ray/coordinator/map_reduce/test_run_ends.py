@@ -11,8 +11,8 @@ import pytest
 from ensemble_ray import ExitReason, RecordError, RunState, StaleEpochError, Task, ValidationError
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.items import GroupRecorded
 from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.facts.runs import GroupRecorded
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.values.ids import instance_of
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output

@@ -24,8 +24,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review, review_id_of
 from ensemble_ray.execute.review.handlers import LocalReviewer
-from ensemble_ray.facts.ends import ExitRecorded, OutputRecorded
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.runs import ExitRecorded, OutputRecorded, ReviewDecided
 from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.review.gating import AFTER, BEFORE, CONTEXT, Deciding, bench_of

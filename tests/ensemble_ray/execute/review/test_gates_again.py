@@ -12,7 +12,7 @@ from ensemble_ray import (
     ReviewDecision,
 )
 from ensemble_ray.execute.review.gates import review_id_of
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
 from tests.ensemble_ray.execute.review.gating import AFTER, Deciding, bench_of, facts_until
 
 

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import AbstractAgentTool, ReviewDecision, ToolResult
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.reviews import ReviewAnswer
 from tests.ensemble_ray.execute.review.gating import CONTEXT

@@ -34,7 +34,7 @@ from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.execute.review.tool_reviews import ToolReviews
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.review.gating import CONTEXT, Deciding, facts_until
 from tests.ensemble_ray.execute.running import Bench, call, writer

@@ -8,7 +8,8 @@ import pytest
 
 from ensemble_ray.events.messages import LAST_TYPE
 from ensemble_ray.process.forks import run_blocking
-from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds, follower
+from ensemble_ray.record import following as follower
+from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from tests.ensemble_ray.record.following.test_shared_ends import CountedStore
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record import history
-from ensemble_ray.record.following.projection import EventProjection
+from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.trace import fold_trace, works_of
 from ensemble_ray.studio.views.steps import StepsView
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, failed, intent, model, node, output, result

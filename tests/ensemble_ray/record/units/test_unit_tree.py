@@ -6,8 +6,7 @@ import pytest
 
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.units import PredicateAnswer
-from ensemble_ray.record.view.tree import render_tree, tree_rows
-from ensemble_ray.record.view.units import is_named
+from ensemble_ray.record.view.tree import is_named, render_tree, tree_rows
 from tests.ensemble_ray.record.units.plans import REFINE, graph_plan, loop_plan
 from tests.ensemble_ray.record.units.test_run_results import LINE, LOOP_STATE, TWO_PHASES
 from tests.ensemble_ray.record.units.walked import walked

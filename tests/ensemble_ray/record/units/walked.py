@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 
 from ensemble_ray import AgentExecutionError, EnsembleOutput, Plan, TaskOutput
 from ensemble_ray.execute.orders import FailedTask, RunOutcome, TaskFailure
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded, RunEnded
+from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, PlanRecorded, RunEnded
 from ensemble_ray.record.result import RunResultHead, assemble
-from ensemble_ray.runs.planned_result import conclude
+from ensemble_ray.runs.planned import conclude
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Start
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus, encode_stimulus

@@ -11,9 +11,8 @@ import pytest
 
 from ensemble_ray.events.messages import Message
 from ensemble_ray.studio.dashboard import hub as hub_module
-from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
+from ensemble_ray.studio.dashboard.hub import Connection, MessageHub, decode
 from ensemble_ray.studio.dashboard.snapshot import Snapshot
-from ensemble_ray.studio.dashboard.texts import decode
 
 
 def made() -> MessageHub:

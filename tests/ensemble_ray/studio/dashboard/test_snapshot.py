@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray.events.messages import Message
 from ensemble_ray.studio.dashboard import snapshot as snapshot_module
+from ensemble_ray.studio.dashboard.hub import encode
 from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
-from ensemble_ray.studio.dashboard.texts import encode
 
 
 class Filled(Snapshot):

@@ -1,0 +1,767 @@
+"""The demo's team as its options make it. Package: cli; `resume` finds it here by the options that a run recorded.
+
+In: texts to read, how many passages, a model, as texts. Out: the team. The same options make the same team, in any
+process: what the machine is busy with is asked once, and recorded as an option.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.request import Request, urlopen
+
+from ensemble_ray import WebDashboard
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    FINE,
+    INTERRUPTED,
+    count_noun,
+    own_command,
+    say,
+    say_piece,
+    screen_line,
+    show,
+)
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.task import Task
+from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.map_reduce import MapReduceEnsemble
+from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
+from ensemble_ray.values.ids import new_run_id
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.values.outputs import EnsembleOutput
+
+
+#: Tokens of notes that the editor joins at a time: two of its own longest texts, so that each level has half as many.
+BUDGET_TOKENS = 160
+#: What the editor is asked for.
+_EDIT = "Tell what these notes say."
+_EDITED = "A text with one short sentence for each note."
+#: The number of a list's next item ends no sentence.
+_SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
+
+
+def digest_team(
+    passages: Sequence[Passage], *, reader_llm: ChatModel, editor_llm: ChatModel, max_parallel_tasks: int
+) -> MapReduceEnsemble:
+    """Return the team for these passages; there must be at least one."""
+    reader = Agent(role="Reader", goal="Say what a text is about, briefly and in plain words", llm=reader_llm)
+    editor = Agent(role="Editor", goal="Make short texts out of notes", llm=editor_llm)
+    reading = Task(
+        # The editor is shown the first paragraph of what a reader was asked, so the passage stands behind it (S-MR-118).
+        description="Say in one or two short sentences what this text about '{label}' says.\n\n{text}",
+        expected_output="One or two short sentences in plain words.",
+        agent=reader,
+    )
+    joining = Task(description=_EDIT, expected_output=_EDITED, agent=editor)
+    return MapReduceEnsemble(
+        items=[{"label": passage.label, "text": passage.text} for passage in passages],
+        map_task=ItemPrompt(reading),
+        reduce_task=GroupPrompt(joining),
+        target_token_budget=BUDGET_TOKENS,
+        max_parallel_tasks=max_parallel_tasks,
+    )
+
+
+def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
+    """Return the digest for people: the editor's text, the notes it was made from, and the tree of what was done."""
+    traces = output.trace.task_traces
+    notes = [each.raw for each in output.task_outputs if each.trace is not None and each.trace.node_type == "map"]
+    lines = ["Digest", "", whole_sentences(output.raw), "", "Notes", ""]
+    lines += [
+        f"- {passage.label}: {whole_sentences(note)}" for passage, note in zip(passages, notes, strict=False)
+    ]  # an early end has fewer notes
+    lines += ["", "Tree", ""]
+    for level in output.trace.map_reduce_levels:
+        done = [each for each in traces if each.map_reduce_level == level.level]
+        tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
+        node_type = done[0].node_type or "task"
+        lines.append(
+            f"level {level.level}  {count_noun(level.task_count, node_type):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
+        )
+    return "\n".join(lines)
+
+
+def whole_sentences(text: str) -> str:
+    """Return the text on one line, without a last sentence that the token limit cut; all of it if it has no other."""
+    words = " ".join(text.split())
+    ends = [found.end() for found in _SENTENCE_END.finditer(words)]
+    return words[: ends[-1]] if ends else words
+
+
+#: Statements of the language first, then what they are about; each is short enough to be read in seconds.
+_TOPICS = (
+    *("for", "while", "lambda", "return", "assert", "del", "global", "pass"),
+    *("break", "continue", "if", "nonlocal", "yield", "with", "class", "raise", "async", "await"),
+    *("booleans", "truth", "dict", "lists", "slicings", "subscriptions", "numbers", "context-managers", "exceptions"),
+)
+#: Longest passage. A slot of the embedded model holds 2,048 tokens; prompts and the answer need some 500 of them.
+_MAX_CHARACTERS = 1900
+_MAX_TOKENS = 1500
+_MAX_FILE_BYTES = 50_000_000
+_LABEL = 40
+_PIECES = re.compile(r"[A-Za-z]+|\s+|.", re.DOTALL)
+_ASCII = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A piece of a text."""
+
+    #: what it is of: a topic, a file's name, with the passage's number where there are several
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The passages that are read."""
+
+    passages: tuple[Passage, ...]
+    #: how many the sources have altogether
+    available: int
+
+
+def select_passages(files: Sequence[Path], *, count: int) -> Selection:
+    """Return passages of the sources in turn, up to a count, so that each source has its part.
+
+    Args:
+        files: UTF-8 texts; none: topics of Python's language reference.
+        count: How many at most.
+
+    Raises:
+        ValidationError: files that are missing, no text, or empty; all of them are named.
+    """
+    sources = _read(files) if files else topics()
+    cut = [list(passages_of(label, text)) for label, text in sources]
+    turns = [group[turn] for turn in range(max(map(len, cut), default=0)) for group in cut if turn < len(group)]
+    chosen = {id(passage) for passage in turns[:count]}
+    # Chosen in turn, read in the order of the sources.
+    return Selection(
+        passages=tuple(passage for group in cut for passage in group if id(passage) in chosen), available=len(turns)
+    )
+
+
+def topics() -> list[tuple[str, str]]:
+    """Return topics of the language reference that this Python carries, each with its text."""
+    from pydoc_data.topics import topics as carried  # a large module; only the demo needs it
+
+    return [(name, carried[name]) for name in _TOPICS if name in carried]
+
+
+def _read(files: Sequence[Path]) -> list[tuple[str, str]]:
+    sources: list[tuple[str, str]] = []
+    problems: list[str] = []
+    names = [file.name for file in files]
+    for file in files:
+        try:
+            if file.stat().st_size > _MAX_FILE_BYTES:
+                problems.append(f"'{file}' is larger than {_MAX_FILE_BYTES // 1_000_000} MB")
+                continue
+            text = file.read_bytes().decode("utf-8-sig")
+        except FileNotFoundError:
+            problems.append(f"there is no file '{file}'")
+        except IsADirectoryError:
+            problems.append(f"'{file}' is a directory: name the files in it")
+        except OSError as error:
+            problems.append(f"cannot read '{file}': {error.strerror or error}")
+        except UnicodeDecodeError:
+            problems.append(f"'{file}' is not UTF-8 text")
+        else:
+            if not text.strip():
+                problems.append(f"'{file}' is empty")
+            sources.append((file.name if names.count(file.name) == 1 else str(file), text))
+    if problems:
+        raise ValidationError("; ".join(problems))
+    return sources
+
+
+def passages_of(label: str, text: str) -> Iterator[Passage]:
+    """Cut the text at paragraphs, else at lines, else where it must be; nothing is left out but white space."""
+    pieces = list(_cut(_tidy(text)))
+    for number, piece in enumerate(pieces, start=1):
+        shown = screen_line(label, _LABEL)
+        yield Passage(label=shown if len(pieces) == 1 else f"{shown}, part {number}", text=piece)
+
+
+def _tidy(text: str) -> str:
+    """Drop rulers under headings and runs of empty lines: they say nothing and cost tokens."""
+    without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()
+
+
+def _cut(text: str) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        rest = text[at : at + _MAX_CHARACTERS + 1]  # never all of it, which would be copied once per passage
+        size = _fitting(rest)
+        if size < len(rest):
+            size = _boundary(rest, size)
+        if piece := rest[:size].strip():
+            yield piece
+        at += size
+        while at < len(text) and text[at].isspace():
+            at += 1
+
+
+def _fitting(text: str) -> int:
+    """Return how many characters from the start fit."""
+    tokens = 0
+    for found in _PIECES.finditer(text):
+        tokens += _piece_tokens(found[0])
+        if tokens > _MAX_TOKENS or found.end() > _MAX_CHARACTERS:
+            # One word can be longer than a passage; then it is cut inside.
+            return found.start() or min(_MAX_CHARACTERS, _MAX_TOKENS)
+    return len(text)
+
+
+def _boundary(text: str, size: int) -> int:
+    """Return the last good position to cut before that size, unless it would waste more than half."""
+    for mark in ("\n\n", "\n", ". ", " "):
+        at = text.rfind(mark, size // 2, size)
+        if at > 0:
+            return at + len(mark)
+    return size
+
+
+def at_most_tokens(text: str) -> int:
+    """Return an upper bound of a text's tokens, for ordinary words and numbers of any script."""
+    return sum(_piece_tokens(found[0]) for found in _PIECES.finditer(text))
+
+
+def _piece_tokens(piece: str) -> int:
+    if piece.isspace():
+        return 1
+    if ord(piece[0]) > _ASCII:
+        return len(piece.encode("utf-8", "surrogatepass"))
+    return -(-len(piece) // 3)
+
+
+#: Longest answers, tokens: a note, and a joined text.
+_NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2
+#: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows
+#: one paragraph of plain text only.
+_STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
+#: Model calls at a time; the embedded model answers four.
+LOCAL_SLOTS, OTHER_SLOTS = 4, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoTeam:
+    """The team, what it reads, and its readers' model."""
+
+    team: MapReduceEnsemble
+    selection: Selection
+    reader: ChatModel
+
+
+def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> DemoTeam:
+    """Return the team of these options; it knows how to be made again.
+
+    Args:
+        files: Texts to read; none: topics of Python's language reference.
+        chunks: How many passages at most.
+        llm: `local`, `local:PATH.gguf` or `openai:NAME`.
+        threads: Of the embedded model's engine; None: its own choice.
+
+    Raises:
+        ValidationError: a text cannot be read, or the model is not there.
+    """
+    is_local = llm.partition(":")[0].strip() == "local"
+    reader, editor = _models(llm, is_local=is_local, threads=threads)
+    selection = select_passages(files, count=chunks)
+    slots = LOCAL_SLOTS if is_local else OTHER_SLOTS
+    team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
+    options = _as_texts(files, chunks=chunks, llm=llm, threads=threads)
+    team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options, called="demo")
+    return DemoTeam(team=team, selection=selection, reader=reader)
+
+
+def _as_texts(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> Mapping[str, str]:
+    """Return the options as `recorded_demo` takes them."""
+    paths = json.dumps([str(file.resolve()) for file in files])
+    return {"files": paths, "chunks": str(chunks), "model": llm, "threads": "" if threads is None else str(threads)}
+
+
+def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> MapReduceEnsemble:
+    """Return the team of recorded options; `files` is a JSON list."""
+    paths = [Path(file) for file in json.loads(files)]
+    return demo_team(paths, chunks=int(chunks), llm=model, threads=int(threads) if threads else None).team
+
+
+def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
+    """Return the readers' model and the editor's.
+
+    Raises:
+        ValidationError: the embedded model is not installed, or there is no such model.
+    """
+    from ensemble_ray.llm.factory import resolve_llm  # the help does not need them
+    from ensemble_ray.llm.local import LocalChatModel
+    from ensemble_ray.llm.openai import OpenAIChatModel
+
+    name = llm.partition(":")[2].strip()
+    if not is_local:
+        resolve_llm(llm)
+        return OpenAIChatModel(name, max_tokens=_NOTE_TOKENS * 2), OpenAIChatModel(name, max_tokens=_DIGEST_TOKENS * 2)
+    style: dict[str, Any] = {**_STYLE, "threads": threads}
+    reader = LocalChatModel(name or None, max_tokens=_NOTE_TOKENS, **style)
+    editor = LocalChatModel(name or None, max_tokens=_DIGEST_TOKENS, **style)
+    if not reader.path.is_file():
+        from ensemble_ray.errors import ValidationError
+
+        raise ValidationError(f"There is no model file '{reader.path}'")
+    return reader, editor
+
+
+def _ready(context: object) -> str:
+    """Do the task's whole work."""
+    del context
+    return "ready"
+
+
+def probe() -> Ensemble:
+    """Return the team."""
+    return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])
+
+
+_WATCH_S = 0.02
+#: How long killed processes may take to be gone, s.
+_GONE_S = 10.0
+
+
+def our_program() -> Sequence[str]:
+    """Return how this program is started."""
+    return (sys.executable, "-m", "ensemble_ray.cli")
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the session that a process began, and wait until all of it is gone, so that nobody writes any more."""
+    # Ray's processes have groups of their own. They are stopped first: whoever saw the others die would go on for a while.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in _session_of(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    process.wait()
+    deadline = time.monotonic() + _GONE_S
+    while _session_of(process) and time.monotonic() < deadline:
+        time.sleep(_WATCH_S)
+
+
+def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the ids of the processes of its session that are alive."""
+    listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
+    found: list[int] = []
+    for line in listed.stdout.splitlines():
+        pid, _, state = line.strip().partition(" ")
+        with contextlib.suppress(OSError):  # it is gone already
+            if "Z" not in state and os.getsid(int(pid)) == process.pid:
+                found.append(int(pid))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Model answers in the record when the run was killed, and in the end."""
+
+    #: in order of the record
+    before: Sequence[Fact[ModelAnswered]]
+    after: Sequence[Fact[ModelAnswered]]
+    #: model calls at a time
+    slots: int
+
+    @property
+    def asked_after(self) -> Sequence[Fact[ModelAnswered]]:
+        """Answers of calls that were made after the kill."""
+        kept = {fact.seq for fact in self.before}
+        return [fact for fact in self.after if fact.seq not in kept]
+
+    @property
+    def asked_again(self) -> Sequence[Fact[ModelAnswered]]:
+        """Calls of these whose answer had been recorded before; the promise is that there are none."""
+        answered = {fact.name for fact in self.before}
+        return [fact for fact in self.asked_after if fact.name in answered]
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many notes can have been on their way; which ones they were only the endpoint knows."""
+        return min(self.slots, sum(_is_note(fact) for fact in self.asked_after))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what was recorded before stands as it stood, and nothing of it was asked again."""
+        return not self.asked_again and [fact for fact in self.after if fact not in self.asked_after] == list(
+            self.before
+        )
+
+    def table(self) -> str:
+        """Return a line for each model call, and the sums."""
+        answered = {fact.name for fact in self.before}
+        rows = [("model call", "before the kill", "after it")]
+        rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
+        for fact in self.asked_after:
+            before = "answered" if fact.name in answered else "-"
+            rows += [(_call_of(fact), before, _latency_of(fact))]
+        rows.append(("answered", str(len(self.before)), str(len(self.asked_after))))
+        rows.append(("on their way in the kill, so asked twice", "", f"at most {self.most_in_flight}"))
+        rows.append(("asked again though answered", "", str(len(self.asked_again))))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}".rstrip() for row in rows
+        )
+
+
+def _is_note(fact: Fact) -> bool:
+    return fact.name.startswith("map-")
+
+
+def _call_of(fact: Fact) -> str:
+    return fact.name.partition("#")[0]
+
+
+def _latency_of(fact: Fact[ModelAnswered]) -> str:
+    return f"{fact.data.latency_s:.1f} s"
+
+
+def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: int, slots: int) -> int:
+    """Run the demo, kill it when half of its notes are answered, resume it, show its record; gives the exit code.
+
+    Args:
+        options: Of the demo, as on the command line.
+        run_id: Name of the record; None: one is made.
+        passages: How many notes there will be.
+        slots: How many model calls it makes at a time.
+    """
+    run_id = run_id or f"demo-{new_run_id()[:8]}"
+    half = max(1, passages // 2)
+    answers = _kill_at(half, options, run_id)
+    if answers is None:
+        return FAILED
+    say(f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered.")
+    for command in (["runs"], ["resume", run_id]):
+        say(f"\n$ {own_command()} {' '.join(command)}")
+        code = _call(command)
+        if code != FINE:
+            return code
+    compared = Comparison(before=answers, after=_answers(run_id), slots=slots)
+    say("\nWhat the record says:\n")
+    show(compared.table())
+    say(
+        f"\nThe {len(answers)} answers that were recorded before the kill were used and not asked for again. The "
+        f"{len(compared.asked_after)} calls after it are those that had not been made, or had no answer yet."
+    )
+    return FINE if compared.is_kept else FAILED
+
+
+def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[ModelAnswered]] | None:
+    """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
+    # A display that redraws itself would leave the terminal without its cursor.
+    environment = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(  # noqa: S603  our own command
+        [*our_program(), "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
+    )
+    try:
+        while process.poll() is None:
+            time.sleep(_WATCH_S)
+            if sum(map(_is_note, _answers(run_id))) >= half:
+                kill_session(process)
+                return _answers(run_id)
+    finally:
+        # Ctrl-C reaches this process only.
+        if process.poll() is None:
+            kill_session(process)
+    say(f"The demo ended with exit code {process.returncode} before it could be killed.")
+    return None
+
+
+def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
+    """Return the recorded answers of the model, in order; none while there is no record."""
+    from ensemble_ray.record.history import ModelReplied, RunHistory  # the help does not need them
+    from ensemble_ray.record.opening import store_at
+    from ensemble_ray.runtime import connect
+
+    facts, history = asyncio.run(store_at(connect("inline").store_address).facts(run_id)), RunHistory()
+    return [each.fact for fact in facts for each in history.apply(fact) if isinstance(each, ModelReplied)]
+
+
+def _call(arguments: Sequence[str]) -> int:
+    """Give one of our commands, as a user would."""
+    sys.stdout.flush()
+    return subprocess.run([*our_program(), *arguments], check=False).returncode  # noqa: S603  our own command
+
+
+#: How long the endpoint may take to answer, and to end, s: two cores of a busy machine start some ten processes.
+_START_S, _STOP_S = 300.0, 90.0
+_PAUSE_S = 0.1
+#: How long an answer may take, s.
+_ANSWER_S = 300.0
+#: Of the endpoint's words, what is shown where it fails.
+_LAST_LINES = 20
+_QUESTION, _OTHER_QUESTION = "What is the moon?", "Why is the sea salty?"
+_TEAMS: Mapping[str, Mapping[str, object]] = {
+    "answer": {
+        "stream": True,
+        "tasks": {
+            "answer": {"description": "Answer in one sentence: {question}", "expected_output": "One short sentence"}
+        },
+    },
+    "letter": {
+        "review_wait": "detach",
+        "tasks": {
+            "draft": {
+                "description": "Write one sentence that thanks {name} for help",
+                "expected_output": "One sentence",
+                "review": {"prompt": "Is the draft good?", "timeout": 0},
+            },
+            "letter": {
+                "description": "Write to {name} in two sentences, from the draft, without a heading",
+                "expected_output": "A short letter",
+                "context": ["draft"],
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """An endpoint that answers, and a key of it."""
+
+    url: str
+    key: str
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:  # JSON
+        """Return the answer to a request."""
+        with self.open(method, path, body) as answer:
+            return json.load(answer)
+
+    def open(self, method: str, path: str, body: object = None) -> Any:  # the library does not say what it returns
+        """Return an answer to read from."""
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        return urlopen(Request(self.url + path, data, headers, method=method), timeout=_ANSWER_S)  # noqa: S310  its own address
+
+    def events(self, run_id: str) -> Iterator[str]:
+        """Return what happens in a run, to its end."""
+        with self.open("GET", f"/runs/{run_id}/events") as answer:
+            for line in answer:
+                name, _, value = line.decode().strip().partition(": ")
+                if name == "event":
+                    yield value
+
+
+def serve_and_ask(llm: str) -> int:
+    """Start an endpoint, ask it with the openai client, decide a review over HTTP, and stop it; gives the exit code.
+
+    Args:
+        llm: Model of its teams.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it stops what it started, as by Ctrl-C
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-demo-") as place:
+        folder = Path(place)
+        model = {"model": llm.removeprefix("openai:"), "max_tokens": 48, "temperature": 0}
+        files = [folder / f"{name}.yaml" for name in _TEAMS]
+        for file, team in zip(files, _TEAMS.values(), strict=True):
+            # JSON is YAML
+            file.write_text(json.dumps({"llm": model, **team}), encoding="utf-8")
+        try:
+            with _serving(folder, files) as endpoint:
+                _ask_as_openai(endpoint)
+                _decide_a_review(endpoint)
+        except (OSError, EnsembleError) as error:
+            say(f"The demonstration failed: {error}")
+            return FAILED
+        say("Stopped. Nothing of it is left.")
+        return FINE
+
+
+def _ask_as_openai(endpoint: _Endpoint) -> None:
+    from openai import OpenAI, OpenAIError  # the help does not need it
+
+    said: Any = [{"role": "user", "content": _QUESTION}]
+    try:
+        with OpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key, timeout=_ANSWER_S, max_retries=0) as client:
+            say(f"\nclient.models.list(): {', '.join(sorted(each.id for each in client.models.list()))}")
+            begun = time.monotonic()
+            answer = client.chat.completions.create(model="answer", messages=said)
+            say(
+                f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {time.monotonic() - begun:.1f} s:"
+            )
+            say(f"  {answer.choices[0].message.content}")
+            say(f"  run {answer.id}, {answer.usage.total_tokens if answer.usage else '?'} tokens")
+            _stream(client)
+    except OpenAIError as error:
+        raise EnsembleError(f"the endpoint answered the openai client: {error}") from error
+
+
+def _stream(client: Any) -> None:  # a client of the package that is loaded late
+    say(f"\nclient.chat.completions.create(model='answer', stream=True), {_OTHER_QUESTION!r}:")
+    begun, first_s, pieces = time.monotonic(), None, 0
+    said = [{"role": "user", "content": _OTHER_QUESTION}]
+    say_piece("  ")
+    for chunk in client.chat.completions.create(model="answer", messages=said, stream=True):
+        if piece := chunk.choices[0].delta.content if chunk.choices else None:
+            first_s = first_s or time.monotonic() - begun
+            pieces += 1
+            say_piece(piece)
+    say(f"\n  {pieces} pieces, the first after {first_s or 0:.1f} s, the last after {time.monotonic() - begun:.1f} s")
+
+
+def _decide_a_review(endpoint: _Endpoint) -> None:
+    body = {"ensemble": "letter", "inputs": {"name": "Ada"}, "run_id": "letter-to-ada"}
+    say(f"\nPOST /runs?wait=300 {json.dumps(body)}")
+    run = endpoint.ask("POST", f"/runs?wait={_ANSWER_S:.0f}", body)
+    say(f"  {run['status']}: it holds no process while it waits")
+    say("\nGET /reviews")
+    (review,) = endpoint.ask("GET", "/reviews")["reviews"]
+    say(f"  {review['prompt']} {review['task_output']}")
+    decision = {"decision": "edit", "text": "Thank you for your help with the machine, Ada.", "comment": "Warmer"}
+    say(f"\nPOST /reviews/{review['run_id']}/{review['gate_id'][:8]}... {json.dumps(decision)}")
+    decided = endpoint.ask("POST", f"/reviews/{review['run_id']}/{review['gate_id']}", decision)
+    say(f"  {decided['decision']}: the run goes on by itself")
+    say("\nGET /runs/letter-to-ada/events")
+    for event in endpoint.events("letter-to-ada"):
+        say(f"  {event}")
+    found = endpoint.ask("GET", "/runs/letter-to-ada")
+    if found["status"] != "completed":
+        raise EnsembleError(f"the run ended as {found['status']}: {found['error']}")
+    say(f"\nThe letter:\n  {found['result']['raw']}")
+
+
+@contextlib.contextmanager
+def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
+    """Start an endpoint of teams, and stop it.
+
+    Raises:
+        EnsembleError: it does not start.
+    """
+    left_out = ("ENSEMBLE_RAY_STORE", "RAY_ADDRESS")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = {**kept, "ENSEMBLE_RAY_HOME": str(folder / "home"), "TERM": "dumb"}
+    made = subprocess.run(  # noqa: S603  our own command
+        [*our_program(), "keys", "add", "demo", "--teams", "*", "--rights", "run,read,review"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    key = made.stdout.strip()
+    if made.returncode != FINE:
+        raise EnsembleError(f"no key could be made: {made.stderr.strip()}")
+    say(f"$ {own_command()} keys add demo --teams '*' --rights run,read,review\n  erk_...{key[-4:]}")
+    arguments = ["serve", *map(str, files), "--port", "0"]
+    say(f"\n$ {own_command()} serve {' '.join(file.name for file in files)} --port 0")
+    log = folder / "log"
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603  our own command; Ctrl-C reaches this process only, which stops it in order
+            [*our_program(), *arguments],
+            env=environment,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        url = _address(process, log)
+        say(f"  {url} answers after {time.monotonic() - begun:.1f} s")
+        yield _Endpoint(url, key)
+        say("\nStopping the endpoint.")
+    except BaseException:
+        say("\nStopping the endpoint.")
+        raise
+    finally:
+        _stop(process)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return where an endpoint answers that is being started.
+
+    Raises:
+        EnsembleError: it ends, or does not come.
+    """
+    deadline = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, found, rest = line.partition("] at http://")
+            if found and line.endswith("(Ctrl-C stops)"):
+                return f"http://{rest.split()[0]}"
+        time.sleep(_PAUSE_S)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    raise EnsembleError("the endpoint did not start. Its last words:\n" + "\n".join(lines))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End an endpoint as Ctrl-C does; where it does not end, all of its session by force."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        kill_session(process)
+
+
+T = TypeVar("T", Ensemble, MapReduceEnsemble)
+
+#: Where studio listens; what has that port already is left alone.
+_PORT = 7328
+
+
+def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] | None = None) -> int:
+    """Run a team with a page beside it, which stays until Ctrl-C; return the exit code of the run.
+
+    Args:
+        team: The team.
+        run: Runs it.
+        wait: Returns, or raises `KeyboardInterrupt`, when nobody looks at the page any more; None: at Ctrl-C.
+
+    Raises:
+        ValidationError: packages are missing.
+        EnsembleError: nobody can listen, or the run failed.
+    """
+    dashboard = _start_dashboard()
+    try:
+        say(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")
+        code = run(team.model_copy(update={"dashboard": dashboard}))
+        if code != INTERRUPTED:
+            say(f"The run stays at http://127.0.0.1:{dashboard.actual_port}/ until Ctrl-C.")
+            _wait(wait or threading.Event().wait)
+    finally:
+        dashboard.stop()
+    return code
+
+
+def _wait(wait: Callable[[], object]) -> None:
+    try:
+        wait()
+    except KeyboardInterrupt:
+        say("Stopped.")
+
+
+def _start_dashboard() -> WebDashboard:
+    """Return a dashboard that serves, at the usual port or at any that is free."""
+    dashboard = WebDashboard(port=_PORT, host="127.0.0.1")
+    try:
+        dashboard.start()
+    except ValidationError:  # packages are missing: another port does not help
+        raise
+    except EnsembleError:
+        dashboard = WebDashboard(port=0, host="127.0.0.1")
+        dashboard.start()
+    return dashboard

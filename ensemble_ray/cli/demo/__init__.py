@@ -1,1 +1,0 @@
-"""The demonstration: texts of this machine, read by a team."""

@@ -1,0 +1,490 @@
+"""Following a run: its events as messages, of its record and of what happens just now.
+
+A reader that comes late, comes back, or looks at a run that ended or was killed has the same messages in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.events import TokenEvent, messages
+from ensemble_ray.events.delivery import EventLog
+from ensemble_ray.events.messages import LAST_TYPE, Cursor, Message, ShownTask, WireEvent, render_token
+from ensemble_ray.facts.fact import as_text
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit
+from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.record import history
+from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import UNKNOWN_TOKENS
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.events import LlmIterationStartedEvent
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded, RecordedOutput, ReviewDecided, ReviewRequested
+    from ensemble_ray.plan.plan import Unit
+    from ensemble_ray.record.history import RecordedExecution
+    from ensemble_ray.record.stores import RecordedRun
+    from ensemble_ray.schedule.instructions import StepEnded
+
+
+class EventProjection:
+    """The messages about one run, as far as its facts were applied."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._history = history.RunHistory()
+        #: texts of outputs by instance, where units may show them again
+        self._texts: dict[str, str] = {}
+
+    def apply(self, fact: Fact) -> list[WireEvent]:
+        """Apply the next fact and return the messages about it.
+
+        Raises:
+            RecordError: The fact is damaged.
+        """
+        found: list[Message] = []
+        for change in self._history.apply(fact):
+            found.extend(self._render(change))
+        return [
+            WireEvent(type=kind, data=data, cursor=Cursor(fact.seq, number))
+            for number, (kind, data) in enumerate(found, start=1)
+        ]
+
+    def end(self) -> WireEvent | None:
+        """Return the last message; None: the run has no end, or was resumed after it."""
+        end = self._history.end
+        if end is None:
+            return None
+        data = self._summary(end.at, end.data.reason.value)
+        return WireEvent(type=LAST_TYPE, data=data, cursor=Cursor(end.seq, 1))
+
+    def unrecorded_end(self, exit_reason: str, at: float) -> WireEvent:
+        """Return the last message about a run without an end. It has no cursor, since the run may be resumed.
+
+        Args:
+            exit_reason: Why no more messages follow, such as `interrupted`.
+            at: The time, Unix time, s.
+        """
+        return WireEvent(type=LAST_TYPE, data=self._summary(at, exit_reason))
+
+    def _summary(self, at: float, exit_reason: str) -> dict[str, object]:
+        started_at, totals = self._history.started_at, self._history.totals
+        return messages.ensemble_completed(
+            self._run_id,
+            at=at,
+            duration_s=at - started_at if started_at else 0,
+            exit_reason=exit_reason,
+            total_tokens=totals.tokens,
+            total_tool_calls=totals.tool_calls,
+        ).data
+
+    def _render(self, change: history.Change) -> Iterable[Message]:
+        match change:
+            case history.ModelReplied():
+                return (self._answer(change.execution, change.fact),)
+            case history.CallEnded():
+                return self._call(change)
+            case history.CallStarted() | history.WorkRecorded():
+                return ()
+            case history.ExecutionStarted():
+                return (messages.task_started(self._task(change.execution), at=change.fact.at),)
+            case history.ExecutionEnded():
+                return self._end_task(change)
+            case history.RoundEnded():
+                return (self._round(change.execution, change.what),)
+            case history.RunStarted():
+                return (self._begin(change.fact.data),)
+            case _:
+                return self._render_request(change)
+
+    @staticmethod
+    def _render_request(change: history.Change) -> Iterator[Message]:
+        match change:
+            case history.DelegationStarted(execution, delegation=delegation):
+                data = _delegation_data(execution, delegation)
+                if delegation.worker is None:
+                    refusal = change.fact.data.refusal
+                    yield messages.delegation_failed(
+                        data, duration_s=0, reason=refusal.reason if refusal else "refused"
+                    )
+                else:
+                    yield messages.delegation_started(data, task_description=delegation.request.task_description)
+            case history.GateOpened(execution, fact):
+                yield _review(fact.data, execution.id)
+            case history.GateClosed(fact=fact, asked=asked) if asked is not None:
+                yield _decision(asked.data, fact.data)
+            case _:
+                pass
+
+    def _begin(self, header: PlanRecorded) -> Message:
+        return messages.ensemble_started(
+            header.ensemble_id or self._run_id,
+            at=self._history.started_at or 0.0,
+            total_tasks=len(self._history.nodes),
+            workflow=header.workflow or as_text((header.plan or {}).get("workflow")),
+        )
+
+    def _task(self, execution: RecordedExecution) -> ShownTask:
+        """Return what messages say of a task; of one that was made in the run, its key."""
+        nodes, key = self._history.nodes, node_key(execution.id)
+        node = nodes.get(key)
+        if node is None:
+            return ShownTask(index=0, total=len(nodes), description=key, agent_role="", instance=execution.id)
+        return ShownTask(
+            index=node.index,
+            total=len(nodes) if node.total is None else node.total,
+            description=node.description or key,
+            agent_role=node.agent_role,
+            instance=execution.id,
+        )
+
+    def _end_task(self, change: history.ExecutionEnded) -> Iterable[Message]:
+        execution, fact = change.execution, change.fact
+        if execution.kind == "delegation":
+            return ()
+        if change.output is not None:
+            return (self._complete(execution, change.output),)
+        if change.status == "failed":
+            return (messages.task_failed(self._task(execution), at=fact.at, reason=change.reason),)
+        return ()
+
+    def _complete(self, execution: RecordedExecution, output: RecordedOutput) -> Message:
+        if output.completed_at is None or output.duration_s is None:
+            raise RecordError(f"The record is damaged: output of task '{execution.id}' has no end or no duration")
+        tokens = output.metrics.get("total_tokens")
+        if self._history.units:
+            self._texts[execution.id] = output.raw
+        task = replace(self._task(execution), description=output.task_description, agent_role=output.agent_role)
+        return messages.task_completed(
+            task,
+            at=output.completed_at,
+            duration_s=output.duration_s,
+            token_count=tokens if isinstance(tokens, int) else UNKNOWN_TOKENS,
+            tool_call_count=output.tool_call_count,
+        )
+
+    def _answer(self, execution: RecordedExecution, fact: Fact[ModelAnswered]) -> Message:
+        answer, node = fact.data, self._history.nodes.get(node_key(execution.id))
+        return messages.llm_iteration_completed(
+            agent_role=execution.agent,
+            task_description=execution.label or (node.description if node else "") or node_key(execution.id),
+            iteration_index=int(fact.name.rsplit("/", 2)[1]),
+            text=answer.text,
+            tool_calls=answer.tool_calls,
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            latency_s=answer.latency_s,
+            instance=execution.id,
+            reasoning=answer.reasoning,
+        )
+
+    def _call(self, change: history.CallEnded) -> Iterator[Message]:
+        execution, result, intent = change.execution, change.fact.data, change.intent
+        delegation = change.delegation
+        if delegation is not None and delegation.worker is not None:
+            data = _delegation_data(execution, delegation)
+            if result.is_success:
+                yield messages.delegation_completed(data, duration_s=result.duration_s)
+            else:
+                reason = result.text.removeprefix("Error: ")
+                yield messages.delegation_failed(data, duration_s=result.duration_s, reason=reason)
+        is_call = change.fact.name.rpartition("/call-")[2].isdecimal()
+        if not is_call or (intent is None and delegation is None):
+            return  # of a handler, or of an unknown tool
+        requested, node = change.requested, self._history.nodes.get(node_key(execution.task.id))
+        yield messages.tool_called(
+            agent_role=execution.agent,
+            task_index=0 if node is None else node.index,
+            tool_name=intent.tool_name if intent else requested.name if requested else "",
+            duration_s=result.duration_s,
+            is_success=result.is_success,
+            arguments=intent.arguments if intent else requested.arguments if requested else "",
+            result=result.text,
+            structured_result=result.structured_output,
+            instance=execution.id,
+        )
+
+    def _round(self, execution: RecordedExecution, what: IterationEnded | StepEnded) -> Message:
+        """Return the message about an iteration or a step (S-LOOP-107, S-GRAPH-75)."""
+        key = what.unit.rpartition("/")[2]
+        unit = self._history.units.get(key)
+        if isinstance(what, IterationEnded):
+            instances, message = what.instances, _iteration(execution.id, what, unit, self._texts)
+        else:
+            instances = what.output.instances
+            message = messages.graph_state_completed(
+                name=unit.name if isinstance(unit, GraphUnit) else key,
+                state=what.state,
+                number=what.step,
+                most=unit.max_steps if isinstance(unit, GraphUnit) else 0,
+                output="\n\n".join(self._texts.get(each, "") for each in instances),
+                next_state=what.next_state,
+                duration_s=what.duration_s,
+                instance=execution.id,
+            )
+        if "/" not in what.unit:  # no unit around it shows them again
+            for each in instances:
+                self._texts.pop(each, None)
+        return message
+
+
+def _iteration(instance: str, what: IterationEnded, unit: Unit | None, texts: Mapping[str, str]) -> Message:
+    names = dict(zip(unit.body, unit.body_names, strict=True)) if isinstance(unit, LoopUnit) else {}
+    return messages.loop_iteration_completed(
+        name=unit.name if isinstance(unit, LoopUnit) else what.unit.rpartition("/")[2],
+        number=what.iteration,
+        most=unit.max_iterations if isinstance(unit, LoopUnit) else 0,
+        outputs={names.get(node_key(each), node_key(each)): texts.get(each, "") for each in what.instances},
+        duration_s=what.duration_s,
+        instance=instance,
+    )
+
+
+def _delegation_data(asking: RecordedExecution, delegation: history.Delegation) -> Mapping[str, object]:
+    return {
+        "delegation_id": delegation.request.task_id,
+        "delegating_agent_role": asking.agent,
+        "worker_role": delegation.role,
+        "instance": asking.id,
+    }
+
+
+def _review(asked: ReviewRequested, instance: str) -> Message:
+    message = messages.review_requested(
+        review_id=asked.review_id,
+        task_description=asked.task_description,
+        task_output=asked.task_output,
+        timing=asked.timing.value,
+        prompt=asked.prompt,
+        timeout_s=asked.timeout_s,
+        on_timeout=asked.on_timeout.value,
+        required_role=asked.required_role,
+    )
+    return Message(message.type, {**message.data, "instance": instance})
+
+
+def _decision(asked: ReviewRequested, decided: ReviewDecided) -> Message:
+    if decided.timed_out:
+        return messages.review_timed_out(asked.review_id, asked.on_timeout.value)
+    return messages.review_decided(asked.review_id, decided.verdict, decided.by)
+
+
+#: How often the record is looked at while nothing is heard of the run, s; what happens here wakes its followers before.
+POLL_S = 0.25
+#: Live events that are kept for readers that are slow; older ones are dropped.
+_KEPT = 1000
+#: How many messages make a page full: the rest of the facts is read when that is taken.
+_PAGE = 200
+
+
+class LiveEvents:
+    """What happens just now in one run of this process. A listener; thread-safe."""
+
+    def __init__(self) -> None:
+        self.log = EventLog(is_open=True, kept=_KEPT)
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more will come."""
+        return self._is_closed
+
+    def on_token(self, event: TokenEvent) -> None:
+        """Take a fragment, for those who follow just now."""
+        self.log.emit(event)
+
+    def begin_answer(self, event: LlmIterationStartedEvent) -> None:
+        """Note between the fragments that a model is asked; the messages that it is sent are not held."""
+        self.log.emit(replace(event, messages=()))
+
+    def close(self) -> None:
+        """Take notice that no more will come."""
+        self._is_closed = True
+        self.log.close()
+
+
+class FollowedStore(Protocol):
+    """A `RunStore`, as far as its runs are followed."""
+
+    def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position; see `RunStore.read`."""
+        ...
+
+    async def summary(self, run_id: str) -> RecordedRun | None:
+        """Return how the run stands; see `RunStore.summary`."""
+        ...
+
+
+class SharedEnds:
+    """A store whose runs many readers follow at once: one of them looks whether there is more, for all. Fulfils `FollowedStore`."""
+
+    def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
+        """Make it.
+
+        Args:
+            store: Has the records.
+            lasting_s: For how long nobody looks again.
+        """
+        self._store = store
+        self._lasting_s = lasting_s
+        #: by run: the last position, and when somebody saw that there was nothing behind it; those seen last in the end
+        self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position, none where somebody has just seen that there are none."""
+        now = asyncio.get_running_loop().time()
+        end, seen_at = self._ends.get(run_id, (-1, 0.0))
+        if after == end and now - seen_at < self._lasting_s:
+            return
+        last = after
+        async with aclosing(self._store.read(run_id, after=after)) as pages:
+            async for page in pages:
+                last = page[-1].seq if page else last
+                yield page
+        self._ends[run_id] = (last, now)
+        self._ends.move_to_end(run_id)
+        while (oldest := next(iter(self._ends.values())))[1] + self._lasting_s < now and oldest is not self._ends[
+            run_id
+        ]:
+            self._ends.popitem(last=False)
+
+    async def summary(self, run_id: str) -> RecordedRun | None:
+        """Return how the run stands."""
+        return await self._store.summary(run_id)
+
+    def forget(self, run_id: str) -> None:
+        """Take notice that a run has ended: its readers look once more."""
+        self._ends.pop(run_id, None)
+
+
+class RunFollower:
+    """One reader of one run."""
+
+    def __init__(
+        self,
+        store: FollowedStore,
+        run_id: str,
+        *,
+        after: Cursor | None = None,
+        live: LiveEvents | None = None,
+        outcome: Callable[[], Awaitable[str | None]] | None = None,
+    ) -> None:
+        """Begin behind a cursor.
+
+        Args:
+            store: Has the record, or will have it.
+            run_id: The run's id.
+            after: The last message that the reader has had; None: it has had none.
+            live: What happens just now, where this process has it.
+            outcome: Says why nothing more comes where the record has no end, such as `interrupted`; None as long as the run
+                goes on. Default: as the store says.
+        """
+        self.run_id = run_id
+        self._store = store
+        self._after = after or Cursor()
+        self._live = live
+        self._outcome = outcome or self._stored_outcome
+        self._projection = EventProjection(run_id)
+        self._seq = 0
+        self._live_cursor = 0
+        self._is_over = False
+        #: whether it was seen that nothing happens any more
+        self._knows_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last message was given."""
+        return self._is_over
+
+    @property
+    def cursor(self) -> Cursor:
+        """The last message with a cursor that was given."""
+        return self._after
+
+    async def read(self, timeout_s: float) -> Sequence[WireEvent]:
+        """Return the next messages as soon as there are any; none when the time is up.
+
+        Args:
+            timeout_s: How long to wait.
+
+        Raises:
+            RecordError: the record is damaged, or was removed meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not self._is_over:
+            if messages := await self._next():
+                return messages
+            left = deadline - loop.time()
+            if left <= 0:
+                break
+            await self._wait(min(left, POLL_S))
+        return ()
+
+    async def _next(self) -> list[WireEvent]:
+        """Return what there is, the end included."""
+        live = self._read_live()
+        messages = await self._read_record()
+        if messages or live:
+            return [*messages, *live]
+        end = self._projection.end()
+        if end is None and (reason := await self._outcome()) is not None:
+            # It may have ended between the two looks.
+            messages = await self._read_record()
+            end = self._projection.end() or self._projection.unrecorded_end(reason, SystemClock().now())
+        if end is None:
+            return []
+        if messages:
+            return messages
+        self._is_over = True
+        return [*self._unread([end])]
+
+    async def _read_record(self) -> list[WireEvent]:
+        messages: list[WireEvent] = []
+        async with aclosing(self._store.read(self.run_id, after=self._seq)) as pages:
+            async for page in pages:
+                for fact in page:
+                    self._seq = fact.seq
+                    messages += self._unread(self._projection.apply(fact))
+                if len(messages) >= _PAGE:
+                    break
+        return messages
+
+    def _unread(self, messages: Sequence[WireEvent]) -> list[WireEvent]:
+        """Return those that the reader has not had."""
+        unread = [each for each in messages if each.cursor is None or each.cursor > self._after]
+        self._after = max([self._after, *(each.cursor for each in unread if each.cursor is not None)])
+        return unread
+
+    def _read_live(self) -> list[WireEvent]:
+        if self._live is None:
+            return []
+        events, self._live_cursor, _ = self._live.log.read(self._live_cursor)
+        now = SystemClock().now()
+        return [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Return when something may be new."""
+        if self._live is None:
+            await asyncio.sleep(timeout_s)
+            return
+        is_changed = await self._live.log.wait_until_changed(self._live_cursor, timeout_s=timeout_s)
+        if is_changed and self._live.is_closed:
+            if self._knows_closed:
+                await asyncio.sleep(timeout_s)  # nothing comes any more, but the end
+            self._knows_closed = True
+
+    async def _stored_outcome(self) -> str | None:
+        summary = await self._store.summary(self.run_id)
+        if summary is None or summary.state.is_going_on or summary.state is RunState.WAITING:
+            return None
+        return (RunState.INTERRUPTED if not summary.state.is_final else summary.state).value

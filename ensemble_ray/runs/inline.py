@@ -1,0 +1,330 @@
+"""InlineRuntime: runs in this process, without Ray.
+
+Everything runs on the library's loop; synchronous user code runs in threads, CPU-heavy tools in a process pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from ensemble_ray.definition.fields import OnUnknown
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.effects import typed_output
+from ensemble_ray.execute.local_executor import LocalExecutor
+from ensemble_ray.execute.orders import TaskBody, TaskFailure
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts, spending_here
+from ensemble_ray.llm.limits.limiter import process_limiter
+from ensemble_ray.ports import Services
+from ensemble_ray.process.forks import SystemClock, bridge, run_blocking
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runs.coordinator import Coordinator, RunJournal
+from ensemble_ray.runs.outputs import HeldOutputs, recall_output
+from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, release_run, watch_for_cancel
+from ensemble_ray.runs.planned import claim_planned
+from ensemble_ray.runs.planned_tasks import PlannedTasks
+from ensemble_ray.runs.unit_evaluations import (
+    LocalMemoryResets,
+    LocalPredicates,
+    UnitPorts,
+    build_announcement,
+    list_predicates,
+)
+from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.tools.cpu import LokyCpuPool
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.events import Event
+    from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, RunOutcome, TaskOrder, TaskResult
+    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.ports import Journal, RunEventSink
+    from ensemble_ray.runs.planned import ClaimedRun
+    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
+    from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
+    from ensemble_ray.values.reviews import RunDirective
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
+    """Return where the outputs of a plan's tasks are kept; recorded ones become objects of the types that tasks declare."""
+
+    def load(instance: str, body: bytes) -> TaskOutput:
+        task = planned.tasks.get(node_key(instance))
+        return typed_output(json.loads(body), None if task is None else task.output_type)
+
+    return HeldOutputs(load)
+
+
+class InlineRun:
+    """One run in this process: a coordinator, a runner, and the executor between them."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        work: PlannedWork,
+        claimed: ClaimedRun,
+        outputs: HeldOutputs[TaskOutput],
+        services: Services,
+    ) -> None:
+        self.run_id = request.run_id
+        self._planned = planned = work.planned
+        context = claimed.context
+        self._owned = owned = claimed.owned
+        self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
+        clock = SystemClock()
+        ports = RunnerPorts(
+            clock=clock,
+            journal=self._journal,
+            events=request.events,
+            callables=LocalCallables(planned.tasks, work.delegation_policies),
+            services=services,
+            tool_metrics=request.tool_metrics,
+            spending=spending_here(context.budget, context.cost),
+            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+            reviewer=request.reviewer,
+            memory=request.memory,
+            reflections=request.reflections,
+        )
+        runner = TaskRunner(context, ports, planned.agents)
+        self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        epoch = 0 if owned is None else owned.epoch
+        journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
+        self._tasks: PlannedTasks[Task, TaskOutput, TaskFailure] = PlannedTasks(
+            planned.plan,
+            journal,
+            outputs,
+            self._body,
+            header=work.header,
+            preamble=work.preliminary,
+            resumed=None
+            if claimed.recovery is None
+            else claimed.recovery.resume(lambda instance: recall_output(outputs, instance), lambda failure: failure),
+            units=self._unit_ports(planned, request) if planned.units else None,
+        )
+        #: None: its gates are decided in this process
+        self._decisions: DecisionWatch | None = None
+        if context.is_detached and request.store is not None:
+            waiting = self._tasks.put_down
+            self._decisions = DecisionWatch(store_at(request.store), request.run_id, lambda: waiting.reviews)
+        find_decided = None if self._decisions is None else self._decisions.find_decided
+        self._coordinator = Coordinator(journal, self._tasks, find_decided)
+        self._running: asyncio.Task[RunOutcome]
+        self._watching: asyncio.Task[None] | None = None
+        self._deciding: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
+        if self._owned is not None:
+            self._watching = asyncio.get_running_loop().create_task(
+                watch_for_cancel(self._owned, self.run_id, self.cancel)
+            )
+            self._watching.add_done_callback(self._coordinator.break_off_with)
+        if self._decisions is not None:
+            self._deciding = asyncio.get_running_loop().create_task(self._decisions.watch(self._coordinator.go_on))
+            self._deciding.add_done_callback(self._coordinator.break_off_with)
+        self._running = asyncio.get_running_loop().create_task(
+            self._coordinator.run(self._tasks.source, self._executor)
+        )
+        await self._coordinator.begun
+
+    async def wait(self) -> RunOutcome:
+        """Return when the run ended and its record is closed."""
+        state = RunState.FAILED
+        try:
+            outcome = await asyncio.shield(self._running)
+            state = outcome.state
+        except Exception:
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
+        finally:
+            self._executor.stop(self._executor.running)  # none, unless coordinating itself broke
+            for watching in (self._watching, self._deciding):
+                if watching is not None:
+                    watching.cancel()
+            if self._owned is not None:
+                await self._owned.close(state)
+        return outcome
+
+    async def cancel(self) -> None:
+        """Ask the run to end."""
+        await self._coordinator.cancel()
+
+    async def inject(self, directive: RunDirective) -> bool:
+        """Tell the tasks that start from now on."""
+        return await self._coordinator.inject(directive)
+
+    def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
+        """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
+        units, events = {unit.key: unit for unit in planned.plan.units}, request.events
+
+        def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
+            event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
+            if events.wants(event_type):
+                unit = units[what.unit.rpartition("/")[2]]
+                events.emit(build_announcement(self.run_id, unit, what, outputs))
+
+        return UnitPorts(
+            predicates=_AfterEvents(LocalPredicates(list_predicates(planned.units)), events),
+            announce=announce,
+            failure_of=_failure_of,
+            memory=None if request.memory is None else LocalMemoryResets(request.memory),
+        )
+
+    def _body(self, key: str) -> TaskBody:
+        task = self._planned.tasks[key]
+        return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
+
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        self._coordinator.deliver(results)
+
+
+class _AfterEvents:
+    """Predicates that are asked when listeners have heard of the iteration or step before (S-LOOP-107). Fulfils `Predicates`."""
+
+    def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
+        self._predicates = predicates
+        self._events = events
+        self.forget = predicates.forget
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask one."""
+        await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
+        return await self._predicates.holds(question, sent_count=sent_count, new=new)
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    """Return what a predicate raised as failures are held here."""
+    assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
+    return TaskFailure(error=raised.error)
+
+
+class InlineSession:
+    """Does a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
+
+    def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: tasks at work whose handlers or guardrails are asked
+        self._called: dict[str, Task] = {}
+        self._report = deliver
+        self._events = request.events
+        self.spending = spending_here(request.context.budget, request.context.cost)
+        ports = RunnerPorts(
+            clock=SystemClock(),
+            journal=journal,
+            events=request.events,
+            callables=LocalCallables(self._called),
+            services=services,
+            tool_metrics=request.tool_metrics,
+            spending=self.spending,
+            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+            reviewer=request.reviewer,
+            memory=request.memory,
+            reflections=request.reflections,
+        )
+        self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
+
+    @property
+    def most_processes(self) -> int | None:
+        """None: this process is all there is."""
+        return None
+
+    def emit(self, event: Event) -> None:
+        """Tell listeners; events of tasks come from this process, too."""
+        self._events.emit(event)
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits."""
+        for order in orders:
+            if order.task.handler is not None or order.input_guardrails or order.output_guardrails:
+                self._called[order.key] = order.task
+        self._executor.start(orders)
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks."""
+        self._executor.stop(instances)
+
+    async def close(self) -> None:
+        """Stop what still runs."""
+        await self._executor.end()
+
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        for result in results:
+            self._called.pop(result.key, None)
+        self._report(results)
+
+
+class InlineRuntime:
+    """Runs in this process. Nothing is pickled, so anything works as tool, handler or model."""
+
+    name = "inline"
+
+    def __init__(self, *, home: str | Path | None = None, store: str | None = None) -> None:
+        """Make one.
+
+        Args:
+            home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
+            store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
+        """
+        self._home = home
+        self._store = store
+        self._cpu = LokyCpuPool()
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where its runs are recorded."""
+        return StoreAddress.of(self._home, self._store)
+
+    async def submit(self, request: RunRequest, work: PlannedWork) -> InlineRun:
+        """Begin a planned run in this process, or go on with one."""
+        outputs = outputs_of(work.planned)
+        claimed = await claim_planned(
+            request.store,
+            request.context,
+            work.header,
+            submission=work.submission,
+            preliminary=work.preliminary,
+            keep=lambda instance, given: outputs.keep_recorded(instance, json.dumps(given.output_data()).encode()),
+        )
+        try:
+            run = InlineRun(request, work, claimed, outputs, self._services())
+        except BaseException:
+            await release_run(claimed.owned)
+            raise
+        await run.begin()
+        return run
+
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
+        """Open an executor for tasks that are made while their run goes on."""
+        return InlineSession(request, self._services(), journal=journal, deliver=deliver)
+
+    def _services(self) -> Services:
+        return Services(limiter=process_limiter(), cpu=self._cpu)
+
+    async def close(self) -> None:
+        """End the process pool of CPU-heavy tools."""
+        self._cpu.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await bridge(self.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        run_blocking(self.close())

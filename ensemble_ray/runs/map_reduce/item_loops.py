@@ -1,0 +1,349 @@
+"""ItemLoops: loops that factories return in place of the task of an item, each a small nested run.
+
+In: loops that were made ready, results of their tasks. Out: orders for the executor, verdicts for the record, and one end for
+each item. Rules:
+1. A loop is driven by the same machines as a loop of a plan; the run's own source knows an item alone (S-MR-190).
+2. A verdict is on record before anything follows from it; a recorded one is not asked again (S-MR-193).
+3. What a loop gave is kept until its item has ended, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import message_of
+from ensemble_ray.events import LoopIterationCompletedEvent
+from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.facts.runs import FailureRecorded
+from ensemble_ray.ports import Persistence
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.units import EndedUnits
+from ensemble_ray.runs.coordinator import RunBackgroundTasks
+from ensemble_ray.runs.map_reduce.outputs import MapReduceFailure
+from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.unit_evaluations import (
+    LocalPredicates,
+    UnitEvaluations,
+    UnitPorts,
+    build_announcement,
+    list_predicates,
+)
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    Cancel,
+    End,
+    Evaluate,
+    Instruction,
+    LoopResult,
+    Start,
+    UntilHolds,
+)
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Evaluated,
+    Exited,
+    Failed,
+    Stimulus,
+    encode_stimulus,
+)
+from ensemble_ray.schedule.unit import list_shown
+from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.ids import key_of, node_key
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput, join_iterations
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import EvaluationFailed, TaskOrder, TaskResult
+    from ensemble_ray.ports import EventSink
+    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
+    from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedLoop
+    from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
+    from ensemble_ray.schedule.machine import PlanSource
+    from ensemble_ray.values.trace import TaskTrace
+
+
+_log = bounded_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnd:
+    """How the loop of an item ended."""
+
+    prepared: PreparedLoop
+    at: float
+    #: what the item gives; None: nothing
+    output: TaskOutput | None = None
+    #: instances of the outputs that its output is made of
+    source_instances: tuple[str, ...] = ()
+    #: of all executions, in order
+    traces: Sequence[TaskTrace] = ()
+    error: BaseException | None = None
+    #: the task that failed; None: the loop itself did
+    failed: TaskOrder | None = None
+    attempts: int = 0
+    #: why it left the run, with what it gave until then; None: it did not
+    exit_reason: ExitReason | None = None
+
+    def failure(self, error: BaseException) -> MapReduceFailure:
+        """Return how the item failed."""
+        order = self.failed
+        return MapReduceFailure(
+            key=key_of(self.prepared.instance),
+            level=0,
+            at=self.at,
+            task_description=f"Loop '{self.prepared.ready.unit.name}'" if order is None else order.task.description,
+            agent_role="" if order is None else order.agent_role,
+            error=error,
+            attempts=self.attempts,
+        )
+
+    def failure_fact(self, error: BaseException) -> FailureRecorded:
+        """Return the same for the record; what its tasks did is there already."""
+        return FailureRecorded(
+            error_type=type(error).__name__,
+            message=message_of(error),
+            error=error_data(error),
+            attempts=self.attempts,
+            is_of_callable=self.failed is None or self.failed.task.handler is not None,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A loop at work."""
+
+    prepared: PreparedLoop
+    source: PlanSource
+    evaluations: UnitEvaluations[TaskOutput, TaskFailure]
+    outputs: HeldOutputs[TaskOutput]
+    #: recorded answers that are not used yet
+    verdicts: dict[Question, Evaluated]
+    orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
+    traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
+    #: by instance, in completion order
+    completed: dict[str, TaskOutput] = field(default_factory=dict[str, TaskOutput])
+    failure: tuple[TaskOrder, TaskResult] | None = None
+
+
+class ItemLoops:
+    """The loops at work of one run, by the instances of their items."""
+
+    def __init__(
+        self,
+        journal: RunJournal,
+        orders: OrderMaker,
+        events: EventSink | None,
+        verdicts: Mapping[str, Sequence[Evaluated]],
+    ) -> None:
+        """Make them.
+
+        Args:
+            journal: Of the run.
+            orders: Makes the orders of their tasks.
+            events: Takes what is told of iterations; None: nobody listens.
+            verdicts: Recorded answers of predicates, by the instance of their item.
+        """
+        self._journal = journal
+        self._orders = orders
+        self._events = events
+        self._recorded = verdicts
+        self._running: dict[str, _Running] = {}
+        self._reporter: TaskReporter[TaskOrder]
+        self._background: RunBackgroundTasks
+        self._finish: Callable[[LoopEnd], Stimulus]
+
+    def open(self, reporter: TaskReporter[TaskOrder], finish: Callable[[LoopEnd], Stimulus]) -> None:
+        """Begin; `finish` takes the end of a loop, and returns what the run's source is told of its item."""
+        self._reporter, self._finish = reporter, finish
+        self._background = RunBackgroundTasks(reporter.break_off)
+
+    def leave(self) -> None:
+        """Wait for nothing any more."""
+        self._background.leave()
+        for running in self._running.values():
+            running.evaluations.leave()
+        self._running.clear()
+
+    def begin(self, prepared: PreparedLoop) -> None:
+        """Start the loop of an item."""
+        item, planned = prepared.instance, prepared.ready.planned
+        source, outputs = machine_for(planned.plan), HeldOutputs[TaskOutput]()
+        unit = planned.plan.units[0]
+
+        def announce(what: IterationEnded | StepEnded, given: Sequence[TaskOutput]) -> None:
+            if self._events is not None and self._events.wants(LoopIterationCompletedEvent):
+                placed = replace(what, unit=f"{item}/{what.unit}")
+                self._events.emit(build_announcement(self._journal.run_id, unit, placed, given))
+
+        ports = UnitPorts(
+            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+        )
+        evaluations = UnitEvaluations(planned.plan, source, outputs, ports)
+        prefix = f"{item}/"
+        verdicts = {
+            question: replace(each, question=question)
+            for each in self._recorded.get(item, ())
+            if (question := _move(each.question, prefix)) is not None
+        }
+        running = _Running(
+            prepared=prepared, source=source, evaluations=evaluations, outputs=outputs, verdicts=verdicts
+        )
+        evaluations.open(
+            lambda answer: self._background.start(self._record_answer(running, answer)),
+            self._reporter.break_off,
+            self._journal.now,
+        )
+        self._running[item] = running
+        self._apply(running, Begun(at=self._journal.now()))
+
+    def stop(self, item: str) -> bool:
+        """Ask a loop to end; whether it is at work, and will tell of its end."""
+        running = self._running.get(item)
+        if running is None:
+            return False
+        self._apply(running, CancelRequested(at=self._journal.now()))
+        return True
+
+    def owns(self, instance: str) -> bool:
+        """Whether an instance is a task of a loop at work."""
+        item, mark, _ = instance.partition("/")
+        return bool(mark) and item in self._running
+
+    def accept(self, result: TaskResult) -> None:
+        """Take what came of a task."""
+        item, _, instance = result.instance.partition("/")
+        running = self._running[item]
+        order = running.orders.pop(instance)
+        output, failure = result.output, result.failure
+        trace = output.trace if output is not None else None if failure is None else failure.trace
+        running.traces += [] if trace is None else [trace]
+        has_output = output is not None and result.status in {"completed", "exited"}
+        if output is not None and has_output:  # also where a gate behind it ended the run
+            running.outputs.put(instance, output)
+            running.completed[instance] = output
+        if result.status == "completed":
+            self._apply(
+                running,
+                Completed(
+                    at=result.at, instance=instance, duration_s=result.duration_s, total_tokens=result.total_tokens
+                ),
+            )
+        elif result.status == "failed":
+            running.failure = order, result
+            self._apply(running, Failed(at=result.at, instance=instance))
+        elif result.status == "exited":
+            self._apply(
+                running, Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
+            )
+        else:
+            self._apply(running, Cancelled(at=result.at, instance=instance))
+
+    async def _record_answer(self, running: _Running, answered: Stimulus) -> None:
+        """Put a verdict on record, then tell the loop."""
+        if not isinstance(answered, Evaluated):
+            raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
+        item = running.prepared.instance
+        placed = replace(answered, question=_move(answered.question, "", f"{item}/") or answered.question)
+        # Another process may commit work that follows from it before this one does (S-DUR-122).
+        fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
+        await self._journal.append(fact, until=Persistence.COMMITTED)
+        self._apply(running, answered)
+
+    def _apply(self, running: _Running, stimulus: Stimulus) -> None:
+        """Apply a stimulus to a loop, and do what it wants; what is recorded of that is applied next."""
+        waiting = [stimulus]
+        while waiting and self._running.get(running.prepared.instance) is running:
+            told = waiting.pop(0)
+            for instruction in running.source.handle(told):
+                recorded = self._carry_out(running, instruction, told.at)
+                waiting += [] if recorded is None else [recorded]
+
+    def _carry_out(self, running: _Running, instruction: Instruction, at: float) -> Stimulus | None:
+        item = running.prepared.instance
+        match instruction:
+            case Start():
+                order = self._orders.inner(running.prepared, instruction, running.outputs)
+                running.orders[instruction.instance] = order
+                self._reporter.submit([order])
+            case Cancel():
+                self._reporter.stop([f"{item}/{instruction.instance}"])
+            case Evaluate():
+                if (recorded := running.verdicts.pop(instruction.question, None)) is not None:
+                    return recorded
+                running.evaluations.ask(instruction.question)
+            case Announce():
+                running.evaluations.announce(instruction.what)
+            case End():
+                self._end(running, instruction, at)
+            case _:
+                _log.debug("The loop of %s: %s", item, instruction)
+        return None
+
+    # Ending.
+
+    def _end(self, running: _Running, end: End, at: float) -> None:
+        del self._running[running.prepared.instance]
+        running.evaluations.leave()
+        self._reporter.notify(self._finish(_loop_end(running, end, at)))
+
+
+def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
+    prepared = running.prepared
+    ended = LoopEnd(prepared=prepared, at=at, traces=tuple(running.traces))
+    if end.state is RunState.FAILED:
+        if running.failure is None:
+            return replace(ended, error=_error_of_loop(running, end))
+        order, result = running.failure
+        return replace(
+            ended,
+            error=result.error or RuntimeError("task failed without an error"),
+            failed=order,
+            attempts=result.attempts,
+        )
+    if end.state is RunState.CANCELLED:
+        return ended
+    if end.exit_reason is ExitReason.BUDGET_EXHAUSTED:  # with a larger budget it goes on
+        return replace(ended, exit_reason=end.exit_reason)
+    given = _list_outputs_of_item(running, end)
+    outputs = [running.completed[instance] for instance in given]
+    return replace(
+        ended,
+        output=join_iterations(outputs) if len(outputs) > 1 else next(iter(outputs), None),
+        source_instances=tuple(f"{prepared.instance}/{each}" for each in given),
+        exit_reason=None if end.exit_reason is ExitReason.COMPLETED else end.exit_reason,
+    )
+
+
+def _list_outputs_of_item(running: _Running, end: End) -> Sequence[str]:
+    """Return the instances of what the item gives: of the chosen task, else of the last output that the loop shows."""
+    ready = running.prepared.ready
+    (result,) = (each for each in end.units if isinstance(each, LoopResult))
+    if ready.chosen:
+        names = [name for names in result.iterations for name in names if node_key(name) == ready.chosen]
+        return names[-1:]
+    return next(reversed(list_shown(ready.unit, result.iterations)), ())
+
+
+def _error_of_loop(running: _Running, end: End) -> BaseException:
+    plan, raised = running.prepared.ready.planned.plan, running.evaluations.raised
+    ended = EndedUnits(plan=plan, results=end.units, outputs=running.completed)
+    failure = replace(end.unit_failures[0], completed_before=len(running.completed))
+    return error_of_unit(ended, failure, raised[-1][1].cause if raised else None)
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    return TaskFailure(error=raised.error if isinstance(raised.error, BaseException) else None)
+
+
+def _move(question: Question, prefix: str, to: str = "") -> Question | None:
+    """Return a loop's question with its unit below another path; None where it is none of a predicate there."""
+    if isinstance(question, UntilHolds) and question.unit.startswith(prefix):
+        return replace(question, unit=to + question.unit.removeprefix(prefix))
+    return None

@@ -1,0 +1,372 @@
+"""ItemBuffer: items as they come from their source, each with its place, until their maps are done.
+
+In: a reader, what the record knows of earlier items. Out: items by their number, and their hashes for the record
+(S-MR-162). An item is held from its pull to the end of its map; of one that is done eight bytes stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import OutputParsingError, message_of
+from ensemble_ray.items.pulling import RefusedItem
+from ensemble_ray.items.spool import Spool, SpooledSequence
+from ensemble_ray.process.forks import bridge, run_blocking
+from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.values.outputs import FailedItem, ItemResult
+
+if TYPE_CHECKING:
+    from ensemble_ray.items.pulling import ItemReader
+    from ensemble_ray.items.results import DeadLetterFile, ResultsFile
+    from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, RecordedTasks
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+@dataclass(slots=True, kw_only=True)
+class PulledBatch:
+    """What one pull gave."""
+
+    #: how many, refused ones included
+    count: int
+    is_exhausted: bool
+    #: by number
+    refused: dict[int, RefusedItem] = field(default_factory=dict[int, RefusedItem])
+    #: indices and hashes that are not on record yet
+    indices: Sequence[int] = ()
+    digests: Sequence[str] = ()
+    #: whether the record has to be told
+    has_unrecorded: bool = False
+
+
+class ItemBuffer:
+    """The items of one run."""
+
+    def __init__(self, reader: ItemReader, record: RecordedTasks | None) -> None:
+        """Read from the beginning; items that `record` knows are compared with it."""
+        self._reader = reader
+        self._record = record
+        #: index of each item by its number
+        self._indices = array("q")
+        self._items: dict[int, object] = {}
+
+    @property
+    def count(self) -> int:
+        """How many items have come."""
+        return len(self._indices)
+
+    @property
+    def in_flight(self) -> int:
+        """How many of them have no end yet."""
+        return len(self._items)
+
+    def index(self, number: int) -> int:
+        """Return the index of an item in its source."""
+        return self._indices[number]
+
+    def item(self, number: int) -> object:
+        """Return an item whose map is not done."""
+        return self._items[number]
+
+    def pop(self, number: int) -> object:
+        """Return an item and let it go, since its map is done."""
+        return self._items.pop(number, None)
+
+    async def pull(self, count: int) -> PulledBatch:
+        """Take at most so many of the next items.
+
+        Raises:
+            ValidationError: one is not what the record says, or there are fewer or more than it says (S-MR-162).
+            Exception: what the source raised.
+        """
+        pulled = await self._reader.next(count)
+        first = len(self._indices)
+        batch = PulledBatch(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
+        digests: list[str] = []
+        for number, entry in enumerate(pulled.items, start=first):
+            item: object
+            if isinstance(entry, RefusedItem):
+                index, item = entry.index, entry.item
+                batch.refused[number] = entry
+            else:
+                index, item = entry
+            self._indices.append(index)
+            self._items[number] = item
+            digests.append(item_digest(item))
+        indices = self._indices[first:]
+        recorded = 0
+        if self._record is not None:
+            recorded = self._record.check_items(first, indices, digests)
+            if pulled.is_exhausted:
+                self._record.check_end(len(self._indices))
+        batch.indices, batch.digests = indices[recorded:], digests[recorded:]
+        batch.has_unrecorded = len(batch.digests) > 0 or (
+            pulled.is_exhausted and (self._record is None or not self._record.knows_all)
+        )
+        return batch
+
+
+#: A reader is told of so many results at a time, at most: the run goes on with what it has not read yet in its window.
+_MOST_AT_ONCE = 32
+_PART_OF_WINDOW = 8
+
+
+class ItemLog:
+    """Results of one run's items."""
+
+    def __init__(self, store: MapReduceOutputs, *, is_read: bool = True) -> None:
+        """Begin with none; where nobody will read them, only failures are kept."""
+        self._store = store
+        self._is_read = is_read
+        #: how many results may wait for a reader
+        self.window = 1
+        #: what came, in order: number of a completed map, or the place of a failure as -1 - place
+        self._came = array("q")
+        #: index of each completed map, in the same order
+        self._indices = array("q")
+        #: how many items have their output
+        self.completed_count = 0
+        self._failures = Spool()
+        self._failed = array("q")
+        self._changed = asyncio.Condition()
+        self._readers: dict[int, int] = {}
+        self._is_over = False
+        self._waking: asyncio.Task[None] | None = None
+
+    # What comes in, on the library's loop.
+
+    def add_output(self, number: int, index: int) -> None:
+        """Note that a map has its output, which is in the store."""
+        self.completed_count += 1
+        self._come(number, index)
+
+    def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
+        """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
+        failed = FailedItem(
+            index=index,
+            item=item,
+            error_type=type(error).__name__,
+            message=message_of(error),
+            attempts=attempts,
+            raw=error.raw_output if isinstance(error, OutputParsingError) else None,
+        )
+        try:
+            packed = pickle.dumps(failed, protocol=5)
+        except Exception:  # noqa: BLE001  pickle raises whatever the item's own methods do
+            packed = pickle.dumps(failed.replace(item=str(item)), protocol=5)
+        self._failures.put(packed)
+        self._failed.append(index)
+        self._come(-len(self._failed), index)
+        return failed
+
+    def _come(self, what: int, index: int) -> None:
+        if self._is_read:
+            self._came.append(what)
+            self._indices.append(index)
+            self._notify_readers()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._is_over = True
+        self._notify_readers()
+
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
+        """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
+
+        Args:
+            in_flight: Tells how many items were pulled whose results have not come.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free_slots(in_flight()) > 0)
+            return self._free_slots(in_flight())
+
+    def _free_slots(self, in_flight: int) -> int:
+        if not self._readers:
+            return self.window
+        return self.window - in_flight - len(self._came) + min(self._readers.values())
+
+    def _notify_readers(self) -> None:
+        if self._readers and self._waking is None:
+            self._waking = asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self) -> None:
+        self._waking = None
+        async with self._changed:
+            self._changed.notify_all()
+
+    # What is asked.
+
+    @property
+    def failed_count(self) -> int:
+        """How many items have failed for good."""
+        return len(self._failed)
+
+    @property
+    def failed_items(self) -> Sequence[FailedItem]:
+        """Failed items in item order."""
+        order = array("q", sorted(range(len(self._failed)), key=self._failed.__getitem__))
+        return SpooledSequence(self._failures, order, _failure, what="failed items")
+
+    def stream(self) -> ItemStream:
+        """All results, the past ones first."""
+        return ItemStream(self)
+
+    async def come(self, reader: int, cursor: int) -> int:
+        """How many results have come, when there is one at that place; that place itself after the last one.
+
+        A reader is told of a few more at a time: each question wakes two threads. Those count as read when it asks again.
+        """
+        async with self._changed:
+            self._readers[reader] = cursor
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: cursor < len(self._came) or self._is_over)
+        most = min(_MOST_AT_ONCE, max(1, self.window // _PART_OF_WINDOW))
+        return min(len(self._came), cursor + most)
+
+    def result(self, position: int) -> ItemResult:
+        """Return the result at a place that has come; in the reader's thread, since reading it is work."""
+        came = self._came[position]
+        if came < 0:
+            failed = _failure(self._failures.get(-1 - came))
+            return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
+        item, output = self._store.get_mapped(came)
+        return ItemResult(index=self._indices[position], item=item, output=output)
+
+    async def leave(self, reader: int) -> None:
+        """Wait for a reader no more, since it comes no more."""
+        async with self._changed:
+            self._readers.pop(reader, None)
+            self._changed.notify_all()
+
+
+class ItemStream:
+    """Results of items as they come; iterate with `for` or `async for`. Ends with the run."""
+
+    def __init__(self, log: ItemLog) -> None:
+        self._log = log
+
+    def __iter__(self) -> Iterator[ItemResult]:
+        cursor = 0
+        try:
+            while (end := run_blocking(self._log.come(id(self), cursor))) > cursor:
+                yield from map(self._log.result, range(cursor, end))
+                cursor = end
+        finally:
+            run_blocking(self._log.leave(id(self)))
+
+    async def __aiter__(self) -> AsyncIterator[ItemResult]:
+        cursor = 0
+        try:
+            while (end := await bridge(self._log.come(id(self), cursor))) > cursor:
+                for position in range(cursor, end):
+                    yield self._log.result(position)
+                cursor = end
+        finally:
+            await bridge(self._log.leave(id(self)))
+
+
+def _failure(packed: bytes) -> FailedItem:
+    return cast("FailedItem", pickle.loads(packed))  # noqa: S301  our own temporary file
+
+
+#: Rows that may wait for a file before items are held back.
+_MOST_WAITING = 1024
+
+
+class ItemResultWriter:
+    """What hears of one run's items. Fulfils `ItemResults`."""
+
+    def __init__(
+        self,
+        log: ItemLog,
+        *,
+        results: ResultsFile | None = None,
+        dead_letters: DeadLetterFile | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        """Make one over open files; of the short-circuit, whose task is no item's, nobody hears (S-MR-82)."""
+        self._is_direct = is_direct
+        self._log = log
+        self._results = results
+        self._dead_letters = dead_letters
+        self._waiting: list[ItemResult | FailedItem] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        #: told that a file cannot be written
+        self.on_error: Callable[[BaseException], None] = lambda _: None
+
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
+        """Return how many more items may be pulled, when some may."""
+        while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
+            await asyncio.wait([self._writing])
+        return await self._log.free_slots(in_flight)
+
+    def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+        """Note that an item has its output."""
+        if self._is_direct:
+            return
+        self._log.add_output(number, index)
+        if self._results is not None and index not in self._results:
+            self._write(ItemResult(index=index, item=item, output=output))
+
+    def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+        """Note that an item has none."""
+        if self._is_direct:
+            return
+        failed = self._log.add_failure(index, item, error, attempts)
+        if self._dead_letters is not None:
+            self._write(failed)
+
+    def _write(self, what: ItemResult | FailedItem) -> None:
+        self._waiting.append(what)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_waiting())
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                claimed, self._waiting = self._waiting, []
+                rows = [each for each in claimed if isinstance(each, ItemResult)]
+                lost = [each for each in claimed if isinstance(each, FailedItem)]
+                if rows and self._results is not None:
+                    await self._results.write(rows)
+                if lost and self._dead_letters is not None:
+                    await self._dead_letters.write(lost)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must hear of it
+            self._error = error
+            self.on_error(error)
+        finally:
+            self._writing = None
+
+    async def leave(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Close it as its run ended; `error` says why that was broken off, None where it was not."""
+        await self.close(is_complete=error is None)
+
+    async def wait_until_written(self) -> None:
+        """Wait until nothing waits for a file."""
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def close(self, *, is_complete: bool = True) -> None:
+        """Write what waits, then complete the files; a run that goes on later goes on with them.
+
+        Args:
+            is_complete: False: the run was broken off, perhaps since another process has it now and writes to them.
+
+        Raises:
+            RecordError: they cannot be written, or could not be while nobody else was there to be told.
+        """
+        await self.wait_until_written()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._log.close)
+            if self._dead_letters is not None:
+                stack.push_async_callback(self._dead_letters.close)
+            if self._results is not None:
+                stack.push_async_callback(self._results.close, is_complete=is_complete)
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,602 @@
+"""OrderMaker: calls factories and makes orders of what they give.
+
+In: works that the machine wants started, with items and outputs. Out: their orders. One call at a time (S-MR-143). A group
+is on record before its reduce is made (S-MR-161), and so is what was asked of a model to make an agent (S-SET-46).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import Workflow, braced_texts, fill_inputs
+from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.validation import TeamModels, validate
+from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.execute.local_executor import AgentTemplates
+from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.facts.runs import AgentsJoined, GroupRecorded
+from ensemble_ray.plan.map_reduce_factories import (
+    FactoryFailure,
+    ItemLoop,
+    Made,
+    apply_process_settings,
+    estimate_tokens,
+    make_direct_in_run,
+    make_maps_in_run,
+    make_reduce_in_run,
+)
+from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.unit_plans import task_keys
+from ensemble_ray.ports import Persistence
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import threads
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
+from ensemble_ray.runs.map_reduce.outputs import node_type
+from ensemble_ray.runs.planned_tasks import gather_context, revision_of
+from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.plan import Node
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.runs.coordinator import RunDirectives, RunJournal
+    from ensemble_ray.runs.map_reduce.items import ItemBuffer
+    from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, RecordedTasks, TaskFactories
+    from ensemble_ray.runs.outputs import OutputStore
+    from ensemble_ray.schedule.instructions import Start
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+_log = bounded_logger(__name__)
+#: The same advice about a hundred thousand tasks helps nobody.
+_MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyTask:
+    """A task that can be done."""
+
+    key: str
+    #: as it travels: without context, agent and tools
+    task: Task
+    #: None for a handler task
+    agent: Agent | None
+    #: as shown
+    agent_role: str
+    is_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyLoop:
+    """A loop that can be run for an item."""
+
+    #: a plan of the loop alone, and its tasks as they travel
+    planned: Planned
+    unit: LoopUnit
+    nodes: Mapping[str, Node]
+    #: key of the body task whose output is that of the item; "": the last one that the loop shows
+    chosen: str
+
+
+class TaskMaker:
+    """Makes tasks of one map-reduce ready."""
+
+    def __init__(
+        self,
+        definition: MapDefinition,
+        inputs: Mapping[str, str],
+        *,
+        recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            definition: The run's.
+            inputs: Values of the variables in their texts.
+            recorded: Dresses a synthesizer's model such that its calls are recorded under that effect name, by way of
+                that function (S-SET-46); None: they are not.
+        """
+        self._definition = definition
+        #: an ensemble without tasks: what all tasks of the run are held to
+        self._rules = rules_for_tasks(definition)
+        self._models = TeamModels(self._rules)
+        self._inputs = inputs
+        self._recorded = recorded
+        self._facts: list[Fact] = []
+        self._warned_of: set[str] = set()
+
+    async def ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
+        """Return the tasks under these keys, in order.
+
+        Args:
+            tasks: Made by factories.
+            keys: One for each.
+            data: What each was made of: its item, or the answers of its group.
+
+        Raises:
+            ValidationError: one of them cannot run; nothing was asked of any model.
+            AgentExecutionError: a synthesizer's model failed.
+        """
+        filled = tuple(self._fill(task, self._texts_of(each)) for task, each in zip(tasks, data, strict=True))
+        ensemble = self._rules.model_copy(update={"tasks": filled})
+        for warning in validate(ensemble):
+            self._warn(warning)
+        resolved = ResolvedTasks(
+            tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL, models=self._models
+        )
+        synthesized = await synthesize_agents(
+            resolved, ensemble, recorded=None if self._recorded is None else self._wrap_model
+        )
+        planned = plan_run(
+            ensemble,
+            resolved,
+            {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()},
+        )
+        return [
+            ReadyTask(
+                key=node.key,
+                task=planned.tasks[node.key],
+                agent=None if node.agent_key is None else planned.agents[node.agent_key],
+                agent_role=node.agent_role,
+                is_streaming=node.is_streaming,
+            )
+            for node in planned.plan.nodes
+        ]
+
+    async def ready_loop(self, made: ItemLoop, key: str, item: object) -> ReadyLoop:
+        """Return the loop of the item under this key.
+
+        Raises:
+            ValidationError, AgentExecutionError: as `ready`.
+        """
+        ensemble = self._rules.model_copy(update={"loops": (made.loop,)})
+        for warning in validate(ensemble):
+            self._warn(warning)
+        texts = self._texts_of(item)
+        body = tuple(self._render(task, texts) for task in made.loop.body)
+        keys = task_keys(body)
+        resolved = ResolvedTasks(
+            tasks=body, keys=keys, inputs=self._inputs, workflow=Workflow.SEQUENTIAL, models=self._models
+        )
+        synthesized = await synthesize_agents(
+            replace(resolved, keys=tuple(inner_key(key, each) for each in keys)),
+            ensemble,
+            recorded=None if self._recorded is None else self._wrap_model,
+        )
+        agents = {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()}
+        planned = plan_run(ensemble, resolved, agents)
+        (unit,) = (each for each in planned.plan.units if isinstance(each, LoopUnit))
+        places = {task.object_id: each for task, each in zip(body, keys, strict=True)}
+        nodes = {node.key: node for node in planned.plan.nodes}
+        return ReadyLoop(planned=planned, unit=unit, nodes=nodes, chosen=places[made.chosen] if made.chosen else "")
+
+    def claim_facts(self) -> list[Fact]:
+        """Return what is to be put on record of the model calls that made agents, once."""
+        claimed, self._facts = self._facts, []
+        return claimed
+
+    def _wrap_model(self, name: str, model: ChatModel) -> ChatModel:
+        return model if self._recorded is None else self._recorded(name, model, self._facts.append)
+
+    def _texts_of(self, data: object) -> Sequence[str]:
+        return braced_texts(data) if self._inputs else ()
+
+    def _fill(self, task: Task, data: Sequence[str]) -> Task:
+        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        return self._render(task.rewritten(context=()) if task.context else task, data)
+
+    def _render(self, task: Task, data: Sequence[str]) -> Task:
+        changes: dict[str, object] = {}
+        for name in ("description", "expected_output"):
+            text: str = getattr(task, name)
+            if (filled := fill_inputs(text, self._inputs, data)) != text:
+                changes[name] = filled
+        return task.rewritten(**changes) if changes else task
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned_of and len(self._warned_of) < _MOST_WARNINGS:
+            self._warned_of.add(text)
+            _log.warning("%s", text)
+
+
+def inner_key(item: str, task: str) -> str:
+    """Return the key of a task of an item's loop among all tasks of the run: `map-3/writer`."""
+    return f"{item}/{task}"
+
+
+def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
+    """Return the ensemble, without tasks, whose rules every task of the run is held to."""
+    shared = {
+        name: getattr(definition, name)
+        for name in EnsembleDefinition.model_fields
+        if name in type(definition).model_fields
+    }
+    return EnsembleDefinition.model_construct(**shared)
+
+
+#: Characters that a reduce is shown of the description of what it reduces.
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedOrder:
+    """A map or reduce with its order."""
+
+    level: int
+    number: int
+    #: what it is in the tree
+    unit_type: str
+    order: TaskOrder
+
+    @property
+    def instance(self) -> str:
+        """Return its instance."""
+        return self.order.instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMap:
+    """A map whose factory raised (S-MR-154)."""
+
+    instance: str
+    number: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedLoop:
+    """The loop of an item (S-MR-190)."""
+
+    instance: str
+    number: int
+    unit_type: str
+    ready: ReadyLoop
+
+
+#: What comes of making a map or a reduce.
+PreparedTask: TypeAlias = PreparedOrder | PreparedLoop | FailedMap
+
+
+def _shorten(output: TaskOutput) -> TaskOutput:
+    """Return an output as a reduce is shown it (S-MR-118)."""
+    description = output.task_description
+    shown = description.partition("\n\n")[0][:_SHOWN]
+    return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
+
+
+class OrderMaker:
+    """Makes the orders of one run."""
+
+    def __init__(
+        self,
+        journal: RunJournal,
+        *,
+        factories: TaskFactories,
+        maker: TaskMaker,
+        items: ItemBuffer,
+        directives: RunDirectives,
+        store: MapReduceOutputs,
+        record: RecordedTasks | None,
+        item_count: int | None,
+        is_direct: bool,
+    ) -> None:
+        """Make one.
+
+        Args:
+            journal: Of the run.
+            factories: The user's.
+            maker: Makes what they give ready to be done.
+            items: Has the items.
+            directives: What people told the run.
+            store: Has the outputs.
+            record: What is recorded of a run that goes on.
+            item_count: How many items there are, where that is known.
+            is_direct: Whether the only task is that of the short-circuit (S-MR-81).
+        """
+        self._journal = journal
+        self._factories = factories
+        self._maker = maker
+        self._templates = AgentTemplates()
+        self._items = items
+        self.directives = directives
+        self._store = store
+        self._record = record
+        self._item_count = item_count or 0
+        self._is_direct = is_direct
+        self._turn = asyncio.Lock()
+
+    def key(self, level: int, number: int, *, is_final: bool = False) -> str:
+        """Return the key of a task (S-MR-160)."""
+        if self._is_direct:
+            return DIRECT
+        if is_final:
+            return FINAL
+        return reduce_key(level, number) if level else map_key(self._items.index(number))
+
+    def instance(self, unit: MapItem | ReduceGroup) -> str:
+        """Return the instance of a task: its key, and which attempt of the run at it this is."""
+        level, is_final = (unit.level, unit.is_final) if isinstance(unit, ReduceGroup) else (0, False)
+        key = self.key(level, unit.number, is_final=is_final)
+        return instance_of(key, occurrence=0 if self._record is None else self._record.occurrence(level, unit.number))
+
+    def _total(self, unit_type: str) -> int:
+        """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
+        return self._item_count if unit_type == "map" else int(unit_type != "reduce")
+
+    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
+        """Make the maps of items, by instance, but for those that are discarded when their turn comes.
+
+        Raises:
+            Exception: what a factory raised, or what is wrong with what it gave.
+        """
+        async with self._turn:
+            wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
+            if not wanted:
+                return []
+            items = {each: self._items.item(number) for each, number in wanted}
+            results = await self._factories.maps(list(items.values()))
+            tasks = {position: each for position, each in zip(wanted, results, strict=True) if isinstance(each, Task)}
+            keys = [key_of(instance) for instance, _ in tasks]
+            data = [items[instance] for instance, _ in tasks]
+            prepared = await self._ready(list(tasks.values()), keys, data) if tasks else []
+            loops = [
+                await self._ready_loop(each, position, items[position[0]])
+                for position, each in zip(wanted, results, strict=True)
+                if isinstance(each, ItemLoop)
+            ]
+        unit_type = node_type(0, is_direct=self._is_direct)
+        orders = [
+            self._order(each, instance, (0, number), unit_type)
+            for (instance, number), each in zip(tasks, prepared, strict=True)
+        ]
+        failed = (
+            FailedMap(instance=instance, number=number, error=each.error)
+            for (instance, number), each in zip(wanted, results, strict=True)
+            if isinstance(each, FactoryFailure)
+        )
+        return [*orders, *loops, *failed]
+
+    async def reduce(
+        self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
+    ) -> list[PreparedTask]:
+        """Make the reduce of a group, unless it is discarded when its turn comes.
+
+        Raises:
+            Exception: as `maps`.
+        """
+        level, number = group.level, group.number
+        key = self.key(level, number, is_final=group.is_final)
+        inputs = [self.key(*each) for each in group.inputs]
+        data = GroupRecorded(level=level, number=number, inputs=inputs, is_final=group.is_final)
+        await self._journal.append(self._journal.fact(instance_of(key), data), until=Persistence.COMMITTED)
+        async with self._turn:
+            if is_discarded(instance):
+                return []
+            outputs = [self._store.output(*each) for each in group.inputs]
+            task, wanted = await self._factories.reduce(outputs)
+            (prepared,) = await self._ready([task], [key], [[output.raw for output in outputs]])
+        unit_type = node_type(level, is_final=group.is_final)
+        shown = [_shorten(outputs[position]) for position in wanted]
+        return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
+
+    async def _ready_loop(self, made: ItemLoop, position: tuple[str, int], item: object) -> PreparedLoop:
+        instance, number = position
+        try:
+            ready = await self._maker.ready_loop(made, key_of(instance), item)
+        finally:
+            await self._append_asked()
+        await self._meet(list(ready.planned.agents.values()))
+        return PreparedLoop(instance=instance, number=number, unit_type=node_type(0), ready=ready)
+
+    def inner(self, prepared: PreparedLoop, start: Start, outputs: OutputStore[TaskOutput]) -> TaskOrder:
+        """Return the order of a task of an item's loop, which the loop's machine wants started."""
+        ready = prepared.ready
+        node = ready.nodes[node_key(start.instance)]
+        task = ready.planned.tasks[node.key]
+        agent = None if node.agent_key is None else ready.planned.agents[node.agent_key]
+        context, joined = gather_context(start.context or (), outputs)
+        return TaskOrder(
+            run_id=self._journal.run_id,
+            key=inner_key(key_of(prepared.instance), node.key),
+            instance=f"{prepared.instance}/{start.instance}",
+            epoch=self._journal.epoch,
+            index=node.index,
+            task=task,
+            agent_key=None if agent is None else self._templates.name_of(agent),
+            agent_role=node.agent_role,
+            agent=agent,
+            total_tasks=node.total,
+            context=context,
+            joined=joined,
+            revision=revision_of(start.changes, outputs),
+            is_streaming=node.is_streaming,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+            directives=self.directives.active(),
+            switches=self.directives.switches,
+        )
+
+    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
+        """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
+        try:
+            prepared = await self._maker.ready(tasks, keys, data)
+        finally:
+            await self._append_asked()
+        await self._meet([each.agent for each in prepared if each.agent is not None])
+        return prepared
+
+    async def _append_asked(self) -> None:
+        if asked := self._maker.claim_facts():
+            await self._journal.append(*asked, until=Persistence.COMMITTED)
+
+    async def _meet(self, agents: Sequence[Agent]) -> None:
+        if fresh := self._store.meet(agents):
+            await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
+
+    def _order(
+        self,
+        prepared: ReadyTask,
+        instance: str,
+        position: tuple[int, int],
+        unit_type: str,
+        *,
+        context: Sequence[TaskOutput] = (),
+    ) -> PreparedOrder:
+        (level, number), task = position, prepared.task
+        order = TaskOrder(
+            run_id=self._journal.run_id,
+            key=prepared.key,
+            instance=instance,
+            epoch=self._journal.epoch,
+            index=number + 1,
+            task=task,
+            agent_key=None if prepared.agent is None else self._templates.name_of(prepared.agent),
+            agent_role=prepared.agent_role,
+            agent=prepared.agent,
+            total_tasks=self._total(unit_type),
+            context=tuple(context),
+            is_streaming=prepared.is_streaming,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+            directives=self.directives.active(),
+            switches=self.directives.switches,
+        )
+        return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)
+
+
+#: A task must say something; what its reader sees is the output's own text, which may be empty.
+_EMPTY = "(empty)"
+
+
+class DefinitionFactories:
+    """Factories of a map, or of a map-reduce."""
+
+    def __init__(self, definition: MapDefinition) -> None:
+        self._definition = definition
+
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
+        """Make a task for each item, or tell why its factory could not (S-MR-154).
+
+        Raises:
+            ValidationError: one has a context.
+            Exception: what a factory raised, where a failed item ends the run.
+        """
+        results = await make_maps_in_run(self._definition, items)
+        return [_check(each) for each in results]
+
+    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
+        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
+
+        Raises:
+            ValidationError: its context has others than these.
+        """
+        stand_ins = [_stand_in(output) for output in outputs]
+        places = {stand_in.object_id: index for index, stand_in in enumerate(stand_ins)}
+        task, _ = await make_reduce_in_run(cast("MapReduceDefinition", self._definition), stand_ins)
+        for entry in task.context:
+            if entry.object_id not in places:
+                raise ValidationError(
+                    f"Reduce task '{task.description}' has the context task '{entry.description}', which is none of its "
+                    "group. Give it context=chunk_tasks"
+                )
+        return task, [places[entry.object_id] for entry in task.context]
+
+
+class DirectFactory:
+    """The factory of the short-circuit: its one item is all items (S-MR-81)."""
+
+    def __init__(self, definition: MapReduceDefinition) -> None:
+        self._definition = definition
+
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
+        """Return the one task."""
+        (all_items,) = items
+        task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
+        return (_alone(task),)
+
+    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
+        """Never asked for: one output needs no reduce."""
+        raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+
+
+def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
+    if isinstance(made, FactoryFailure):
+        return made
+    if isinstance(made, ItemLoop):
+        if made.loop.context:
+            raise ValidationError(
+                f"Loop '{made.loop.name}' has the context '{made.loop.context[0].description}': the loop of an item has no "
+                "context. Put what it needs into the item"
+            )
+        return made
+    return _alone(made[0])
+
+
+def _alone(task: Task) -> Task:
+    """Return the task of an item, which nothing comes before (S-MR-30)."""
+    if task.context:
+        raise ValidationError(
+            f"Task '{task.description}' has the context task '{task.context[0].description}': the task of an item has no "
+            "context. Put what it needs into the item"
+        )
+    return task
+
+
+def _stand_in(output: TaskOutput) -> Task:
+    """Return a task whose description is the text of an output; a copy, since checking all fields takes many times as long."""
+    text = output.raw if output.raw.strip() else _EMPTY
+    return _empty_task().duplicated(description=whole_text(text))
+
+
+@cache
+def _empty_task() -> Task:
+    return Task(description=_EMPTY, expected_output=_EMPTY)
+
+
+class TokenCounts:
+    """Tokens of the outputs of one run."""
+
+    def __init__(self, definition: MapDefinition) -> None:
+        """Weigh as the definition says; groups of a fixed size, and maps alone, weigh nothing."""
+        reduced = definition if isinstance(definition, MapReduceDefinition) else None
+        self._definition = reduced if reduced is not None and reduced.is_adaptive else None
+        self._turn = asyncio.Lock()
+        self._has_warned = False
+
+    def count(self, output: TaskOutput) -> int | None:
+        """Return its tokens; None where the user's estimator has to be asked."""
+        definition = self._definition
+        if definition is None:
+            return 0
+        if definition.token_estimator is not None and output.metrics.output_tokens < 0:
+            return None
+        return self._warn_once(*estimate_tokens(output, definition))
+
+    async def ask(self, output: TaskOutput) -> int:
+        """Return its tokens, from the estimator where the provider counted none.
+
+        Raises:
+            Exception: what the estimator raised; a ValidationError where it gave no number.
+        """
+        if self._definition is None:
+            return 0
+        async with self._turn:
+            return self._warn_once(*await threads.run(estimate_tokens, output, self._definition))
+
+    def _warn_once(self, tokens: int, warning: str | None) -> int:
+        if warning is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s. This is said once per run", warning)
+        return tokens

@@ -1,0 +1,416 @@
+"""The tasks of a map-reduce: items as they are pulled, what factories make of them, what came of them.
+
+In: what the machine wants started and asked. Out: orders for the executor, facts for the record, outputs for the store,
+results for whoever reads them. Fulfils `RunTasks`, in the process that has the user's factories. Rules:
+1. A group is on record before its reduce begins (S-MR-161). What the record knows is not made, asked or done again.
+2. What a source of items, a factory or an estimator raises ends the run and reaches the caller as it is (S-MR-106, S-MR-123).
+3. A run that ends waits for no code of the user's: what is being made when it is to be stopped counts as stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
+from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.errors.travel import is_refusal
+from ensemble_ray.execute.scope import describe_exhaustion
+from ensemble_ray.facts.runs import ExitRecorded, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.runs.coordinator import Opening, RunBackgroundTasks, as_error
+from ensemble_ray.runs.map_reduce.item_loops import ItemLoops
+from ensemble_ray.runs.map_reduce.orders import FailedMap, PreparedLoop, TokenCounts
+from ensemble_ray.runs.map_reduce.outputs import FailureLog, MapReduceEnd, MapReduceFailure, failure_of
+from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
+from ensemble_ray.values.ids import RUN, key_of
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.task_output import TaskOutput
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.facts.fact import Fact, FactData
+    from ensemble_ray.ports import EventSink
+    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
+    from ensemble_ray.runs.map_reduce.item_loops import LoopEnd
+    from ensemble_ray.runs.map_reduce.items import ItemBuffer
+    from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedOrder, PreparedTask
+    from ensemble_ray.runs.map_reduce.outputs import ItemResults, MapReduceOutputs, RecordedTasks
+    from ensemble_ray.schedule.instructions import (
+        End,
+        IterationEnded,
+        Position,
+        Question,
+        Start,
+        StepEnded,
+        WarnOversized,
+    )
+    from ensemble_ray.schedule.machine import Source
+    from ensemble_ray.schedule.stimuli import Stimulus
+
+
+_log = bounded_logger(__name__)
+#: Factories called in one go: so many tasks wait for the slowest of them.
+_BATCH = 64
+
+
+class MapReduceTasks:
+    """The tasks of one map-reduce."""
+
+    def __init__(self, journal: RunJournal, parts: MapReduceParts) -> None:
+        """Make them, of a run and what they are made with."""
+        self._journal = journal
+        self._parts = parts
+        self.depends_on_order = False  # its groups are on record themselves
+        self._orders, self._record, self.directives = parts.orders, parts.record, parts.orders.directives
+        self._reporter: TaskReporter[TaskOrder]
+        self._started_at = journal.now()
+        #: tasks that an executor has, by instance
+        self._in_flight: dict[str, PreparedOrder] = {}
+        #: tasks that were stopped before an executor had them
+        self._discarded: set[str] = set()
+        #: outputs whose tokens the user's estimator is asked for
+        self._uncounted: dict[str, TaskOutput] = {}
+        self._token_counts = TokenCounts(parts.definition)
+        self._background: RunBackgroundTasks
+        self._failures = FailureLog()
+        self._cause: BaseException | None = None
+        self._spent: BudgetExhaustedError | None = None
+        self._refusal: MapReduceFailure | None = None
+        self._why: dict[str, str] = {}
+        verdicts = {} if self._record is None else self._record.verdicts
+        self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
+        #: how items ended that are more than one task, for the record
+        self._unrecorded: dict[str, Sequence[FactData]] = {}
+
+    # The run.
+
+    async def open(self, source: Source, reporter: TaskReporter[TaskOrder]) -> Opening:
+        """Begin; what is recorded is found when its task is started."""
+        del source  # it is told recorded tasks like others
+        self._reporter = reporter
+        self._background = RunBackgroundTasks(reporter.break_off)
+        self._loops.open(reporter, self._finish_loop)
+        self._started_at = self._journal.now()
+        return Opening(stimuli=[Begun(at=self._started_at)])
+
+    def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
+        """Return the ends of loops; all else that the source is told follows from facts of items, groups and tasks."""
+        return [
+            self._journal.fact(each.instance, data, each.at)
+            for each in stimuli
+            if isinstance(each, Completed | Failed | Exited)
+            for data in self._unrecorded.pop(each.instance, ())
+        ]
+
+    async def close(self, ending: End) -> MapReduceEnd:
+        """Return how the run ended."""
+        return MapReduceEnd(
+            ending=ending,
+            started_at=self._started_at,
+            completed_at=self._journal.now(),
+            failures=self._failures.first,
+            failed_maps=self._failures.failed_maps,
+            cause=self._cause,
+            refusal=self._refusal,
+            warning="" if self._spent is None else describe_exhaustion((self._spent,)),
+        )
+
+    def leave(self) -> None:
+        """Stop what can be stopped of the user's code."""
+        self._background.leave()
+        self._loops.leave()
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Refuse: the outputs of a map-reduce are what it gives."""
+        raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
+
+    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log what the machine says."""
+        match what:
+            case Inform():
+                _log.info("%s", what.text)
+            case Warn():
+                _log.warning("%s", what.text)
+            case WarnLeftOut():
+                key, reason = key_of(what.instance), self._why.pop(what.instance, "")
+                _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
+            case _:
+                role, key = self._parts.store.output(*what.output).agent_role, self._orders.key(*what.output)
+                _log.warning(
+                    "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
+                    role, key, what.tokens, what.budget_tokens,
+                )  # fmt: skip
+
+    # The user's code.
+
+    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
+        """Refuse: no unit of a map-reduce has iterations or steps."""
+        raise TypeError(f"a map-reduce announces no {what}")
+
+    def evaluate(self, question: Question) -> None:
+        """Pull items, or count tokens."""
+        self._background.start(self._answer(question))
+
+    async def _answer(self, question: Question) -> None:
+        answer: ItemsPulled | int | None = None
+        try:
+            match question:
+                case PullItems():
+                    answer = await self._pull(question.count)
+                case CountTokens():
+                    answer = await self._token_counts.ask(self._uncounted.pop(question.instance))
+                case _:
+                    raise TypeError(f"no source of a map-reduce asks {question}")  # noqa: TRY301  a defect of ours
+        except (RecordError, StaleEpochError):
+            raise
+        except BaseException as error:
+            if self._background.is_left:
+                raise
+            self._cause = self._cause or as_error(error)
+        self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=answer))
+
+    async def _pull(self, count: int) -> ItemsPulled:
+        items = self._parts.items
+        slots = await self._parts.results.free_slots(lambda: items.in_flight)
+        batch = await items.pull(min(count, slots))
+        now = self._journal.now()
+        if batch.has_unrecorded:
+            data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)
+            await self._journal.append(self._journal.fact(RUN, data, now))
+        for number, entry in batch.refused.items():
+            self._lose_item(number, entry.text, entry.error, now)
+        return ItemsPulled(count=batch.count, is_exhausted=batch.is_exhausted, refused=tuple(batch.refused))
+
+    def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
+        """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
+        self._failures.add(
+            MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
+        )
+        self._note_failed_item(number, error, attempts=0)
+
+    # Orders.
+
+    def look_up(self, start: Start) -> Sequence[Stimulus]:
+        """Return what the record says came of a task."""
+        record = self._record
+        if record is None:
+            return ()
+        level, number = position = _position_of(start)
+        if self._parts.store.has(level, number):
+            output = self._parts.store.output(level, number)
+            if not level:
+                items = self._parts.items
+                self._parts.results.write_output(number, items.index(number), items.item(number), output)
+            is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
+            left = record.exit_reason(level, number)
+            return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
+        if (failure := record.failure(level, number)) is None:
+            return ()
+        self._failures.add(failure)
+        if not level:
+            self._note_failed_item(number, failure.error, attempts=failure.attempts)
+        return (Failed(at=self._journal.now(), instance=start.instance),)
+
+    def make(self, starts: Sequence[Start]) -> None:
+        """Call factories, of several items in one go, and submit the orders of what they make."""
+        maps: list[Start] = []
+        for start in starts:
+            if isinstance(start.changes, ReduceGroup):
+                making = self._orders.reduce(start.changes, start.instance, self._is_discarded)
+                self._background.start(self._make([start], making))
+            else:
+                maps.append(start)
+        for first in range(0, len(maps), _BATCH):
+            batch = maps[first : first + _BATCH]
+            numbers = {start.instance: _position_of(start)[1] for start in batch}
+            self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
+
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
+        """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
+        try:
+            self._submit(await making)
+        except (RecordError, StaleEpochError):
+            raise
+        except BudgetExhaustedError as spent:  # whoever makes agents asks a model, too
+            self._spent = self._spent or spent
+            now, reason = self._journal.now(), ExitReason.BUDGET_EXHAUSTED
+            self._reporter.notify(*(Exited(at=now, instance=start.instance, reason=reason) for start in starts))
+        except BaseException as error:
+            if self._background.is_left:
+                raise
+            self._cause = self._cause or as_error(error)
+            now = self._journal.now()
+            self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
+
+    def _submit(self, results: Sequence[PreparedTask]) -> None:
+        orders: list[TaskOrder] = []
+        for prepared in results:
+            if self._is_discarded(prepared.instance):
+                continue
+            if isinstance(prepared, FailedMap):
+                now = self._journal.now()
+                self._why[prepared.instance] = f": {brief(message_of(prepared.error))}"
+                about = f"Item {self._parts.items.index(prepared.number)}"
+                self._lose_item(prepared.number, about, prepared.error, now)
+                self._reporter.notify(Failed(at=now, instance=prepared.instance))
+            elif isinstance(prepared, PreparedLoop):
+                self._loops.begin(prepared)
+            else:
+                self._in_flight[prepared.instance] = prepared
+                orders.append(prepared.order)
+        if orders:
+            self._reporter.submit(orders)
+
+    def discard(self, instance: str) -> bool:
+        """Make no order of a task that was stopped before it had one; a loop tells of its end itself."""
+        if self._loops.stop(instance):
+            return True
+        self._discarded.add(instance)
+        return False
+
+    def _is_discarded(self, instance: str) -> bool:
+        return instance in self._discarded
+
+    # Results.
+
+    def accept(self, result: TaskResult) -> Sequence[Stimulus]:
+        """Keep what came of a task.
+
+        Raises:
+            RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
+        """
+        if self._loops.owns(result.instance):
+            self._accept_inner(result)
+            return ()
+        prepared = self._in_flight.pop(result.instance)
+        level, number, error = prepared.level, prepared.number, result.error
+        store, item = self._parts.store, None if level else self._parts.items.item(number)
+        has_left = result.status == "exited"  # with an output where the gate behind it ended the run (S-REV-32)
+        if result.output is not None and (has_left or result.status == "completed"):
+            output = store.keep(level, number, result.output, prepared.unit_type, item=item)
+            if not level:
+                self._parts.results.write_output(number, self._parts.items.index(number), item, output)
+            is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
+            return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
+        store.lose(level, number, result.trace, prepared.unit_type, item=item)
+        stimulus = self._lose(prepared, result, error)
+        if not level:
+            self._parts.items.pop(number)
+        return (stimulus,)
+
+    def _accept_inner(self, result: TaskResult) -> None:
+        """Take what came of a task of a loop (S-MR-190); the loop's end is told when it has ended."""
+        error = result.error
+        if result.status == "failed" and isinstance(error, RecordError | StaleEpochError):
+            raise error
+        if result.status == "exited" and isinstance(error, BudgetExhaustedError):
+            self._spent = self._spent or error
+        self._loops.accept(result)
+
+    def _finish_loop(self, end: LoopEnd) -> Stimulus:
+        """Keep what the loop of an item gave; return what the source is told."""
+        prepared, store, items = end.prepared, self._parts.store, self._parts.items
+        instance, number, item = prepared.instance, prepared.number, items.item(prepared.number)
+        if end.output is not None:
+            left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
+            self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.source_instances), *left)
+            output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
+            self._parts.results.write_output(number, items.index(number), item, output)
+            return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
+        store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
+        if end.error is not None:
+            return self._fail_loop(end, end.error)
+        items.pop(number)
+        if end.exit_reason is None:
+            return Cancelled(at=end.at, instance=instance)
+        self._unrecorded[instance] = (ExitRecorded(reason=end.exit_reason),)
+        return Exited(at=end.at, instance=instance, reason=end.exit_reason)
+
+    def _fail_loop(self, end: LoopEnd, error: BaseException) -> Failed:
+        instance, number = end.prepared.instance, end.prepared.number
+        order, failure = end.failed, end.failure(error)
+        self._unrecorded[instance] = (end.failure_fact(error),)
+        if order is not None and order.task.handler is None and is_refusal(error):
+            self._refusal = self._refusal or failure
+        elif isinstance(error, ValidationError):
+            self._cause = self._cause or error
+        else:
+            self._why[instance] = f": {brief(message_of(error))}"
+            self._failures.add(failure)
+            self._note_failed_item(number, error, attempts=end.attempts)
+            return Failed(at=end.at, instance=instance)
+        self._parts.items.pop(number)
+        return Failed(at=end.at, instance=instance, ends_run=True)
+
+    def _complete(
+        self, instance: str, position: Position, output: TaskOutput, *, is_final: bool, exit_reason: ExitReason | None
+    ) -> Completed | Exited:
+        if not position[0]:
+            self._parts.items.pop(position[1])
+        if exit_reason is not None:
+            return Exited(at=output.completed_at.timestamp(), instance=instance, reason=exit_reason, has_output=True)
+        tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
+        if tokens is None:
+            self._uncounted[instance] = output
+        return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
+
+    def _lose(self, prepared: PreparedOrder, result: TaskResult, error: BaseException | None) -> Stimulus:
+        instance = prepared.instance
+        match result.status:
+            case "failed" if isinstance(error, RecordError | StaleEpochError):
+                raise error
+            case "failed" if error is not None and is_refusal(error) and prepared.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(prepared.level, prepared.order, result, error)
+                return Failed(at=result.at, instance=instance, ends_run=True)
+            case "failed" if isinstance(error, ValidationError):
+                self._cause = self._cause or error  # what a factory gave cannot be done (S-SET-38)
+                return Failed(at=result.at, instance=instance, ends_run=True)
+            case "failed":
+                failure = failure_of(
+                    prepared.level, prepared.order, result, error or RuntimeError("task failed without an error")
+                )
+                self._why[instance] = f": {brief(message_of(failure.error))}"
+                self._failures.add(failure)
+                if not prepared.level:
+                    self._note_failed_item(prepared.number, failure.error, attempts=result.attempts)
+                return Failed(at=result.at, instance=instance)
+            case "exited":
+                self._spent = self._spent or (error if isinstance(error, BudgetExhaustedError) else None)
+                return Exited(at=result.at, instance=instance, reason=result.exit_reason)
+            case _:
+                return Cancelled(at=result.at, instance=instance)
+
+    def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
+        items = self._parts.items
+        self._parts.results.write_failure(items.index(number), items.pop(number), error, attempts)
+
+
+def _position_of(start: Start) -> Position:
+    """Return the place of a task that is to be made of an item or a group."""
+    match start.changes:
+        case MapItem():
+            return 0, start.changes.number
+        case ReduceGroup():
+            return start.changes.level, start.changes.number
+        case _:
+            raise TypeError(f"{start} says neither of which item nor of which group")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapReduceParts:
+    """What the tasks of a map-reduce are made with."""
+
+    items: ItemBuffer
+    orders: OrderMaker
+    store: MapReduceOutputs
+    results: ItemResults
+    definition: MapDefinition
+    #: takes what is told of iterations; None: nobody listens
+    events: EventSink | None = None
+    #: what the record knows of a run that goes on; None: it begins
+    record: RecordedTasks | None = None

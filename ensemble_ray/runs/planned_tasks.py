@@ -1,0 +1,637 @@
+"""The tasks of a planned run: orders from its nodes, what came of them, and what the record gives.
+
+A run that goes on after a crash passes the same code (S-DUR-30): its source is told its recorded stimuli again, what is
+recorded of a task is its report, and what else runs is handed out anew. Fulfils `RunTasks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, Never, Protocol, TypeVar
+
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
+from ensemble_ray.execute.orders import (
+    FailedTask,
+    FailureSummary,
+    Revision,
+    RunOutcome,
+    TaskBody,
+    TaskOrder,
+    TaskResult,
+)
+from ensemble_ray.facts.runs import NO_REASON, RecordedError, RunEnded, RunInterrupted, RunResumed
+from ensemble_ray.plan.plan import PhaseUnit
+from ensemble_ray.ports import Persistence
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.runs.coordinator import Opening, OwnReason, PutDown, RunDirectives, constraint_reasons, unit_reasons
+from ensemble_ray.runs.outputs import ListedOutputs
+from ensemble_ray.runs.unit_evaluations import UnitEvaluations
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    ContextPart,
+    End,
+    Inform,
+    Instruction,
+    ReflectOn,
+    Start,
+    TaskChanges,
+    Warn,
+    capped_units,
+)
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    Completed,
+    Continued,
+    Evaluated,
+    Exited,
+    Failed,
+    Stimulus,
+    Waiting,
+    encode_stimulus,
+)
+from ensemble_ray.values.ids import RUN, instance_of, node_key, reflecting_instance
+from ensemble_ray.values.outputs import ExitReason, RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import Resumed
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
+    from ensemble_ray.runs.outputs import OutputStore
+    from ensemble_ray.runs.unit_evaluations import UnitPorts
+    from ensemble_ray.schedule.instructions import (
+        Changes,
+        IterationEnded,
+        Question,
+        StepEnded,
+        WarnLeftOut,
+        WarnOversized,
+    )
+    from ensemble_ray.schedule.machine import Source
+    from ensemble_ray.values.trace import TaskTrace
+
+
+Task = TypeVar("Task")
+Output = TypeVar("Output")
+Output_co = TypeVar("Output_co", covariant=True)
+
+
+class PrecedingOutputs(Protocol[Output_co]):
+    """Outputs of the tasks that have ended, by instance; a run's `OutputStore` is that."""
+
+    def get(self, instance: str) -> Output_co:
+        """Return the output of a task that has one."""
+        ...
+
+    def __contains__(self, instance: str) -> bool:
+        """Whether it has one."""
+        ...
+
+
+def make_order(
+    start: Start,
+    nodes: Mapping[str, Node],
+    body: TaskBody[Task],
+    outputs: PrecedingOutputs[Output],
+    *,
+    run_id: str,
+    epoch: int,
+    is_sequential: bool,
+) -> TaskOrder[Task, Never, Output]:
+    """Return the order of a task of a plan, by its place and the outputs of the tasks before it.
+
+    Args:
+        start: What the source wants.
+        nodes: The tasks of the plan by key.
+        body: The task.
+        outputs: Of the tasks that have ended.
+        run_id: The run's id.
+        epoch: Of the run's owner.
+        is_sequential: Whether a context task without an output fails the task (S-ENG-11).
+    """
+    node = nodes[node_key(start.instance)]
+    parts, absent = start.context, [] if start.missing is None else [start.missing]
+    if parts is None:
+        given = [(key, instance_of(key)) for key in node.context]
+        parts = tuple(ContextPart((instance,)) for _, instance in given if instance in outputs)
+        absent = [key for key, instance in given if instance not in outputs] if is_sequential else []
+    missing = [nodes[key].description if key in nodes else key for key in absent]
+    if start.context is None and is_sequential:
+        missing += node.context_outside
+    context, joined = gather_context(parts, outputs)
+    return TaskOrder(
+        run_id=run_id,
+        key=node.key,
+        instance=start.instance,
+        epoch=epoch,
+        index=node.index,
+        task=body.task,
+        agent_key=node.agent_key,
+        agent_role=node.agent_role,
+        total_tasks=node.total,
+        context=context,
+        joined=joined,
+        missing_context=next(iter(missing), None),
+        revision=revision_of(start.changes, outputs),
+        is_streaming=node.is_streaming,
+        input_guardrails=body.input_guardrails,
+        output_guardrails=body.output_guardrails,
+        wants_text=start.wants_text,
+        description=node.description,
+    )
+
+
+def gather_context(
+    parts: Sequence[ContextPart], outputs: PrecedingOutputs[Output]
+) -> tuple[tuple[Output, ...], tuple[tuple[int, int], ...]]:
+    """Return the outputs that a task is given, and the ranges of them that arrive as one."""
+    context: list[Output] = []
+    joined: list[tuple[int, int]] = []
+    for part in parts:
+        begin = len(context)
+        context += (outputs.get(instance) for instance in part.instances)
+        joined += [(begin, len(context))] if part.is_joined else []
+    return tuple(context), tuple(joined)
+
+
+def revision_of(changes: Changes | None, outputs: PrecedingOutputs[Output]) -> Revision[Output] | None:
+    """Return what another attempt has beside the task; None: the task as it stands."""
+    if not isinstance(changes, TaskChanges):
+        return None
+    prior = outputs.get(changes.prior) if changes.prior in outputs else None
+    return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
+
+
+Failure = TypeVar("Failure", bound=FailureSummary)
+
+
+class RecordedResults(Generic[Output, Failure]):
+    """The recorded results of one run."""
+
+    def __init__(self, resumed: Resumed[Output, Failure] | None) -> None:
+        """Make them of what is recorded; None: nothing is, since the run begins."""
+        self._resumed = resumed
+        #: tasks of which the record gives the result when they are started
+        self._left: set[str] = set() if resumed is None else set(resumed.results)
+
+    def pop(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
+        """Return the recorded result of a task, once; None where there is none."""
+        if self._resumed is None or instance not in self._left:
+            return None
+        self._left.remove(instance)
+        result = self._resumed.results[instance]
+        return result if wants_text else replace(result, text=None)
+
+    def find_stopped(self, instance: str) -> TaskResult[Output, Failure] | None:
+        """Return what a task did that was stopped and does not run again (S-DUR-135); None where nothing is known."""
+        return None if self._resumed is None else self._resumed.stopped.get(instance)
+
+    def most_of(self, result: TaskResult[Output, Failure]) -> TaskResult[Output, Failure]:
+        """Return the result of a task that was stopped; if it had come farther before a crash, what it did then."""
+        before = self.find_stopped(result.instance)
+        if before is None or result.status != "cancelled":
+            return result
+        done, now = ((each.total_tokens, each.tool_call_count) for each in (before, result))
+        return before if done > now else result
+
+
+_log = bounded_logger(__name__)
+
+
+class LaterReflections(Generic[Task, Output]):
+    """The reflections of one run that wait for a phase's verdict.
+
+    Those of one task, as a loop in the phase gives them, are done one after the other: each builds on the one before.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._by_unit = {unit.key: frozenset(unit.reflecting) for unit in plan.units if isinstance(unit, PhaseUnit)}
+        self._keys: frozenset[str] = frozenset().union(*self._by_unit.values())
+        #: orders that are out or wait, and what asked for them
+        self._open: dict[str, ReflectOn] = {}
+        #: by key of the task: orders that wait for the one that is out
+        self._waiting: dict[str, deque[TaskOrder[Task, Never, Output]]] = {}
+
+    @property
+    def open(self) -> Sequence[str]:
+        """The orders that are out, by instance."""
+        return tuple(self._open)
+
+    def is_later(self, key: str) -> bool:
+        """Whether the outputs of a task wait for a verdict before they are reflected on."""
+        return key in self._keys
+
+    def begin(
+        self,
+        question: ReflectOn,
+        completed: Iterable[str],
+        make: Callable[[Start], TaskOrder[Task, Never, Output]],
+        outputs: OutputStore[Output],
+    ) -> list[TaskOrder[Task, Never, Output]]:
+        """Return the orders that come first of those to reflect on the outputs of an attempt; none where it has no outputs.
+
+        Args:
+            question: Which attempt.
+            completed: Instances with an output.
+            make: Makes the order of a task.
+            outputs: Of the run.
+        """
+        attempt = instance_of(question.unit, occurrence=question.execution - 1)
+        keys = self._by_unit[question.unit]
+        orders = [
+            replace(
+                make(Start(instance=each, context=())),
+                instance=reflecting_instance(each),
+                reflects_on=outputs.get(each),
+            )
+            for each in dict.fromkeys(completed)
+            if each.startswith(f"{attempt}/") and node_key(each) in keys
+        ]
+        self._open.update((order.instance, question) for order in orders)
+        first: list[TaskOrder[Task, Never, Output]] = []
+        for order in orders:
+            if order.key in self._waiting:
+                self._waiting[order.key].append(order)
+            else:
+                self._waiting[order.key] = deque()
+                first.append(order)
+        return first
+
+    def end(
+        self, result: TaskResult[Output, Failure]
+    ) -> tuple[TaskOrder[Task, Never, Output] | None, ReflectOn | None]:
+        """Take note of the end of an order, whatever it was; return the next one, and the question that it was the last of."""
+        if result.failure is not None and result.failure.message:
+            _log.warning("Task '%s' is not reflected on: %s", result.key, result.failure.message)
+        question = self._open.pop(result.instance)
+        waiting = self._waiting[result.key]
+        if waiting:
+            return waiting.popleft(), None
+        del self._waiting[result.key]
+        return None, None if question in self._open.values() else question
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._open
+
+
+#: Where what sources of planned runs say is logged, in whichever process.
+LOGGER = __name__
+_log_planned = bounded_logger(LOGGER)
+
+
+class PlannedTasks(Generic[Task, Output, Failure]):
+    """The tasks of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: RunJournal,
+        outputs: OutputStore[Output],
+        bodies: Callable[[str], TaskBody[Task]],
+        *,
+        header: PlanRecorded,
+        preamble: Sequence[Fact] = (),
+        resumed: Resumed[Output, Failure] | None = None,
+        units: UnitPorts[Output, Failure] | None = None,
+    ) -> None:
+        """Make them.
+
+        Args:
+            plan: What to run.
+            journal: Of the run.
+            outputs: Where outputs are kept.
+            bodies: Returns a task by its key.
+            header: The record's first fact, but for its time.
+            preamble: Effects of before scheduling.
+            resumed: What is recorded of a run that goes on; None: it begins.
+            units: What its loops, phases and graph need; None: it has none.
+        """
+        self.plan = plan
+        self.source = machine_for(plan)
+        self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
+        self._later: LaterReflections[Task, Output] = LaterReflections(plan)
+        self._say = _log_planned.say if units is None or units.say is None else units.say
+        self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
+        self._journal = journal
+        self._header = header
+        self._preamble = preamble
+        self._resumed = resumed
+        self._recorded = RecordedResults(resumed)
+        self._outputs = outputs
+        self._bodies = bodies
+        self._completed: list[str] = []
+        #: under which names outputs of a manager's workers are kept
+        self._delegated: list[str] = []
+        self._failed_delegations: list[TaskTrace] = []
+        #: answers that were cut off or empty, by instance; a task that waited is counted again when it has gone on
+        self._incomplete: dict[str, int] = {}
+        self._failed: list[FailedTask[Failure]] = []
+        self._unfinished: list[tuple[str, Failure]] = []
+        self.put_down = PutDown(self.source.is_waiting)
+        self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
+        #: of failed tasks
+        self._reasons: list[OwnReason] = []
+        #: of a manager's workers that gave something
+        self._delegated_roles: set[str] = set()
+        #: why it has no end on record
+        self._interruption: RunInterrupted | None = None
+        self._started_at = journal.now()
+        self.depends_on_order = plan.depends_on_order  # see `RunTasks`
+
+    # Beginning.
+
+    async def open(self, source: Source, reporter: TaskReporter[TaskOrder[Task, Never, Output]]) -> Opening:
+        """Begin the run, or go on with it."""
+        del source  # it is this one's
+        self._reporter = reporter
+        if self._units is not None:
+            self._units.open(reporter.notify, reporter.break_off, self._journal.now)
+        if self._resumed is not None:
+            return await self._go_on(self._resumed)
+        self._started_at = self._journal.now()
+        first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
+        await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
+        return Opening(stimuli=[Begun(at=self._started_at)])
+
+    async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
+        """Tell the source again what it was told; what is not resolved then is to be started."""
+        self._started_at = resumed.started_at
+        note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
+        await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
+        if not resumed.stimuli:
+            return Opening(stimuli=[Begun(at=self._started_at)])
+        ending: list[Instruction] = []
+        for group in resumed.stimuli:
+            again = [stimulus for stimulus in group if self._repeats(stimulus)]
+            done = self.source.handle(*again) if again else []
+            ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
+        if ending:  # it died between its last stimulus and the record of its end
+            return Opening(instructions=ending)
+        # What it wants of that is among what has no answer.
+        self.source.handle(Continued(at=self._journal.now()))
+        unanswered = self.source.list_unanswered()
+        return Opening(
+            stimuli=[self._make_stop(each.instance) for each in unanswered if isinstance(each, Cancel)],
+            instructions=[each for each in unanswered if not isinstance(each, Cancel)],
+        )
+
+    def _make_stop(self, instance: str) -> Stimulus:
+        """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
+        if (recorded := self._recorded.pop(instance)) is not None:
+            return self._keep(recorded)
+        self._keep_unfinished(self._recorded.find_stopped(instance))
+        return Cancelled(at=self._journal.now(), instance=instance)
+
+    def _repeats(self, stimulus: Stimulus) -> bool:
+        """Whether the source is to be told that again; takes what the record gives for its task.
+
+        Of a task that does not run now (the plan was changed), or whose output is not recorded (durability `run`),
+        nothing is told: it is handed out anew. So is one that was stopped for a cancellation that is forgotten, and not
+        one that the source itself wants stopped, as a join does with branches that it needs no more (S-GRAPH-97).
+        """
+        if isinstance(stimulus, Cancelled):
+            is_wanted = self.source.is_cancelling(stimulus.instance)
+            if is_wanted:
+                self._keep_unfinished(self._recorded.find_stopped(stimulus.instance))
+            return is_wanted
+        if isinstance(stimulus, Waiting):
+            return self.source.is_running(stimulus.instance)
+        if not isinstance(stimulus, Completed | Failed | Exited):
+            return True
+        is_running = self.source.is_running(stimulus.instance)
+        result = self._recorded.pop(stimulus.instance) if is_running else None
+        if result is None:
+            return False
+        self._keep(result)
+        return True
+
+    # Orders.
+
+    def look_up(self, start: Start) -> Sequence[Stimulus]:
+        """Return what the record says came of a task."""
+        recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
+        return () if recorded is None else (self._keep(recorded),)
+
+    def make(self, starts: Sequence[Start]) -> None:
+        """Make orders and submit them."""
+        if self._units is not None:
+            for start in starts:
+                self._units.log_start(start.instance)
+        self._reporter.submit([self._order(start) for start in starts])
+
+    def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
+        key = node_key(start.instance)
+        order = make_order(
+            start,
+            self._nodes,
+            self._bodies(key),
+            self._outputs,
+            run_id=self._journal.run_id,
+            epoch=self._journal.epoch,
+            is_sequential=self.plan.workflow == "sequential",
+        )
+        return replace(
+            order,
+            is_reflected_later=self._later.is_later(key),
+            is_resubmission=self.put_down.pick_up(start.instance),
+            directives=self.directives.active(),
+            switches=self.directives.switches,
+            asks=None if self._units is None else self._units.foresee(start, order.agent_key),
+        )
+
+    def discard(self, instance: str) -> bool:
+        """Forget nothing: an order is made as soon as its task is started."""
+        del instance
+        return False
+
+    # Results.
+
+    def accept(self, result: TaskResult[Output, Failure]) -> Sequence[Stimulus]:
+        """Keep what came of a task.
+
+        Raises:
+            StaleEpochError: somebody else has this run now: nothing more may be started here.
+            RecordError: a process could not write its facts. Neither is a failure of the task: the run can be gone on with.
+        """
+        failure = result.failure
+        if (
+            failure is not None
+            and failure.is_out_of_credit
+            and self._nodes[node_key(result.instance)].agent_key is not None
+        ):
+            self._note_failure(result)
+            self._interruption = self._interruption or RunInterrupted.of(failure.reason._replace(key=result.key))
+            self._reporter.interrupt(End(state=RunState.INTERRUPTED, exit_reason=ExitReason.ERROR))
+            return ()
+        if failure is not None and failure.newer_epoch:
+            raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, failure.newer_epoch)
+        if failure is not None and failure.error_type == RecordError.__name__:
+            raise RecordError(failure.message)
+        if result.instance in self._later:
+            following, question = self._later.end(result)
+            self._reporter.submit([] if following is None else [following])
+            return () if question is None else (Evaluated(at=self._journal.now(), question=question, answer=True),)
+        if self._units is not None:
+            self._units.keep_verdicts(result.instance, result.verdicts)
+        return (self._keep(result),)
+
+    def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
+        """Keep what came of a task; return what the source is told."""
+        instance, failure = result.instance, result.failure
+        self._incomplete[instance] = result.incomplete_answers
+        for role, output in result.delegated:
+            self._delegated_roles.add(role)
+            name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
+            self._outputs.put(name, output)
+            self._delegated.append(name)
+        self._failed_delegations.extend(result.failed_delegations)
+        match result.status:
+            case "completed":
+                self._keep_output(result)
+                return Completed(
+                    at=result.at,
+                    instance=instance,
+                    duration_s=result.duration_s,
+                    total_tokens=result.total_tokens,
+                    tool_call_count=result.tool_call_count,
+                    delegated_roles=tuple(role for role, _ in result.delegated),
+                    text=result.text,
+                )
+            case "failed":
+                error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
+                self._note_failure(result)
+                return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
+            case _:
+                self._keep_unfinished(self._recorded.most_of(result))
+                if result.status == "waiting":
+                    return self.put_down.keep(result)
+                if result.status == "exited":
+                    has_output = self._keep_output(result)  # where a gate behind it ended the run
+                    return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
+                return Cancelled(at=result.at, instance=instance)
+
+    def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
+        """Keep the output of a task, be it here or in the record; return whether there is one."""
+        if result.output is not None:
+            self._outputs.put(result.instance, result.output)
+        if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
+            self._completed.append(result.instance)
+        return has_output
+
+    def _keep_unfinished(self, result: TaskResult[Output, Failure] | None) -> None:
+        """Keep what a task did that gave no output and did not fail."""
+        if result is not None and result.failure is not None:
+            self._unfinished.append((result.instance, result.failure))
+            self._incomplete[result.instance] = result.incomplete_answers
+
+    def _note_failure(self, result: TaskResult[Output, Failure]) -> None:
+        reason = NO_REASON
+        if result.failure is not None:
+            failed = FailedTask(
+                instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
+            )
+            self._failed.append(failed)
+            reason = result.failure.reason
+        self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
+
+    def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
+        """Return the facts of stimuli; each says how many of the same group follow, since a group is told at once."""
+        return [
+            self._journal.fact(getattr(stimulus, "instance", RUN), encode_stimulus(stimulus, more=more), stimulus.at)
+            for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
+        ]
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Let outputs go."""
+        self._outputs.forget(instances)
+
+    # Units.
+
+    def evaluate(self, question: Question) -> None:
+        """Ask user code, or reset memory."""
+        if isinstance(question, ReflectOn):
+            self._reflect(question)
+        else:
+            self._units_for(question).ask(question)
+
+    def _reflect(self, question: ReflectOn) -> None:
+        """Have the outputs of an accepted attempt reflected on where its tasks were done."""
+        if orders := self._later.begin(question, self._completed, self._order, self._outputs):
+            self._reporter.submit(orders)
+        else:
+            self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners of an iteration or a step."""
+        self._units_for(what).announce(what)
+
+    def _units_for(self, what: object) -> UnitEvaluations[Output, Failure]:
+        """Return what asks and announces for units; a run without them does neither."""
+        if self._units is None:
+            raise TypeError(f"a run without units asks and announces nothing: {what}")
+        return self._units
+
+    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log what the source says, where people read it."""
+        text = what.text if isinstance(what, Inform | Warn) else str(what)
+        self._say(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
+
+    # The end.
+
+    async def close(self, ending: End) -> RunOutcome[Output, Failure]:
+        """Put the end on record, and return how the run ended."""
+        outcome = RunOutcome(
+            state=ending.state,
+            exit_reason=ending.exit_reason,
+            started_at=self._started_at,
+            completed_at=self._journal.now(),
+            completed=ListedOutputs(self._outputs, self._completed),
+            delegated=ListedOutputs(self._outputs, self._delegated),
+            failed_delegations=tuple(self._failed_delegations),
+            failures=tuple(self._failed),
+            unfinished=tuple(self._unfinished),
+            units=ending.units,
+            unit_failures=ending.unit_failures,
+            raised=() if self._units is None else tuple(self._units.raised),
+            open_reviews=self.put_down.waited_for(ending),
+        )
+        # An interrupted run has no end on record, so that it can be resumed.
+        data = self._interruption or RunEnded(
+            state=ending.state,
+            exit_reason=ending.exit_reason,
+            errors=await self._list_reasons(ending, outcome),
+            incomplete_answers=sum(self._incomplete.values()),
+            capped=capped_units(ending.units),
+        )
+        last = self._journal.fact(RUN, data, outcome.completed_at)
+        await self._journal.append(last, until=Persistence.COMMITTED)
+        return outcome
+
+    async def _list_reasons(self, ending: End, outcome: RunOutcome[Output, Failure]) -> Sequence[RecordedError]:
+        """Return why the run failed: its tasks' errors and its own, the earliest first."""
+        reasons = list(self._reasons)
+        raised = {unit: failure.reason for unit, failure in outcome.raised}
+        reasons += await unit_reasons(self.plan, ending, raised, self._journal.journal)
+        if ending.state is RunState.FAILED and not self._failed:
+            reasons += constraint_reasons(self.plan, self._delegated_roles, outcome.completed_at)
+        if ending.state is RunState.BUDGET_EXHAUSTED:
+            spent = ((node_key(instance), failure.reason) for instance, failure in outcome.unfinished)
+            reasons += [
+                OwnReason(0.0, reason._replace(key=key))  # before failures that did not end it
+                for key, reason in spent
+                if reason.error_type == BudgetExhaustedError.__name__
+            ][:1]
+        return [each.error for each in sorted(reasons, key=lambda each: each.at)]
+
+    def leave(self) -> None:
+        """Wait for nothing any more."""
+        if self._later.open:
+            self._reporter.stop(self._later.open)
+        if self._units is not None:
+            self._units.leave()

@@ -1,0 +1,436 @@
+"""UnitEvaluations: what the units of a planned run ask and announce, carried out.
+
+In: questions and announcements of the source. Out: one answer for each question, and events. Predicates are sent what is new
+since the last question of their unit, and all of it where their process was replaced (S-LOOP-54, S-LOOP-145). Where they live
+in the process that does the task before, they are asked there, and nobody is asked when the source wants to know (S-LOOP-189).
+What user code raised is kept for the end of the run, as failures of tasks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
+
+from ensemble_ray.definition.graph import Graph, GraphEdge
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.errors.texts import user_exc_info
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
+from ensemble_ray.execute.orders import EvaluationFailed, FailureSummary, FollowingQuestions, HistoryPart
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import USER_ERRORS, call_user
+from ensemble_ray.runs.coordinator import RunBackgroundTasks
+from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, ResetMemory, UntilHolds
+from ensemble_ray.schedule.stimuli import Evaluated
+from ensemble_ray.values.ids import instance_of, node_key
+from ensemble_ray.values.memory import ScopeReset
+from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext, join_iterations
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.phase import Phase
+    from ensemble_ray.memory.tools import LocalRunMemory
+    from ensemble_ray.plan.plan import Plan, Unit
+    from ensemble_ray.runs.coordinator import MemoryResets, Predicates
+    from ensemble_ray.runs.outputs import OutputStore
+    from ensemble_ray.schedule.instructions import Question, Start, StepEnded, UnitQuestion
+    from ensemble_ray.schedule.machine import PlanSource
+    from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.task_output import TaskOutput
+
+
+def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:
+    """Return whose outputs the event tells."""
+    return what.instances if isinstance(what, IterationEnded) else what.output.instances
+
+
+def build_announcement(
+    run_id: str, unit: Unit, what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]
+) -> LoopIterationCompletedEvent | GraphStateCompletedEvent:
+    """Return the event (S-LOOP-108, S-GRAPH-75).
+
+    Args:
+        run_id: Whose.
+        unit: The loop or the graph.
+        what: What ended.
+        outputs: Of `instances_of`, in their order.
+
+    Raises:
+        TypeError: the unit is of another kind.
+    """
+    if isinstance(what, IterationEnded) and isinstance(unit, LoopUnit):
+        names = dict(zip(unit.body, unit.body_names, strict=True))
+        given = zip(what.instances, outputs, strict=True)
+        return LoopIterationCompletedEvent(
+            run_id=run_id,
+            instance=instance_of(what.unit, occurrence=what.iteration - 1),
+            loop_name=unit.name,
+            iteration_number=what.iteration,
+            max_iterations=unit.max_iterations,
+            iteration_outputs={names[node_key(instance)]: output for instance, output in given},
+            iteration_duration=timedelta(seconds=what.duration_s),
+        )
+    if not isinstance(what, IterationEnded) and isinstance(unit, GraphUnit):
+        output = join_iterations(outputs) if what.output.is_joined else outputs[-1]
+        return GraphStateCompletedEvent(
+            run_id=run_id,
+            instance=instance_of(what.unit, occurrence=what.step - 1),
+            graph_name=unit.name,
+            state_name=what.state,
+            step_number=what.step,
+            max_steps=unit.max_steps,
+            output=output,
+            next_state=what.next_state,
+            step_duration=timedelta(seconds=what.duration_s),
+        )
+    raise TypeError(f"{what} is nothing that {unit} does")
+
+
+_log = bounded_logger(__name__)
+
+Output = TypeVar("Output")
+Failure = TypeVar("Failure", bound=FailureSummary)
+
+
+def _is_elsewhere(agent_key: str | None) -> bool:  # noqa: ARG001  wherever that one lives
+    """Return that predicates live with no agent that is handed orders by messages."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPorts(Generic[Output, Failure]):
+    """What a planned run with units needs besides its executor."""
+
+    predicates: Predicates[Output]
+    #: whether they live in the process that does the tasks of that agent; None as the agent: of handlers
+    lives_with: Callable[[str | None], bool] = _is_elsewhere
+    #: tells listeners of an iteration or a step, with its outputs; never waits
+    announce: Callable[[IterationEnded | StepEnded, Sequence[Output]], None]
+    #: returns what was raised as the run holds failures
+    failure_of: Callable[[EvaluationFailed], Failure]
+    #: None: the ensemble has no memory
+    memory: MemoryResets | None = None
+    #: logs what the source says, of that level, where people read it; None: this process's log does
+    say: Callable[[int, str], None] | None = None
+
+
+class UnitEvaluations(Generic[Output, Failure]):
+    """The questions and announcements of one run."""
+
+    def __init__(
+        self, plan: Plan, source: PlanSource, outputs: OutputStore[Output], ports: UnitPorts[Output, Failure]
+    ) -> None:
+        """Make them; nothing is asked before `open`."""
+        self._loops = {unit.key: unit for unit in plan.units if isinstance(unit, LoopUnit)}
+        self._source = source
+        self._outputs = outputs
+        self._ports = ports
+        self._notify: Callable[[Stimulus], None]
+        self._break_off: Callable[[BaseException], None]
+        self._now: Callable[[], float]
+        self._background: RunBackgroundTasks | None = None
+        #: by unit path: how many parts of its history those who are asked have
+        self._sent: dict[str, int] = {}
+        #: by instance: what the process that does that task will ask, and how long the history of the unit is by then
+        self._foreseen: dict[str, tuple[tuple[UnitQuestion, ...], int]] = {}
+        #: what came of questions that the source has not asked yet, and how long the history of their unit is
+        self._verdicts: dict[UnitQuestion, tuple[bool | EvaluationFailed, int]] = {}
+        #: by unit path: what user code raised, in order
+        self.raised: list[tuple[str, Failure]] = []
+
+    def open(
+        self,
+        notify: Callable[[Stimulus], None],
+        break_off: Callable[[BaseException], None],
+        now: Callable[[], float],
+    ) -> None:
+        """Begin.
+
+        Args:
+            notify: Takes answers.
+            break_off: Takes what ends the run around everything.
+            now: Returns the time.
+        """
+        self._notify, self._break_off, self._now = notify, break_off, now
+
+    def ask(self, question: Question) -> None:
+        """Ask, and notify of the answer; never waits.
+
+        Raises:
+            TypeError: it is no question of a unit.
+        """
+        match question:
+            case UntilHolds() | EdgeMatches():
+                if (answered := self._verdicts.pop(question, None)) is not None:
+                    verdict, self._sent[question.unit] = answered
+                    self._answer(question, verdict)
+                    return
+                self._forget_ended()
+                work = self._ask_predicate(question, self._length(question.unit))
+            case ResetMemory():
+                work = self._reset_memory(question)
+            case _:
+                raise TypeError(f"a planned run has no code that answers {question}")
+        if self._background is None:
+            self._background = RunBackgroundTasks(self._break_off)
+        self._background.start(work)
+
+    def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Output] | None:
+        """Return what the process that does a task should ask when it completed; None: nothing, or the predicates are elsewhere."""
+        after = start.asks_after
+        if after is None or not self._ports.lives_with(agent_key):
+            return None
+        unit = after.questions[0].unit
+        self._forget_ended()
+        sent_count, length = self._sent.get(unit, 0), self._length(unit)
+        earlier = tuple(self._outputs.get(instance) for instance in after.instances[:-1])
+        self._foreseen[start.instance] = (after.questions, length + 1)
+        return FollowingQuestions(
+            questions=after.questions,
+            sent_count=sent_count,
+            new=(*self._history(unit, sent_count, length), HistoryPart(names=after.names, outputs=earlier)),
+        )
+
+    def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
+        """Keep what came of questions with the result of a task, until the source asks them."""
+        foreseen = self._foreseen.pop(instance, None)
+        if foreseen is not None and verdicts:
+            questions, length = foreseen
+            # Fewer, where one of them held, or takes longer and is asked for as usual.
+            self._verdicts.update((each, (came, length)) for each, came in zip(questions, verdicts, strict=False))
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners, before anything that follows; never waits."""
+        self._ports.announce(what, [self._outputs.get(instance) for instance in instances_of(what)])
+
+    def log_start(self, instance: str) -> None:
+        """Log that an iteration of a loop starts, where that task is the first of it (S-LOOP-132)."""
+        iteration = instance.rpartition("/")[0]
+        unit = self._loops.get(node_key(iteration))
+        if unit is not None and node_key(instance) == unit.body[0]:
+            number = int(iteration.rpartition("#")[2]) + 1
+            _log.debug("Loop '%s' starts iteration %d/%d", unit.name, number, unit.max_iterations)
+
+    def leave(self) -> None:
+        """Wait for no answer any more."""
+        if self._background is not None:
+            self._background.leave()
+
+    async def _ask_predicate(self, question: UnitQuestion, length: int) -> None:
+        unit = question.unit
+        sent_count = self._sent.get(unit, 0)
+        verdict = await self._ports.predicates.holds(
+            question, sent_count=sent_count, new=self._history(unit, sent_count, length)
+        )
+        if verdict is None:
+            verdict = await self._ports.predicates.holds(question, sent_count=0, new=self._history(unit, 0, length))
+        if verdict is None:
+            raise IllegalStateError(f"the predicates of '{unit}' lost what they were just sent")
+        self._sent[unit] = length
+        self._answer(question, verdict)
+
+    async def _reset_memory(self, question: ResetMemory) -> None:
+        unit = self._loops[node_key(f"{question.unit}#0")]
+        if self._ports.memory is None:
+            raise IllegalStateError(f"loop '{unit.name}' has memory scopes, and the run has no memory")
+        failed = await self._ports.memory.reset(unit)
+        self._answer(question, failed or True)
+
+    def _answer(self, question: UntilHolds | EdgeMatches | ResetMemory, answer: bool | EvaluationFailed) -> None:  # noqa: FBT001  a verdict
+        if isinstance(answer, EvaluationFailed):
+            self.raised.append((question.unit, self._ports.failure_of(answer)))
+            self._notify(
+                Evaluated(
+                    at=self._now(),
+                    question=question,
+                    answer=None,
+                    error_type=answer.error_type,
+                    message=answer.message,
+                )
+            )
+        else:
+            self._notify(Evaluated(at=self._now(), question=question, answer=answer))
+
+    def _length(self, unit: str) -> int:
+        """Return how long the history of a unit is now; it may grow while a predicate is asked."""
+        return len(self._source.history_of(unit))
+
+    def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Output]]:
+        entries = self._source.history_of(unit)
+        return [
+            HistoryPart(
+                names=entry.names,
+                outputs=tuple(self._outputs.get(instance) for instance in entry.instances),
+                is_joined=entry.is_joined,
+            )
+            for entry in (entries[position] for position in range(begin, min(end, len(entries))))
+        ]
+
+    def _forget_ended(self) -> None:
+        """Let the histories of units go that have ended since."""
+        for unit in [unit for unit in self._sent if not self._length(unit)]:
+            del self._sent[unit]
+            self._ports.predicates.forget(unit)
+
+
+T = TypeVar("T")
+#: A predicate or a condition of the user's; what it is given depends on which of them it is.
+_Asked = Callable[[object], object]
+
+
+def predicate_path(question: UntilHolds | EdgeMatches) -> str:
+    """Return the name of the predicate that a question is for; every execution of a unit asks the same one.
+
+    Examples:
+        >>> predicate_path(EdgeMatches(unit="graph:triage", step=4, edge=3))
+        'graph:triage/edge/3'
+        >>> predicate_path(UntilHolds(unit="graph:triage#3/loop:refine", iteration=1))
+        'loop:refine/until/0'
+    """
+    key = question.unit.rpartition("/")[2]
+    return f"{key}/until/0" if isinstance(question, UntilHolds) else f"{key}/edge/{question.edge}"
+
+
+def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, object]:
+    """Return the predicates of loops and the conditions of edges, by path.
+
+    Args:
+        units: As the user declared them, by key.
+    """
+    found: dict[str, object] = {}
+    for key, unit in units.items():
+        if isinstance(unit, Loop) and unit.until is not None:
+            found[f"{key}/until/0"] = unit.until
+        elif isinstance(unit, Graph):
+            conditions = {n: edge.condition for n, edge in enumerate(unit.edges) if isinstance(edge, GraphEdge)}
+            found.update({f"{key}/edge/{n}": each for n, each in conditions.items() if each is not None})
+    return found
+
+
+class LocalPredicates:
+    """Predicates of one run that live in this process. Fulfils `Predicates` with outputs as objects."""
+
+    def __init__(self, predicates: Mapping[str, object]) -> None:
+        """Make them of what is asked, by path."""
+        self._predicates = predicates
+        #: unit path -> what it has done so far
+        self._histories: dict[str, _History] = {}
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask one: async on the loop, sync in a thread (S-CONV-16). What it raises is logged (S-LOOP-53, S-GRAPH-46)."""
+        if not sent_count:
+            self._histories[question.unit] = _History()
+        history = self._histories.get(question.unit)
+        if history is None or len(history.parts) < sent_count:
+            return None
+        for part in new[max(0, len(history.parts) - sent_count) :]:
+            history.add(part)
+        path = predicate_path(question)
+        try:
+            asked = cast("_Asked", self._predicates[path])
+            return bool(await call_user(asked, history.view(question)))
+        except USER_ERRORS as error:
+            _log.error("The predicate '%s' raised", path, exc_info=user_exc_info(error))
+            note = f"raised by the predicate '{path}', asked about '{question.unit}'"
+            if note not in getattr(error, "__notes__", ()):  # one object may be raised again and again
+                error.add_note(note)
+            return EvaluationFailed.of(error)
+
+    def forget(self, unit: str) -> None:
+        """Let the history of a unit go that has ended."""
+        self._histories.pop(unit, None)
+
+
+class _History:
+    """What a unit has done so far, as its predicates see it."""
+
+    def __init__(self) -> None:
+        self.parts: list[Mapping[str, TaskOutput]] = []
+        self._lasts: list[TaskOutput] = []
+        #: of a graph: state -> its outputs in the order of visits
+        self._visits: dict[str, Sequence[TaskOutput]] = {}
+        self._outputs: dict[str, list[TaskOutput]] = {}
+
+    def add(self, part: HistoryPart[TaskOutput]) -> None:
+        """Take an iteration or a step."""
+        given = (join_iterations(part.outputs),) if part.is_joined else part.outputs
+        self.parts.append(MappingProxyType(dict(zip(part.names, given, strict=True))))
+        self._lasts.append(given[-1])
+        if len(part.names) == 1:
+            state = part.names[0]
+            visits = self._outputs.setdefault(state, [])
+            visits.append(given[0])
+            self._visits[state] = _View(visits)
+
+    def view(self, question: UntilHolds | EdgeMatches) -> LoopIterationContext | GraphRoutingContext:
+        """Return what the predicate is given."""
+        last = self._lasts[-1]
+        if isinstance(question, UntilHolds):
+            return LoopIterationContext(
+                iteration_number=question.iteration,
+                last_iteration_outputs=self.parts[-1],
+                history=_View(self.parts),
+                last_body_output=last,
+            )
+        return GraphRoutingContext(
+            current_state=next(iter(self.parts[-1])),
+            last_output=last,
+            step_number=question.step,
+            state_history=MappingProxyType(self._visits),
+        )
+
+
+class _View(Sequence[T]):
+    """The entries that a list has now; it may grow, and nothing is copied."""
+
+    def __init__(self, entries: Sequence[T]) -> None:
+        self._entries = entries
+        self._length = len(entries)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._entries[position] for position in range(self._length)[index]]
+        return self._entries[range(self._length)[index]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(cast("Sequence[object]", other))
+
+    def __hash__(self) -> int:
+        raise TypeError("a history is not hashable")
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class LocalMemoryResets:
+    """The memory of one run, as its loops reset it. Fulfils `MemoryResets`."""
+
+    def __init__(self, memory: LocalRunMemory) -> None:
+        self._memory = memory
+
+    async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
+        """Do to a loop's memory scopes what its mode says before an iteration (S-LOOP-91, S-LOOP-93)."""
+        if unit.memory_mode == "accumulate":
+            return None
+        reset = ScopeReset(
+            loop=unit.name, mode=unit.memory_mode, scopes=unit.memory_scopes, window_size=unit.memory_window_size
+        )
+        try:
+            await self._memory.reset(reset)
+        except USER_ERRORS as error:
+            return EvaluationFailed.of(error)
+        return None

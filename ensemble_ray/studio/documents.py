@@ -1,0 +1,370 @@
+"""The page as one file that opens offline, with a run in it.
+
+In: a title. Out: HTML before and behind the run's JSON. Rules: nothing in it is asked for from anywhere; its policy allows the one script and the
+one style that are in it, by their hashes, and nothing else. A module is a function of its own, so that names of one are not seen
+in another; modules may import names from each other and nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from html import escape
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, cast
+
+import pydantic_core
+
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.process.forks import new_lock, threads
+from ensemble_ray.record.source import recorded_plan
+from ensemble_ray.studio.http_server import StudioRefusal, not_found
+from ensemble_ray.studio.schemas import FileEntry, FileKind, FileList, FlowSchema
+from ensemble_ray.visualization.declared import declared_flow, worker_id
+from ensemble_ray.visualization.dev_tools import parse_dag, parse_trace
+from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
+from ensemble_ray.visualization.ran import RanStep, ran_flow
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.studio.schemas import StepSchema
+    from ensemble_ray.values.trace import GraphTrace
+    from ensemble_ray.visualization.flow import Flow
+    from ensemble_ray.visualization.layout import Layout
+
+
+_FOLDER = Path(__file__).parent / "page"
+_IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za-z_]\w*)", re.MULTILINE)
+_NO_EXPORT = re.compile(r"^export \{\};\n", re.MULTILINE)
+_STYLE = re.compile(r"<link rel=\"stylesheet\" href=\"([^\"]+)\">")
+_SCRIPT = re.compile(r"<script type=\"module\" src=\"([^\"]+)\">")
+
+
+def single_file(title: str) -> tuple[str, str]:
+    """Return the page in two parts, between which the run stands: JSON as `js/source/file.js` reads it, through `in_script`.
+
+    Args:
+        title: What the window is called.
+    """
+    index = (_FOLDER / "index.html").read_text(encoding="utf-8")
+    style = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
+    (entry,) = _SCRIPT.findall(index)
+    script = "\n".join(_modules(PurePosixPath(entry), []))
+    icon = b64encode((_FOLDER / "icon.svg").read_bytes()).decode("ascii")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:image/svg+xml;base64,{icon}">
+<style>{style}</style>
+</head>
+<body>
+<noscript>This page needs JavaScript.</noscript>
+<script type="application/json" id="run-data">"""
+    return (
+        head,
+        f"""</script>
+<script type="module">{script}</script>
+</body>
+</html>
+""",
+    )
+
+
+def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
+    """Yield a module behind those that it imports, each once, as a function that returns what it exports."""
+    if name in done:
+        return
+    done.append(name)
+    text = (_FOLDER / name).read_text(encoding="utf-8")
+    for _, target in _IMPORT.findall(text):
+        yield from _modules(_resolve(name, target), done)
+    exports = ", ".join(_EXPORT.findall(text))
+
+    def bind(match: re.Match[str]) -> str:
+        return f"const {{{match[1]}}} = {_variable(_resolve(name, match[2]))};\n"
+
+    body = _NO_EXPORT.sub("", _IMPORT.sub(bind, text))
+    body = re.sub(r"^export ", "", body, flags=re.MULTILINE)
+    yield f"const {_variable(name)} = (() => {{\n{body}\nreturn {{{exports}}};\n}})();"
+
+
+def _resolve(name: PurePosixPath, target: str) -> PurePosixPath:
+    parts: list[str] = list(name.parent.parts)
+    for part in PurePosixPath(target).parts:
+        if part == "..":
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return PurePosixPath(*parts)
+
+
+def _variable(name: PurePosixPath) -> str:
+    return "module_" + re.sub(r"\W", "_", name.as_posix())
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}'"
+
+
+def in_script(data: str) -> str:
+    """Return JSON that no HTML parser takes for the end of its script, or for a comment."""
+    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+#: Files that are listed, those that were changed last.
+_MOST_FILES = 1000
+#: Larger ones are not read, bytes.
+_LARGEST_BYTES = 268_435_456
+_MIB = 1_048_576
+_WHAT_TO_DO = "What to do: put here what 'plan --dag', 'export_dag', 'export_trace' or 'Export' wrote"
+
+#: Tells one state of a file from another.
+_Stamp = tuple[int, int, int]
+
+
+class FilesFolder:
+    """The files of one folder; thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Choose a folder.
+
+        Raises:
+            ValidationError: there is no such folder.
+        """
+        if not folder.is_dir():
+            raise ValidationError(f"--files {folder}: there is no such folder. Name one that has graphs or traces")
+        self._folder = folder.resolve()
+        self._known: dict[str, tuple[_Stamp, FileEntry]] = {}
+
+    async def files(self) -> FileList:
+        """Return the folder's files as they are now, those that were changed last first.
+
+        Raises:
+            StudioRefusal: the folder cannot be read any more.
+        """
+        return await threads.run(self._list)
+
+    async def content(self, name: str) -> bytes:
+        """Return a file whole.
+
+        Raises:
+            StudioRefusal: there is none of that name, or it is nothing that is shown.
+        """
+        return await threads.run(self._content, name)
+
+    def _list(self) -> FileList:
+        try:
+            with os.scandir(self._folder) as found:
+                meant = [each for each in found if _is_meant(each.name)]
+                entries = [(each.name, state) for each in meant if (state := _state_of(each)) is not None]
+        except OSError as error:
+            raise StudioRefusal(
+                HTTPStatus.CONFLICT, "FOLDER_UNREADABLE", f"{self._folder}: {error.strerror or error}"
+            ) from error
+        entries = [(name, state) for name, state in entries if not stat.S_ISDIR(state.st_mode)]
+        entries.sort(key=lambda each: (-each[1].st_mtime_ns, each[0]))
+        kept, left_out = entries[:_MOST_FILES], len(entries[_MOST_FILES:])
+        before = self._known
+        self._known = {name: (_stamp(state), self._entry(name, state, before)) for name, state in kept}
+        files = [entry for _, entry in self._known.values()]
+        return FileList(folder=str(self._folder), files=files, left_out=left_out)
+
+    def _entry(self, name: str, state: os.stat_result, known: dict[str, tuple[_Stamp, FileEntry]]) -> FileEntry:
+        """Return what a file is; what is known of one that has not changed is taken again."""
+        found = known.get(name)
+        if found is not None and found[0] == _stamp(state):
+            return found[1]
+        entry = FileEntry(name=name, kind=None, size_bytes=state.st_size, modified_at=state.st_mtime_ns // 1_000_000)
+        if not stat.S_ISREG(state.st_mode):
+            return entry.model_copy(
+                update={"problem": "A link, or no file: only files of the folder itself are opened"}
+            )
+        try:
+            return entry.model_copy(update=_describe(name, self._read(name)))
+        except OSError as error:
+            return entry.model_copy(update={"problem": error.strerror or str(error)})
+        except ValidationError as error:
+            return entry.model_copy(update={"problem": message_of(error)})
+
+    def _content(self, name: str) -> bytes:
+        if not _is_meant(name) or "/" in name:
+            raise not_found("file", name)
+        try:
+            content = self._read(name)
+            _kind_of(name, content)
+        except OSError as error:  # none, a link, a folder
+            raise not_found("file", name) from error
+        except ValidationError as error:
+            raise StudioRefusal(HTTPStatus.CONFLICT, "NOT_SHOWN", message_of(error)) from error
+        return content
+
+    def _read(self, name: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            OSError: there is none, it cannot be read, or it is a link, a folder, a pipe.
+            ValidationError: it is too large.
+        """
+        # Neither followed nor waited for: a link leads out of the folder, a pipe without a writer blocks.
+        opened = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:  # noqa: PTH123  a descriptor
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise OSError("it is no file")
+            if state.st_size > _LARGEST_BYTES:
+                raise ValidationError(f"{name} is larger than {_LARGEST_BYTES // _MIB} MiB")
+            return file.read(_LARGEST_BYTES)
+
+
+def _state_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what is known of a file of the folder; None: it is gone since the folder was listed."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_meant(name: str) -> bool:
+    """Whether a file may be one of ours by its name, which has to be a name that an address can have."""
+    return name.endswith(".json") and name.isprintable()
+
+
+def _stamp(state: os.stat_result) -> _Stamp:
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
+    """Return what a file is by what is in it, and its fields.
+
+    Raises:
+        ValidationError: it is nothing that the page shows.
+    """
+    try:
+        data = cast("object", pydantic_core.from_json(content))
+    except ValueError as error:
+        raise ValidationError(f"{name} is no JSON: {error}") from error
+    fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
+    if fields.get("type") == "dag":
+        return "dag", fields
+    if isinstance(fields.get("task_traces"), list):
+        return "trace", fields
+    if isinstance(fields.get("run"), dict) and "steps" in fields and "flows" in fields:
+        return "run", fields
+    raise ValidationError(f"{name} is neither a graph nor a trace nor an exported run. {_WHAT_TO_DO}")
+
+
+def _describe(name: str, content: bytes) -> dict[str, object]:
+    """Return what is told of a file: what it is, how many tasks it has, and what is wrong with it.
+
+    Raises:
+        ValidationError: it is nothing that the page shows.
+    """
+    kind, fields = _kind_of(name, content)
+    told: dict[str, object] = {"kind": kind}
+    try:  # one that lacks something is shown as far as it goes (S-VIZ-77), with what it lacks
+        match kind:
+            case "dag":
+                graph = parse_dag(content, name=name)
+                told |= {"workflow": graph.workflow, "tasks": len(graph.tasks)}
+            case "trace":
+                trace = parse_trace(content, name=name)
+                told |= {"workflow": trace.workflow, "tasks": len(trace.task_traces)}
+                told |= {"duration_ms": round(trace.total_duration.total_seconds() * 1000)}
+            case "run":
+                run, steps = cast("dict[str, object]", fields["run"]), fields["steps"]
+                told |= {
+                    "workflow": str(run.get("workflow", "")),
+                    "tasks": len(steps) if isinstance(steps, list) else 0,
+                }
+                spent = run.get("duration_ms")
+                told |= {"duration_ms": spent if isinstance(spent, int) else None}
+    except ValidationError as error:
+        told["problem"] = message_of(error)
+    return told
+
+
+FlowView = Literal["declared", "ran"]
+#: Layouts that are kept.
+_KEPT = 64
+
+
+class FlowDrawer:
+    """Draws the graphs of runs; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._layouts: OrderedDict[object, Layout] = OrderedDict()
+
+    async def draw(
+        self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None = None
+    ) -> FlowSchema:
+        """Return the graph of a run.
+
+        Args:
+            header: The run's first fact.
+            steps: Its steps, in the order in which they began.
+            view: As declared, or as it ran; a run whose tasks are made while it goes on has no declared graph.
+            trace: Of a run of a graph: tells the edges that it took.
+
+        Raises:
+            RecordError: the recorded plan is damaged.
+        """
+        return await threads.run(self._draw, header, steps, view, trace)
+
+    def _draw(
+        self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None
+    ) -> FlowSchema:
+        plan: Plan | None = None
+        if header.plan and not header.is_dynamic:
+            plan = recorded_plan(header.plan)
+        if view == "declared" and plan is not None:
+            ran: dict[str, list[tuple[str, str]]] = {}
+            for step in steps:
+                node = worker_id(step.agent) if step.kind == "delegation" else step.node
+                if node is not None:
+                    ran.setdefault(node, []).append((step.id, step.status))
+            return FlowSchema.model_validate(flow_data(self._place(declared_flow(plan, trace)), ran))
+        shown = [
+            RanStep(
+                id=step.id, kind=step.kind, title=step.title, agent=step.agent, status=step.status, level=step.level
+            )
+            for step in sorted(steps, key=lambda each: each.started_at or 0)
+        ]
+        return FlowSchema.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
+
+    def _place(self, graph: Flow) -> PlacedFlow:
+        """Return a graph with places; those of one with the same nodes and edges are used again."""
+        key = (
+            tuple((node.id, node.group) for node in graph.nodes),
+            tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in graph.edges),
+            tuple((group.id, group.parent) for group in graph.groups),
+        )
+        with self._lock:
+            layout = self._layouts.get(key)
+            if layout is not None:
+                self._layouts.move_to_end(key)
+        if layout is None:
+            layout = place_flow(graph).layout
+            with self._lock:
+                self._layouts[key] = layout
+                while len(self._layouts) > _KEPT:
+                    self._layouts.popitem(last=False)
+        return PlacedFlow(flow=graph, layout=layout)

@@ -1,1 +1,0 @@
-"""The routes below `api/studio/`, and the page's files."""

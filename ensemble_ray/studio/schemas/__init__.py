@@ -1,1 +1,0 @@
-"""What travels between the page and its server. Pure."""

@@ -1,0 +1,729 @@
+"""Package serve.a2a: teams as agents of the A2A protocol, by its official SDK (extra `a2a`), which is imported with these modules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentExtension,
+    AgentInterface,
+    AgentSkill,
+    Artifact,
+    CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
+    GetExtendedAgentCardRequest,
+    GetTaskPushNotificationConfigRequest,
+    GetTaskRequest,
+    HTTPAuthSecurityScheme,
+    ListTaskPushNotificationConfigsRequest,
+    ListTaskPushNotificationConfigsResponse,
+    ListTasksRequest,
+    ListTasksResponse,
+    Message,
+    Part,
+    Role,
+    SecurityRequirement,
+    SecurityScheme,
+    SendMessageRequest,
+    StringList,
+    SubscribeToTaskRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskPushNotificationConfig,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.constants import PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0, TransportProtocol
+from a2a.utils.errors import (
+    A2AError,
+    ExtendedAgentCardNotConfiguredError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from fastapi.responses import Response
+from google.protobuf.json_format import Parse, ParseError
+from google.protobuf.struct_pb2 import Value
+from pydantic import JsonValue, ValidationError
+from sse_starlette import EventSourceResponse
+from typing_extensions import override
+
+from ensemble_ray.access.keys import Right
+from ensemble_ray.process.config import package_version
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.serve.answers import json_text
+from ensemble_ray.serve.asked_run import AskedRun, DoneTask, token_of
+from ensemble_ray.serve.middleware import traceparent_of
+from ensemble_ray.serve.schemas import (
+    EnsembleInfo,
+    NewDecision,
+    NewRun,
+    OpenReview,
+    Refusal,
+    ReviewConflict,
+    RunDetail,
+    RunEvent,
+    RunStatus,
+    Verdict,
+)
+from ensemble_ray.serve.visible_runs import visible_run
+from ensemble_ray.studio.event_answer import SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES, plain_value
+
+if TYPE_CHECKING:
+    from a2a.server.context import ServerCallContext
+    from a2a.server.events.event_queue import Event
+    from fastapi import Request
+    from starlette.types import Receive
+
+    from ensemble_ray.serve.callers import Caller
+    from ensemble_ray.serve.run_service import RunService
+
+
+_SENT_AGAIN = "A message that is sent again with the same messageId is the same task"
+_TEXT, _JSON = "text/plain", "application/json"
+#: Name of the scheme in the card.
+_KEY = "key"
+
+
+def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCard:
+    """Return the card of a team.
+
+    Args:
+        info: The team.
+        url: Where its messages are sent.
+        asks_for_keys: Whether the endpoint knows callers by their keys.
+    """
+    takes_text = not missing_beside_text(info)
+    modes = [_TEXT, _JSON] if takes_text else [_JSON]
+    card = AgentCard(
+        name=info.name,
+        description=info.description or f"The team '{info.name}': {_size(info)}, {info.workflow}",
+        version=package_version(),
+        supported_interfaces=[
+            AgentInterface(url=url, protocol_binding=TransportProtocol.JSONRPC.value, protocol_version=version)
+            for version in (PROTOCOL_VERSION_1_0, PROTOCOL_VERSION_0_3)
+        ],
+        capabilities=AgentCapabilities(
+            streaming=True,
+            push_notifications=False,
+            extended_agent_card=False,
+            extensions=[AgentExtension(uri=IDEMPOTENT_MESSAGES, description=_SENT_AGAIN)],
+        ),
+        default_input_modes=modes,
+        default_output_modes=[_TEXT, _JSON],
+        skills=[
+            AgentSkill(
+                id="run",
+                name=f"Run {info.name}",
+                description=_how_to_ask(info, takes_text=takes_text),
+                tags=[info.workflow, *(f"{name}:{value}" if value else name for name, value in info.tags.items())],
+            )
+        ],
+    )
+    if asks_for_keys:
+        scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A key of this endpoint")
+        card.security_schemes[_KEY].CopyFrom(SecurityScheme(http_auth_security_scheme=scheme))
+        card.security_requirements.append(SecurityRequirement(schemes={_KEY: StringList()}))
+    return card
+
+
+def missing_beside_text(info: EnsembleInfo) -> list[str]:
+    """Return what stands in the way of a text alone: inputs that would have no value, or that there is none for it."""
+    if info.chat.input is None:
+        return list(info.inputs) or ["an input"]
+    return [name for name in info.inputs if name != info.chat.input]
+
+
+def _size(info: EnsembleInfo) -> str:
+    match info.tasks:
+        case None:
+            return "tasks that are made while it runs"
+        case 1:
+            return "one task"
+        case count:
+            return f"{count} tasks"
+
+
+def _how_to_ask(info: EnsembleInfo, *, takes_text: bool) -> str:
+    example = ", ".join(f'"{name}": ...' for name in info.inputs)
+    data = f"a data part {{{example}}}"
+    if not takes_text:
+        return f"Takes {data}"
+    return f"Takes a text, which is the input '{info.chat.input}', or {data}"
+
+
+#: Told with every question.
+HOW_TO_DECIDE = (
+    "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
+    '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
+)
+_EDIT = "edit:"
+
+
+def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]:
+    """Return the inputs of a run of a team.
+
+    Raises:
+        Refusal: a part is neither text nor an object, an input comes twice, or the text has no input to go to.
+    """
+    texts, data = _read(parts)
+    if texts is None:
+        return data
+    beside = [name for name in missing_beside_text(info) if name not in data]
+    if info.chat.input is None or beside:
+        needed = ", ".join(info.inputs) or "none"
+        raise _wrong(
+            f"The team '{info.name}' cannot be asked by a text alone. Send its inputs as one data part. It needs: [{needed}]"
+        )
+    if info.chat.input in data:
+        raise _wrong(f"The input '{info.chat.input}' comes twice: as a text, and in a data part")
+    return {**data, info.chat.input: texts}
+
+
+def decision_of(parts: Sequence[Part], reviews: Sequence[OpenReview]) -> tuple[str, NewDecision]:
+    """Return the gate that a message decides, and the decision.
+
+    Raises:
+        Refusal: it decides nothing, or does not say which of several gates.
+    """
+    texts, data = _read(parts)
+    gate = data.pop("gate_id", None)
+    if texts is not None and data:
+        raise _wrong(f"A decision is a text or a data part, and not both. {HOW_TO_DECIDE}")
+    decision = _parse_decision(texts) if texts is not None else _check_decision(data)
+    known = [each.gate_id for each in reviews]
+    if gate is None and len(known) == 1:
+        return known[0], decision
+    if not isinstance(gate, str) or gate not in known:
+        raise _wrong(f"Say in a data part which gate is decided, as gate_id. There are: [{', '.join(known)}]")
+    return gate, decision
+
+
+def _parse_decision(text: str) -> NewDecision:
+    word = text.strip()
+    match word.lower().rstrip(".!"):
+        case "approve":
+            return NewDecision(decision=Verdict.APPROVE)
+        case "exit":
+            return NewDecision(decision=Verdict.EXIT)
+        case _ if word.lower().startswith(_EDIT):
+            return NewDecision(decision=Verdict.EDIT, text=word[len(_EDIT) :].strip())
+        case _:
+            raise _wrong(f"The run waits for a decision, and this text is none. {HOW_TO_DECIDE}")
+
+
+def _check_decision(data: dict[str, JsonValue]) -> NewDecision:
+    try:
+        return NewDecision.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise _wrong(f"The data part is no decision: {problems}. {HOW_TO_DECIDE}") from None
+
+
+def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
+    """Return the text of a message, None where it has none, and what its data parts say together."""
+    texts: list[str] = []
+    data: dict[str, JsonValue] = {}
+    for index, part in enumerate(parts):
+        match part.WhichOneof("content"):
+            case "text":
+                texts.append(whole_text(part.text))
+            case "data":
+                try:
+                    value = plain_value(part.data)
+                except ValueError as error:
+                    raise _wrong(f"parts[{index}].data: a number is not one of JSON") from error
+                if not isinstance(value, dict):
+                    raise _wrong(f"parts[{index}].data: must be an object with the inputs by name")
+                if twice := sorted(data.keys() & value.keys()):
+                    raise _wrong(f"parts[{index}].data: [{', '.join(twice)}] came before")
+                data |= value
+            case kind:
+                raise _wrong(f"parts[{index}]: a team takes texts and data, and no '{kind or 'empty'}' part")
+    return ("\n\n".join(texts) if texts else None), data
+
+
+def _wrong(text: str) -> Refusal:
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text)
+
+
+#: The run's tag that keeps the conversation that a client named.
+CONTEXT_TAG = "a2a.context"
+_OUTPUT = "output"
+#: Messages of the protocol around a value are read to a depth of 100.
+_DEEPEST = 80
+_STATES: Mapping[RunStatus, TaskState] = {
+    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
+    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
+    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
+    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
+    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
+    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
+    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
+    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
+    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
+}
+
+
+def context_of(run: RunDetail) -> str:
+    """Return the conversation that a run belongs to: the client's, else one of its own."""
+    return run.tags.get(CONTEXT_TAG, run.run_id)
+
+
+def task_of(run: RunDetail) -> Task:
+    """Return a run as a task, with its output when it has one."""
+    artifact = _artifact(run)
+    return Task(
+        id=run.run_id,
+        context_id=context_of(run),
+        status=_status(run),
+        artifacts=[] if artifact is None else [artifact],
+    )
+
+
+def status_event(run: RunDetail) -> TaskStatusUpdateEvent:
+    """Return how a run stands, for a stream."""
+    return TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=_status(run))
+
+
+def working_event(run: RunDetail, text: str = "") -> TaskStatusUpdateEvent:
+    """Return that a run goes on, and what was done last."""
+    status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
+    status.timestamp.GetCurrentTime()
+    if text:
+        status.message.CopyFrom(_message(run, RunStatus.RUNNING, [Part(text=text)]))
+    return TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=status)
+
+
+def text_event(run: RunDetail, text: str, *, is_first: bool) -> TaskArtifactUpdateEvent:
+    """Return a piece of a run's output while it is said."""
+    artifact = Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=[Part(text=text)])
+    return TaskArtifactUpdateEvent(
+        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=not is_first
+    )
+
+
+def artifact_event(run: RunDetail) -> TaskArtifactUpdateEvent | None:
+    """Return the whole output of a run, which takes the place of what was said of it; None: it has none."""
+    artifact = _artifact(run)
+    if artifact is None:
+        return None
+    return TaskArtifactUpdateEvent(
+        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=False, last_chunk=True
+    )
+
+
+def _status(run: RunDetail) -> TaskStatus:
+    status = TaskStatus(state=_STATES[run.status])
+    status.timestamp.FromDatetime(run.ended_at or run.created_at)
+    parts = _describe_status(run)
+    if parts:
+        status.message.CopyFrom(_message(run, run.status, parts))
+    return status
+
+
+def _message(run: RunDetail, status: RunStatus, parts: list[Part]) -> Message:
+    return Message(
+        message_id=f"{run.run_id}:{status}",
+        context_id=context_of(run),
+        task_id=run.run_id,
+        role=Role.ROLE_AGENT,
+        parts=parts,
+    )
+
+
+def _describe_status(run: RunDetail) -> list[Part]:
+    """Return what a status says beside its name: the questions at open gates, or why there is no output."""
+    if run.status is RunStatus.WAITING:
+        return _questions(run)
+    if run.error is not None:
+        causes = f" Causes: {'; '.join(run.error.causes)}" if run.error.causes else ""
+        return [Part(text=f"{run.error.error}: {run.error.message}{causes}")]
+    match run.status:
+        case RunStatus.BUDGET_EXHAUSTED:
+            return [Part(text="The budget of the run was spent before it was done")]
+        case RunStatus.INTERRUPTED:
+            return [Part(text="The run was interrupted. What is recorded of it is kept")]
+        case _:
+            return []
+
+
+def _questions(run: RunDetail) -> list[Part]:
+    gates = [
+        {"gate_id": each.gate_id, "timing": each.timing, "prompt": each.prompt, "task": each.task_description,
+         "output": each.task_output, "expires_at": None if each.expires_at is None else each.expires_at.isoformat()}
+        for each in run.reviews
+    ]  # fmt: skip
+    texts = [
+        "\n\n".join(filter(None, (each.prompt, f"Task: {each.task_description}", each.task_output)))
+        for each in run.reviews
+    ]
+    return [Part(text="\n\n".join((*texts, HOW_TO_DECIDE))), Part(data=_value({"gates": gates}))]
+
+
+def _artifact(run: RunDetail) -> Artifact | None:
+    """Return the output of a run: its text, and its data where the last task has a type."""
+    result = run.result
+    if result is None or (run.status is not RunStatus.COMPLETED and not result.raw):
+        return None
+    parts = [Part(text=result.raw)]
+    structured = next((each.structured for each in reversed(result.tasks) if each.text == result.raw), None)
+    if structured is not None:
+        with contextlib.suppress(ParseError, RecursionError):  # its text has it all (S-INT-97)
+            parts.append(Part(data=_value(structured)))
+    return Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=parts)
+
+
+def _value(data: object) -> Value:
+    """Return JSON data as the protocol has it.
+
+    Raises:
+        ParseError: it is nested too deeply for a message around it.
+    """
+    return Parse(json_text(data), Value(), max_recursion_depth=_DEEPEST)
+
+
+#: Characters of a task's description that are told of one that is done.
+_SHOWN = 200
+
+
+class TaskStream:
+    """What was told of a run so far."""
+
+    def __init__(self, run: RunDetail, streamed_task: str | None) -> None:
+        """Begin a stream.
+
+        Args:
+            run: The run.
+            streamed_task: Instance of the task whose tokens are the output; None: it is told at the end alone.
+        """
+        self._run = run
+        self._streamed_task = streamed_task
+        self._said = ""
+        self._turn = 0
+        self._is_working = False
+
+    def events(self, happened: RunEvent | RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
+        """Return what is told of an event, or of the run's end."""
+        if isinstance(happened, RunDetail):
+            return self._end(happened)
+        if (token := token_of(happened)) is not None:
+            if token.instance != self._streamed_task or token.is_reasoning or not token.token:
+                return []
+            if token.iteration_index != self._turn:  # what a model says before it calls tools is not the output
+                self._turn, self._said = token.iteration_index, ""
+            is_first = not self._said
+            self._said += token.token
+            return [text_event(self._run, token.token, is_first=is_first)]
+        match happened.type:
+            case "task_started" if not self._is_working:
+                self._is_working = True
+                return [working_event(self._run)]
+            case "task_completed":
+                self._is_working = True
+                done = DoneTask.model_validate(happened.data)
+                text = f"Done by {done.agent_role}: {done.task_description[:_SHOWN]}"
+                return [working_event(self._run, text)]
+            case _:
+                return []
+
+    def _end(self, run: RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
+        output = artifact_event(run)
+        if output is None or [each.text for each in output.artifact.parts] == [self._said]:
+            return [status_event(run)]
+        return [output, status_event(run)]
+
+
+T = TypeVar("T")
+_log = bounded_logger(__name__)
+#: Statuses that an answer has as a whole; the protocol has no errors for them.
+_OF_HTTP = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
+)
+#: Characters of the name of a conversation.
+_LONGEST_CONTEXT = 256
+#: A run whose gates are decided waits until what drives it goes on with it; it is looked at so often, and so long, s.
+_LOOK_S, _PATIENCE_S = 0.25, 30.0
+#: How long the answer to a cancellation waits for the end of the run, s.
+_CANCEL_S = 5.0
+
+
+class TeamHandler(RequestHandler):
+    """One team as an agent, for one request of one caller."""
+
+    def __init__(
+        self,
+        service: RunService,
+        caller: Caller,
+        info: EnsembleInfo,
+        receive: Receive,
+        *,
+        traceparent: str | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            service: Has the runs.
+            caller: Who asks.
+            info: The team.
+            receive: Says when the client goes away.
+            traceparent: Span of the client that runs which are begun are part of (S-INT-38); None: there is none.
+        """
+        self._service = service
+        self._caller = caller
+        self._info = info
+        self._receive = receive
+        self._traceparent = traceparent
+        #: the answer to the request in place of an error of the protocol
+        self.refusal: Refusal | None = None
+
+    @override
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
+        """Begin a run or decide at its gate; return it when it ended or waits for a person, or at once if the client likes."""
+        return await self._translate_refusals(self._send_message(params))
+
+    @override
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        """Begin a run or decide at its gate, and tell what happens until it ends or waits for a person."""
+        run = await self._translate_refusals(self._carry_out(params.message))
+        async with aclosing(self._stream_run(run)) as events:
+            async for event in events:
+                yield event
+
+    @override
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        """Tell what happens in a run that goes on."""
+        run = await self._translate_refusals(self._get_own_run(params.id, Right.READ))
+        if run.status.is_final:
+            raise UnsupportedOperationError(f"Task '{run.run_id}' is over: ask for it with GetTask")
+        async with aclosing(self._stream_run(run)) as events:
+            async for event in events:
+                yield event
+
+    @override
+    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
+        """Return a run as it stands."""
+        return await self._translate_refusals(self._get_task(params.id))
+
+    @override
+    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
+        """Ask a run to end, and return it as it stands a moment later."""
+        return await self._translate_refusals(self._cancel_run(params.id))
+
+    @override
+    async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        """Refuse: the endpoint has a list of its own."""
+        raise UnsupportedOperationError("Tasks are not listed here: GET /runs of the endpoint lists runs")
+
+    @override
+    async def on_get_extended_agent_card(
+        self, params: GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> AgentCard:
+        """Refuse: the card has everything."""
+        raise ExtendedAgentCardNotConfiguredError
+
+    @override
+    async def on_create_task_push_notification_config(
+        self, params: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        """Refuse: the endpoint calls nobody."""
+        raise PushNotificationNotSupportedError
+
+    @override
+    async def on_get_task_push_notification_config(
+        self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        """Refuse: the endpoint calls nobody."""
+        raise PushNotificationNotSupportedError
+
+    @override
+    async def on_list_task_push_notification_configs(
+        self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> ListTaskPushNotificationConfigsResponse:
+        """Refuse: the endpoint calls nobody."""
+        raise PushNotificationNotSupportedError
+
+    @override
+    async def on_delete_task_push_notification_config(
+        self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        """Refuse: the endpoint calls nobody."""
+        raise PushNotificationNotSupportedError
+
+    async def _send_message(self, params: SendMessageRequest) -> Task:
+        run = await self._carry_out(params.message)
+        if not params.configuration.return_immediately and not _is_settled(run):
+            run = await self._make_asked_run(run.run_id).end_for(self._receive, or_gate=True)
+        return task_of(run)
+
+    async def _get_task(self, run_id: str) -> Task:
+        return task_of(await self._get_own_run(run_id, Right.READ))
+
+    async def _cancel_run(self, run_id: str) -> Task:
+        await self._get_own_run(run_id, Right.RUN)
+        await self._service.cancel(run_id)
+        return task_of(await self._service.wait(run_id, _CANCEL_S))
+
+    async def _carry_out(self, message: Message) -> RunDetail:
+        """Carry out what a message asks for, and return its run."""
+        if message.task_id:
+            return await self._decide(message)
+        self._caller.check(Right.RUN)
+        tags = {CONTEXT_TAG: message.context_id} if message.context_id else {}
+        if len(message.context_id) > _LONGEST_CONTEXT:
+            raise _wrong(f"context_id has more than {_LONGEST_CONTEXT} characters")
+        inputs = inputs_of(message.parts, self._info)
+        asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
+        taken = await self._service.start(asked, idempotency_key=self._key(message))
+        return await self._service.get(taken.run_id)
+
+    def _key(self, message: Message) -> str | None:
+        """Return what makes a message that is sent again the same request; apart for callers and teams."""
+        if not message.message_id:
+            return None
+        digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
+        return f"{self._caller.name}:a2a:{digest}"
+
+    async def _decide(self, message: Message) -> RunDetail:
+        run = await self._get_own_run(message.task_id, Right.REVIEW)
+        if message.context_id and message.context_id != context_of(run):
+            raise _wrong(f"Task '{run.run_id}' is of another context than '{message.context_id[:200]}'")
+        if not run.reviews:
+            raise _wrong(f"Task '{run.run_id}' asks nothing: it is {run.status}. Begin another one without a task_id")
+        gate_id, decision = decision_of(message.parts, run.reviews)
+        decided = await self._service.decide(run.run_id, gate_id, decision, by=self._caller.name)
+        if isinstance(decided, ReviewConflict):
+            raise _wrong(f"Gate '{gate_id}' was decided before: {decided.first.decision}, by {decided.first.by}")
+        return await self._service.get(run.run_id)
+
+    async def _get_own_run(self, run_id: str, right: Right) -> RunDetail:
+        """Return a run of this team."""
+        self._caller.check(right)
+        run = await visible_run(self._service, self._caller, run_id)
+        if run.ensemble != self._info.name:
+            raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'")
+        return run
+
+    def _make_asked_run(self, run_id: str) -> AskedRun:
+        return AskedRun(self._service, run_id, ends_with_client=False)
+
+    async def _stream_run(self, run: RunDetail) -> AsyncGenerator[Event]:
+        """Yield what happens in a run; what goes wrong meanwhile is an error of the protocol."""
+        async with aclosing(self._follow_run(run)) as events:
+            while (event := await self._translate_refusals(anext(events, None))) is not None:
+                yield event
+
+    async def _follow_run(self, run: RunDetail) -> AsyncGenerator[Event]:
+        """Yield a run, what its last task says, which tasks are done, and how it ended or what it asks."""
+        yield task_of(run)
+        if _is_settled(run):
+            return
+        stream = TaskStream(await self._wait_until_continued(run), self._info.chat.streamed_task)
+        async with aclosing(self._make_asked_run(run.run_id).follow()) as happening:
+            async for each in happening:
+                for event in stream.events(each):
+                    yield event
+
+    async def _wait_until_continued(self, run: RunDetail) -> RunDetail:
+        """Return a run that goes on, once what drives it took notice of a decision."""
+        for _ in range(int(_PATIENCE_S / _LOOK_S)):
+            if run.status is not RunStatus.WAITING or run.reviews:
+                break
+            await asyncio.sleep(_LOOK_S)
+            run = await self._service.get(run.run_id)
+        return run
+
+    async def _translate_refusals(self, asking: Awaitable[T]) -> T:
+        """Return what the endpoint says; its refusals are errors of the protocol.
+
+        The text of a defect is of use to the operator alone, as on every other route.
+        """
+        try:
+            return await asking
+        except A2AError:
+            raise
+        except Refusal as refusal:
+            self._refuse(refusal)
+        except Exception as error:  # noqa: BLE001  a defect of ours
+            _log.error("Team '%s': %s in an answer of A2A", self._info.name, type(error).__name__, exc_info=error)
+            raise InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
+
+    def _refuse(self, refusal: Refusal) -> NoReturn:
+        if refusal.status in _OF_HTTP or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.refusal = refusal
+            raise InternalError(refusal.message) from refusal
+        match refusal.code:
+            case "RUN_NOT_FOUND":
+                raise TaskNotFoundError(refusal.message) from refusal
+            case "RUN_OVER":
+                raise TaskNotCancelableError(refusal.message) from refusal
+            case _:
+                raise InvalidParamsError(refusal.message) from refusal
+
+
+def _is_settled(run: RunDetail) -> bool:
+    """Return whether nothing more happens in a run by itself; one whose gates are all decided goes on in a moment."""
+    return run.status.is_final or (run.status is RunStatus.WAITING and bool(run.reviews))
+
+
+#: Loggers of the SDK's dispatcher, for both versions of the protocol.
+_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
+#: How what they say of its own defects begins.
+_DEFECTS = ("Unhandled", "Error during stream")
+
+
+def _is_of_a_defect(record: logging.LogRecord) -> bool:
+    """Keep what is said of defects; each wrong request of a client is logged with a traceback and parts of it otherwise."""
+    return record.msg.startswith(_DEFECTS) if isinstance(record.msg, str) else True
+
+
+for _name in _LOGGERS:
+    logging.getLogger(_name).addFilter(_is_of_a_defect)
+
+
+async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
+    """Answer a request about a team.
+
+    Raises:
+        Refusal: it is refused with a status of HTTP.
+    """
+    handler = TeamHandler(service, caller, info, request.receive, traceparent=traceparent_of(request))
+    answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
+    if handler.refusal is not None:
+        raise handler.refusal
+    if isinstance(answer, EventSourceResponse):
+        answer.send_timeout = SEND_TIMEOUT_S
+        answer.headers.update(STREAM_HEADERS)
+    return answer
+
+
+def card_data(request: Request, info: EnsembleInfo) -> dict[str, Any]:
+    """Return the card of a team as JSON data."""
+    public: str | None = request.app.state.public_url
+    base = (public or str(request.base_url)).rstrip("/")
+    return agent_card_to_dict(
+        agent_card(info, f"{base}/a2a/{quote(info.name)}", asks_for_keys=request.app.state.asks_for_keys)
+    )

@@ -1,0 +1,415 @@
+"""`/mcp`: teams as tools of an MCP server, over streamable HTTP (S-INT-25 to S-INT-29)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
+
+import pydantic
+from fastapi import FastAPI
+from mcp import MCPError
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    InputRequiredResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.requests import Request
+from starlette.routing import Route
+
+from ensemble_ray.access.admission import is_allowed_origin
+from ensemble_ray.access.keys import Right
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.execute.review.elicitation import make_gate_form, read_client_answer, shows_forms
+from ensemble_ray.process.config import package_version
+from ensemble_ray.serve.answers import refusal_answer
+from ensemble_ray.serve.asked_run import AskedRun, DoneTask
+from ensemble_ray.serve.middleware import caller_of, traceparent_of
+from ensemble_ray.serve.schemas import NewDecision, NewRun, Refusal, RunStatus, Verdict
+from ensemble_ray.serve.visible_runs import visible_run
+from ensemble_ray.tools.tool import make_tool_name
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewDecision
+
+if TYPE_CHECKING:
+    from mcp.server import ServerRequestContext
+    from mcp_types import InputRequest, InputResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ensemble_ray.serve.run_service import RunService
+    from ensemble_ray.serve.schemas import EnsembleInfo, RunDetail
+
+
+#: Argument that takes the items of a map-reduce, where no input of the team has that name.
+ITEMS = "items"
+
+
+def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
+    """Return teams by the names of their tools: letters, digits and underscores; of those that would be one, as they are."""
+    known = list(teams)
+    shown = {each.name: make_tool_name(each.name) for each in known}
+    count = Counter(shown.values())
+    return {(shown[each.name] if count[shown[each.name]] == 1 else each.name): each for each in known}
+
+
+def tool_of(name: str, team: EnsembleInfo) -> Tool:
+    """Return a team as a tool: a text for each input that a run has to give, and the items where requests may bring them."""
+    properties: dict[str, object] = {each: {"type": "string"} for each in team.inputs}
+    if team.takes_items and ITEMS not in properties:
+        properties[ITEMS] = {"type": "array", "description": "What is mapped, in place of the team's own items"}
+    of_tasks = "" if team.tasks is None else f" of {team.tasks} tasks"
+    about = f"Runs the team '{team.name}', a {team.workflow} workflow{of_tasks}, and returns its last output."
+    return Tool(
+        name=name,
+        title=team.name,
+        description=f"{team.description}\n{about}" if team.description else about,
+        input_schema={
+            "type": "object",
+            "properties": properties,
+            "required": list(team.inputs),
+            "additionalProperties": False,
+        },
+    )
+
+
+#: Names in `_meta`: of a request its key, of an answer its run.
+IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
+_LONGEST_KEY = 255
+#: How long the last notes of progress are waited for when the run has ended, s.
+_LAST_PROGRESS_S = 5.0
+#: Characters of a task's description in a note of progress.
+_SHOWN = 120
+
+
+class AskedTeam:
+    """A call of a team by a caller who may run it."""
+
+    def __init__(self, context: ServerRequestContext[dict[str, Any]], request: Request, info: EnsembleInfo) -> None:
+        self._context = context
+        self._request = request
+        self._info = info
+        self._service: RunService = request.app.state.service
+        self._caller = caller_of(request)
+        self._key = _idempotency_key(context, request)
+
+    async def begin(self, arguments: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
+        """Begin a run and wait for its end, or until a person has to decide."""
+        takes_items = self._info.takes_items and ITEMS not in self._info.inputs
+        known = [*self._info.inputs, *([ITEMS] if takes_items else [])]
+        if spare := [name[:200] for name in arguments if name not in known]:
+            return _make_failure(f"Unknown inputs {spare[:10]}. Known: {known}")
+        inputs = {name: value for name, value in arguments.items() if name in self._info.inputs}
+        try:
+            asked = NewRun.model_validate(
+                {
+                    "ensemble": self._info.name,
+                    "inputs": inputs,
+                    "items": arguments.get(ITEMS),
+                    "traceparent": traceparent_of(self._request, (self._context.meta or {}).get("traceparent")),
+                }
+            )
+            run = await AskedRun.begin(
+                self._service,
+                asked,
+                # Keys of several callers must not meet.
+                idempotency_key=None if self._key is None else f"{self._caller.name}:{self._key}",
+                ends_with_client=self._ends_with_client,
+            )
+        except pydantic.ValidationError as error:
+            return _make_failure("; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()[:10]))
+        except Refusal as refusal:
+            return _make_failure(refusal.message, run_id=refusal.run_id)
+        return await self._finish(run)
+
+    async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+        """Take what was decided at a run's gates, and wait again.
+
+        Raises:
+            MCPError: the caller has no such run of this team.
+        """
+        try:
+            found = await visible_run(self._service, self._caller, run_id)
+        except Refusal as refusal:
+            raise MCPError(INVALID_PARAMS, refusal.message) from None
+        if found.ensemble != self._info.name:
+            raise MCPError(INVALID_PARAMS, f"There is no run '{run_id[:200]}'")
+        if not self._can_decide:
+            return self._waiting(found)
+        is_left_open = False
+        for gate in found.reviews:
+            answer = answers.get(gate.gate_id)
+            if answer is not None and not await self._decide(run_id, gate.gate_id, answer):
+                is_left_open = True
+        if is_left_open:
+            return self._waiting(await self._service.get(run_id))
+        return await self._finish(AskedRun(self._service, run_id, ends_with_client=self._ends_with_client))
+
+    async def _decide(self, run_id: str, gate_id: str, answer: InputResponse) -> bool:
+        """Record a decision; return whether the gate is decided now, by whomever."""
+        decided = read_client_answer(answer)
+        if decided is None:
+            return False
+        with contextlib.suppress(
+            Refusal
+        ):  # nobody waits there any more; where somebody was first, that decision counts
+            await self._service.decide(run_id, gate_id, _wire(decided), by=self._caller.name)
+        return True
+
+    async def _finish(self, run: AskedRun) -> CallToolResult | InputRequiredResult:
+        """Wait for the end of the run, or for an open gate, and return the answer to the call."""
+        telling = None
+        if (self._context.meta or {}).get("progress_token") is not None:
+            telling = asyncio.ensure_future(self._tell_progress(run.run_id))
+        try:
+            found = await run.end_or_gate()
+            if telling is not None and found.status.is_final:
+                await asyncio.wait({telling}, timeout=_LAST_PROGRESS_S)
+        finally:
+            if telling is not None:
+                telling.cancel()
+            await run.leave()
+        return self._forms(found) if found.status is RunStatus.WAITING else _result(found)
+
+    def _forms(self, found: RunDetail) -> CallToolResult | InputRequiredResult:
+        """Return the open gates of a run as forms; where the client cannot be asked, as an error that says what to do."""
+        if not self._can_decide:
+            return self._waiting(found)
+        forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
+        return InputRequiredResult(input_requests=forms, request_state=found.run_id)
+
+    @property
+    def _can_decide(self) -> bool:
+        """Whether the client shows forms, and its caller may decide."""
+        return (
+            shows_forms(self._context)
+            and self._context.protocol_version in MODERN_PROTOCOL_VERSIONS
+            and Right.REVIEW in self._caller.rights
+        )
+
+    @property
+    def _ends_with_client(self) -> bool:
+        return bool(self._request.app.state.cancel_on_disconnect) and self._key is None
+
+    def _waiting(self, found: RunDetail) -> CallToolResult:
+        gates = "; ".join(
+            f"POST /reviews/{found.run_id}/{each.gate_id} ({brief(each.task_description, _SHOWN)})"
+            for each in found.reviews
+        )
+        text = (
+            f"Run {found.run_id} waits for a person to decide. What to do: {gates or 'GET /reviews has its gates'}, with the "
+            f"right 'review'; its output is at GET /runs/{found.run_id} when that is done"
+        )
+        return _make_failure(text, run_id=found.run_id)
+
+    async def _tell_progress(self, run_id: str) -> None:
+        """Tell each task that is done or failed: how many, of all."""
+        done = 0
+        async with aclosing(self._service.events(run_id)) as events:
+            async for each in events:
+                if each.type not in {"task_completed", "task_failed"}:
+                    continue
+                done += 1
+                total = max(done, self._info.tasks or 0)
+                task = DoneTask.model_validate(each.data)
+                text = f"{task.agent_role}: {brief(task.task_description, _SHOWN)}"
+                await self._context.session.report_progress(done, total, text)
+
+
+def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Request) -> str | None:
+    """Return the client's name for a call: of the call itself, else the header's.
+
+    Raises:
+        MCPError: it is none.
+    """
+    meta = cast("Mapping[str, object]", context.meta or {})
+    key = meta.get(IDEMPOTENCY_KEY, request.headers.get("idempotency-key"))
+    if key is None:
+        return None
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
+        raise MCPError(INVALID_PARAMS, f"{IDEMPOTENCY_KEY} must be a text of 1 to {_LONGEST_KEY} characters")
+    return key
+
+
+def _wire(decision: ReviewDecision) -> NewDecision:
+    """Return a decision as the run service takes it."""
+    match decision:
+        case Edit(revised_output=text):
+            return NewDecision(decision=Verdict.EDIT, text=text)
+        case ExitEarly():
+            return NewDecision(decision=Verdict.EXIT)
+        case _:
+            return NewDecision(decision=Verdict.APPROVE)
+
+
+def _result(found: RunDetail) -> CallToolResult:
+    """Return what came of a run that has ended."""
+    if found.error is not None:
+        return _make_failure("\n".join([found.error.message, *found.error.causes]), run_id=found.run_id)
+    if found.result is None:
+        return _make_failure(f"Run {found.run_id} ended without an output: {found.status}", run_id=found.run_id)
+    if found.result.exit_reason != ExitReason.COMPLETED.value:
+        text = f"The run ended early ({found.result.exit_reason}). It gave so far:\n{found.result.raw}"
+        return _make_failure(text, run_id=found.run_id)
+    return CallToolResult(content=[TextContent(text=found.result.raw)], _meta={RUN_ID: found.run_id})
+
+
+def _make_failure(text: str, *, run_id: str | None = None) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(text=text)], is_error=True, _meta=None if run_id is None else {RUN_ID: run_id}
+    )
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, parts))[:200]
+
+
+#: Where the server is.
+PATH = "/mcp"
+_SERVER = "ensemble_ray.serve.mcp_api"
+
+
+def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint:
+    """Serve teams as tools at `/mcp`.
+
+    Args:
+        api: The endpoint.
+        max_body_bytes: The longest body.
+        allowed_origins: Origins whose pages may ask.
+    """
+    endpoint = McpEndpoint(max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
+    api.router.routes.append(Route(PATH, endpoint=cast("ASGIApp", endpoint), include_in_schema=False))
+    return endpoint
+
+
+class McpEndpoint:
+    """Lets requests pass to the SDK, which it starts with the first one."""
+
+    def __init__(self, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._allowed_origins = frozenset(allowed_origins)
+        self._opening: asyncio.Task[StreamableHTTPSessionManager] | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            self._check(Request(scope), scope)
+        except Refusal as refusal:
+            await refusal_answer(refusal)(scope, receive, send)
+            return
+        manager = await self._manager()
+        await manager.handle_request(scope, receive, send)
+
+    async def close(self) -> None:
+        """End what still answers."""
+        self._closed.set()
+        if self._holding is not None:
+            await asyncio.wait({self._holding})
+
+    def _check(self, request: Request, scope: Scope) -> None:
+        """Refuse what is not for the SDK.
+
+        Raises:
+            Refusal: another method than POST, a page of another origin, a caller without the right `run`, or no package `mcp`.
+        """
+        caller_of(request).check(Right.RUN)
+        if not is_allowed_origin(scope, self._allowed_origins):  # also with a key, as the protocol wants it
+            text = "Pages of this origin may not ask here. What to do: the operator names it with allowed_origins"
+            raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
+        if request.method != "POST":  # there are no sessions to end, and no messages outside of answers
+            text = f"{request.method} {PATH}: only POST is served, since the server keeps no sessions"
+            allow = (("allow", "POST"),)
+            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)
+        if find_spec("mcp") is None:
+            text = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
+            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "NOT_INSTALLED", text)
+
+    async def _manager(self) -> StreamableHTTPSessionManager:
+        if self._opening is None:
+            # In a context of its own: what belongs to the request that comes first must not end with it.
+            self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> StreamableHTTPSessionManager:
+        server = await asyncio.to_thread(importlib.import_module, _SERVER)
+        manager = cast(
+            "StreamableHTTPSessionManager", server.build_session_manager(max_body_bytes=self._max_body_bytes)
+        )
+        is_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(manager, is_open))
+        await is_open
+        return manager
+
+    async def _hold(self, manager: StreamableHTTPSessionManager, is_open: asyncio.Future[None]) -> None:
+        """Keep it open in one task, as its cancel scopes need it."""
+        async with manager.run():
+            is_open.set_result(None)
+            await self._closed.wait()
+
+
+def build_session_manager(*, max_body_bytes: int) -> StreamableHTTPSessionManager:
+    """Return what answers requests, each on its own.
+
+    Args:
+        max_body_bytes: The longest body.
+    """
+    server: Server[dict[str, Any]] = Server(
+        "ensemble-ray",
+        version=package_version(),
+        on_list_tools=_list,
+        on_call_tool=_call,
+        # Arguments travel in bodies alone; without this the tools are listed anew for each call.
+        get_tool_input_schema=lambda _name: None,
+    )
+    return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=max_body_bytes)
+
+
+async def _list(
+    context: ServerRequestContext[dict[str, Any]], _params: PaginatedRequestParams | None
+) -> ListToolsResult:
+    teams = await _teams(_request_of(context))
+    return ListToolsResult(tools=[tool_of(name, info) for name, info in teams.items()])
+
+
+async def _call(
+    context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams
+) -> CallToolResult | InputRequiredResult:
+    request = _request_of(context)
+    teams = await _teams(request)
+    info = teams.get(params.name)
+    if info is None:
+        raise MCPError(INVALID_PARAMS, f"Unknown tool '{params.name[:200]}'. Known: {list(teams)}")
+    asked = AskedTeam(context, request, info)
+    if params.request_state is None:
+        return await asked.begin(params.arguments or {})
+    return await asked.go_on(params.request_state, params.input_responses or {})
+
+
+def _request_of(context: ServerRequestContext[dict[str, Any]]) -> Request:
+    """Return the request as it came over HTTP."""
+    request: Request | None = context.request
+    if request is None:
+        raise RuntimeError("a call of a tool came without its HTTP request")
+    return request
+
+
+async def _teams(request: Request) -> Mapping[str, EnsembleInfo]:
+    """Return the caller's teams, by the names of their tools."""
+    caller = caller_of(request)
+    return tools_by_name([each for each in await request.app.state.service.ensembles() if caller.sees(each.name)])

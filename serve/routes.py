@@ -1,0 +1,441 @@
+"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-25)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from ensemble_ray.access.keys import Right
+from ensemble_ray.serve.answers import FAILURES, answer, failure_answer, json_text
+from ensemble_ray.serve.callers import Caller
+from ensemble_ray.serve.metrics import render_samples
+from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunService
+from ensemble_ray.serve.schemas import (
+    AcceptedRun,
+    Capabilities,
+    DecidedReview,
+    EnsembleInfo,
+    EnsembleList,
+    Health,
+    Instant,
+    NewDecision,
+    NewDirective,
+    NewModel,
+    NewRun,
+    Refusal,
+    ReviewConflict,
+    ReviewList,
+    RunDetail,
+    RunEvent,
+    RunFilter,
+    RunPage,
+    RunStatus,
+    ToolCallBody,
+    ToolReply,
+)
+from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run
+from ensemble_ray.studio.event_answer import EventAnswer
+from ensemble_ray.text.foreign_text import whole_json
+
+#: Longer waits end after this; proxies seldom allow more.
+LONGEST_WAIT_S = 3600.0
+_WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
+
+
+def preferred_wait(prefer: str | None) -> float | None:
+    """Return the seconds of a `Prefer` header; None where it does not ask to wait.
+
+    Preferences that are not understood are passed over, as the RFC has it.
+
+    Examples:
+        >>> preferred_wait("respond-async, wait=10")
+        10.0
+    """
+    for part in (prefer or "").split(","):
+        if found := _WAIT.fullmatch(part):
+            return min(float(found[1]), LONGEST_WAIT_S)
+    return None
+
+
+runs_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+_LOCATION = {"Location": {"description": "Where the run is", "schema": {"type": "string"}}}
+
+
+@runs_router.post(
+    "/runs",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=AcceptedRun,
+    responses={
+        200: {"model": RunDetail, "description": "It ended while the client waited", "headers": _LOCATION},
+        202: {"description": "It was accepted", "headers": _LOCATION},
+    },
+)
+async def post_run(
+    asked: NewRun,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    request: Request,
+    *,
+    wait: Annotated[float | None, Query(ge=0, le=LONGEST_WAIT_S)] = None,
+    prefer: Annotated[str | None, Header()] = None,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> JSONResponse:
+    """Begin a run. With `wait`, answer with its result if it ends in so many seconds."""
+    caller.check(Right.RUN)
+    if asked.task_overrides is not None or asked.tasks is not None:
+        caller.check(Right.ADMIN)  # they say what agents do, and with which tools
+    ensemble = await chosen_ensemble(service, caller, asked.ensemble)
+    # Keys of several callers must not meet.
+    key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
+    span = traceparent_of(request, asked.traceparent)
+    named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
+    taken = await service.start(named, idempotency_key=key)
+    headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
+    preferred = preferred_wait(prefer)
+    seconds = preferred if wait is None else wait
+    if seconds is None:
+        return answer(taken, HTTPStatus.ACCEPTED, headers)
+    if wait is None:
+        headers["preference-applied"] = f"wait={seconds:.0f}"
+    found = await service.wait(taken.run_id, seconds)
+    if not found.status.is_final:
+        return answer(taken.model_copy(update={"status": found.status}), HTTPStatus.ACCEPTED, headers)
+    if found.error is not None:
+        return failure_answer(found.error, headers)
+    return answer(found, HTTPStatus.OK, headers)
+
+
+@runs_router.get("/runs", response_model=RunPage)
+async def get_runs(
+    service: ServiceDependency,
+    caller: CallerDependency,
+    *,
+    status: RunStatus | None = None,
+    tag: Annotated[list[str], Query(max_length=16, description="NAME:VALUE; all of them must be the run's")] = [],  # noqa: B006  FastAPI copies it
+    ensemble: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  as above
+    since: Instant | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = DEFAULT_PAGE,
+) -> JSONResponse:
+    """List runs, newest first."""
+    caller.check(Right.READ)
+    ensembles = frozenset(ensemble) if ensemble else None
+    if caller.ensembles is not None:
+        ensembles = caller.ensembles if ensembles is None else ensembles & caller.ensembles
+    wanted = RunFilter(status=status, ensembles=ensembles, tags=dict(map(_tag, tag)), since=since)
+    return answer(await service.list(wanted, cursor=cursor, size=limit))
+
+
+@runs_router.get("/runs/{run_id}", response_model=RunDetail)
+async def get_run(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Return a run with its result or its error."""
+    caller.check(Right.READ)
+    return answer(await visible_run(service, caller, run_id))
+
+
+@runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=RunDetail)
+async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Ask a run to end: nothing starts any more, and running tasks are stopped."""
+    caller.check(Right.RUN)
+    await visible_run(service, caller, run_id)
+    return answer(await service.cancel(run_id), HTTPStatus.ACCEPTED)
+
+
+def _tag(text: str) -> tuple[str, str]:
+    """Return name and value of `NAME:VALUE`."""
+    name, colon, value = text.partition(":")
+    if not colon or not name:
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "query.tag: say NAME:VALUE")
+    return name, value
+
+
+control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+
+
+@control_router.post("/runs/{run_id}/inject", response_model=RunDetail)
+async def post_directive(
+    run_id: str, directive: NewDirective, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Tell the tasks of a run that start from now on; it is on record when this is answered."""
+    caller.check(Right.RUN)
+    await visible_run(service, caller, run_id)
+    return answer(await service.inject(run_id, directive, by=caller.name), HTTPStatus.OK)
+
+
+@control_router.post("/runs/{run_id}/model", response_model=RunDetail)
+async def post_model(
+    run_id: str, model: NewModel, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Let the tasks of a run that start from now on ask another model; it is on record when this is answered."""
+    caller.check(Right.RUN)
+    await visible_run(service, caller, run_id)
+    return answer(await service.switch_model(run_id, model, by=caller.name), HTTPStatus.OK)
+
+
+reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
+
+
+@reviews_router.get("/reviews", response_model=ReviewList)
+async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the gates that are open, oldest first."""
+    if Right.REVIEW not in caller.rights:  # who decides has to see what about
+        caller.check(Right.READ)
+    return answer(ReviewList(reviews=list(await service.reviews(caller.ensembles))))
+
+
+@reviews_router.post(
+    "/reviews/{run_id}/{gate_id}",
+    response_model=DecidedReview,
+    responses={409: {"model": ReviewConflict, "description": "It was decided before; `first` is that decision"}},
+)
+async def post_decision(
+    run_id: str, gate_id: str, decision: NewDecision, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Decide at a gate. The run goes on by itself."""
+    caller.check(Right.REVIEW)
+    await visible_run(service, caller, run_id)
+    decided = await service.decide(run_id, gate_id, decision, by=caller.name)
+    return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, ReviewConflict) else HTTPStatus.OK)
+
+
+events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+@events_router.get(
+    "/runs/{run_id}/events",
+    response_class=EventSourceResponse,
+    responses={
+        200: {"description": "`event:` is a type, `data:` its JSON, `id:` a cursor", "content": _STREAM},
+        204: {"description": "The client has had everything, and need not come back"},
+    },
+)
+async def get_events(
+    run_id: str,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    *,
+    after: str | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream what happens in a run, from its beginning or behind an event, to its end."""
+    caller.check(Right.READ)
+    run = await visible_run(service, caller, run_id)
+    events = service.events(run_id, last_event_id or after)
+    first: RunEvent | None = None
+    if run.status.is_final:
+        first = await anext(events, None)
+        if first is None:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+    return EventAnswer(_stream(first, events), separator="\r\n")
+
+
+async def _stream(first: RunEvent | None, events: AsyncGenerator[RunEvent]) -> AsyncGenerator[ServerSentEvent]:
+    async with aclosing(events):
+        if first is not None:
+            yield _render(first)
+        async for each in events:
+            yield _render(each)
+
+
+def _render(event: RunEvent) -> ServerSentEvent:
+    return ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
+
+
+capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES)
+
+
+@capabilities_router.get("/capabilities", response_model=Capabilities)
+async def get_capabilities(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the tools that can be called, and the models and tasks of the teams."""
+    caller.check(Right.READ)
+    found = await service.capabilities()
+    tasks = [each for each in found.tasks if caller.sees(each.ensemble)]
+    models = [each for each in found.models if caller.sees(each.ensemble)]
+    return answer(found.model_copy(update={"tasks": tasks, "models": models}))
+
+
+@capabilities_router.post("/tools/{name}/invoke", response_model=ToolReply)
+async def post_tool_call(
+    name: str, body: ToolCallBody, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Call a tool once, outside of any run."""
+    caller.check(Right.ADMIN)
+    return answer(await service.invoke_tool(name, body))
+
+
+ensembles_router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES)
+
+
+@ensembles_router.get("/ensembles", response_model=EnsembleList)
+async def get_ensembles(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the teams, with the inputs that their runs have to give."""
+    caller.check(Right.READ)
+    seen = [each for each in await service.ensembles() if caller.sees(each.name)]
+    return answer(EnsembleList(ensembles=seen))
+
+
+health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+#: How long what drives runs may take to answer, s.
+_PATIENCE_S = 5.0
+
+
+@health_router.get("/healthz")
+async def get_health() -> Health:
+    """Return whether this process answers."""
+    return Health(status="ok")
+
+
+@health_router.get("/readyz")
+async def get_readiness(service: ServiceDependency) -> Health:
+    """Return whether runs can be begun: what drives them answers, and has loaded its teams."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await service.ensembles()
+    except TimeoutError:
+        raise Refusal(
+            HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", "What drives runs does not answer", retry_after_s=5
+        ) from None
+    return Health(status="ok")
+
+
+metrics_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+
+@metrics_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "The text format of Prometheus", "content": _TEXT}},
+)
+async def get_metrics(service: ServiceDependency, caller: CallerDependency) -> PlainTextResponse:
+    """Return counts of runs, tokens, cost and refusals, of the caller's teams; those of the whole endpoint if it has all."""
+    caller.check(Right.READ)
+    seen = [
+        each
+        for each in await service.metrics()
+        if caller.ensembles is None or (each.team is not None and caller.sees(each.team))
+    ]
+    return PlainTextResponse(render_samples(seen))
+
+
+a2a_router: APIRouter = APIRouter(tags=["a2a"], responses=FAILURES)
+_INSTALL = "A2A needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
+_ANSWER: dict[str, Any] = {
+    "application/json": {"schema": {"type": "object"}},
+    "text/event-stream": {"schema": {"type": "string"}},
+}
+_CARD: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "An agent card of the protocol",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "jsonrpc": {"const": "2.0"},
+                        "id": {"type": ["string", "integer", "null"]},
+                        "method": {"type": "string", "examples": ["SendMessage", "SendStreamingMessage", "GetTask"]},
+                        "params": {"type": "object"},
+                    },
+                    "required": ["jsonrpc", "method"],
+                }
+            }
+        },
+    }
+}
+_PARSE_ERROR = {"code": -32700, "message": "The body is no JSON object in UTF-8"}
+
+
+@a2a_router.get("/.well-known/agent-card.json", responses=_CARD)
+async def get_only_card(request: Request, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Return the card of the only team that the caller has."""
+    caller.check(Right.READ)
+    known = [each for each in await service.ensembles() if caller.sees(each.name)]
+    if len(known) != 1:
+        paths = ", ".join(f"/a2a/{each.name}/.well-known/agent-card.json" for each in known)
+        text = f"There is more than one team, or none. Their cards: [{paths}]"
+        raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_REQUIRED", text)
+    return _card(request, known[0])
+
+
+@a2a_router.get("/a2a/{ensemble}/.well-known/agent-card.json", responses=_CARD)
+async def get_card(
+    ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Return the card of a team."""
+    caller.check(Right.READ)
+    return _card(request, await _team(service, caller, ensemble))
+
+
+@a2a_router.post(
+    "/a2a/{ensemble}",
+    response_class=Response,
+    responses={200: {"description": "What JSON-RPC answers; of a streaming method, events", "content": _ANSWER}},
+    openapi_extra=_BODY,
+)
+async def post_message(
+    ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
+) -> Response:
+    """Take a message for a team, by JSON-RPC."""
+    if not caller.rights & {Right.RUN, Right.READ, Right.REVIEW}:
+        caller.check(Right.RUN)
+    info = await _team(service, caller, ensemble)
+    _check_installed()
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # A page can send other types of bodies to any site without asking that site before.
+        text = "The body must be JSON. What to do: send the header Content-Type: application/json"
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", text)
+    try:
+        body: object = json.loads(whole_json((await request.body()).decode()))
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": _PARSE_ERROR})
+    request._json = body  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  what the SDK asks for, without halves of surrogate pairs
+    from ensemble_ray.serve.a2a import dispatch
+
+    return await dispatch(request, service, caller, info)
+
+
+async def _team(service: RunService, caller: Caller, name: str) -> EnsembleInfo:
+    """Return a team of the caller's.
+
+    Raises:
+        Refusal: it has none of that name.
+    """
+    known = [each for each in await service.ensembles() if caller.sees(each.name)]
+    for each in known:
+        if each.name == name:
+            return each
+    shown = ", ".join(each.name for each in known)
+    raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", f"There is no team '{name[:200]}'. There are: [{shown}]")
+
+
+def _card(request: Request, info: EnsembleInfo) -> JSONResponse:
+    _check_installed()
+    from ensemble_ray.serve.a2a import card_data
+
+    return JSONResponse(card_data(request, info))
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("a2a") is None:
+        raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "NOT_INSTALLED", _INSTALL)
