@@ -6,6 +6,9 @@ loaded before the first run that needs them. `_EXPORTS` is the one list of names
 """
 
 import importlib
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 
 #: Public names by the module that they come from. What a first-time reader does not need is documented under `MODULES`.
 _EXPORTS = {
@@ -120,6 +123,19 @@ MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in name
 
 _names = [name for names in _EXPORTS.values() for name in names.split()]
 __all__ = sorted(_names)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]  checkers read the stub
+
+
+class _MovedModules(MetaPathFinder):
+    """Finds modules of the package under their old names."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        """Return how to import a module that was merged into another; None: there was no such module."""
+        if not fullname.startswith("ensemble_ray."):
+            return None
+        return importlib.import_module("ensemble_ray.process.moved").find_spec(fullname)
+
+
+sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,213 @@
+"""Modules that were merged into others keep their old names until 1.0: imports and pickled submissions use them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: Packages that are gone, and the packages that replace them.
+_PACKAGES = {"coordinator": "runs", "inline": "runs", "limits": "llm.limits", "loader": "teamfile"}
+#: Modules, each with the modules that were merged into it; names without a package were in the same one.
+_MERGED = {
+    "definition.agent": "own_runner process_fields questions remote_agent",
+    "definition.ensemble": "hierarchy levels",
+    "definition.fields": "durability identity model_placeholder origin templates workflow",
+    "definition.graph": "graph_edges",
+    "definition.loop": "until",
+    "definition.map_reduce": "map_reduce_checks output_types",
+    "definition.phase": "phase_decision",
+    "definition.run_options": "budget retry_policy run_tags",
+    "definition.task": "history memory reflection reflection_input unit_output",
+    "definition.validation": "team_model unit_checks",
+    "errors": "errors.root errors.units",
+    "errors.bodies": "tls",
+    "errors.travel": "provider",
+    "execute.agent.attempts": "incomplete",
+    "execute.agent.context_window": "context_report execute.request_size",
+    "execute.agent.react": "steps",
+    "execute.agent.structured": "type_adapters",
+    "execute.callables": "checks handler_context",
+    "execute.delegation.decisions": "calls gates",
+    "execute.effects": "memory_use recorded execute.tools.unknown_effect",
+    "execute.local_executor": "agent_templates",
+    "execute.memory": "directives",
+    "execute.orders": "execute.delegation.peers outcomes questions run_models",
+    "execute.reflection": "execute.reflection.local execute.reflection.reflecting",
+    "execute.review.elicitation": "client_forms",
+    "execute.review.gates": "asking rules tracing waiting",
+    "execute.review.handlers": "reviewer",
+    "execute.runner": "announcements changes",
+    "execute.scope": "exits ports slots spending",
+    "execute.tools.calls": "sampling",
+    "facts.effects": "memory reflection sampling",
+    "facts.fact": "lenient shapes",
+    "facts.runs": "directives ends items reviews",
+    "items.pulling": "index_set number_set",
+    "items.results": "dead_letters",
+    "items.sources": "screening",
+    "items.tables": "parquet",
+    "llm.failures": "endpoint_urls faults llm.protocol.arrival llm.protocol.errors retry",
+    "llm.limits.accounts": "limits.account limits.budget_service limits.remote_account",
+    "llm.limits.breaker": "limits.adaptive limits.breaker",
+    "llm.limits.budget": "limits.budget",
+    "llm.limits.endpoints": "limits.endpoints",
+    "llm.limits.limiter": "limits.lease limits.limiter_service limits.local_limiter limits.waiting",
+    "llm.limits.machines": "limits.bucket limits.steps",
+    "llm.local": "llm.local_engine.registry llm.local_engine.server llm.local_engine.weights",
+    "llm.local_process": "llm.local_engine.process",
+    "llm.protocol.request": "message_roles request_options schema_offers",
+    "llm.protocol.transport": "event_loop_resources redirects",
+    "llm.protocol.wire": "answer_limits",
+    "memory.embeddings": "embedding_meter",
+    "memory.lasting": "tables vectors",
+    "memory.openai_embeddings": "embedding_batches",
+    "memory.postgres": """
+        memory.postgres.database memory.postgres.memory memory.postgres.reflections memory.postgres.schema
+        memory.postgres.tables
+    """,
+    "memory.sqlite": "memory.sqlite.file memory.sqlite.memory memory.sqlite.reflections",
+    "memory.store": "ensemble_memory in_memory reflections",
+    "memory.tools": "held run_memory",
+    "plan.map_reduce_factories": "map_reduce_dag map_reduce_tokens",
+    "plan.placement": "redispatch requirements shards sharing",
+    "plan.plan": "units",
+    "plan.planner": "dependencies manager templates",
+    "plan.unit_plans": "nodes",
+    "ports": "ports.dashboard ports.jobs ports.memory ports.reflection ports.runners ports.services",
+    "process.config": "pickling",
+    "process.context": "bounded_log notices",
+    "process.forks": "clock loop terminal threads",
+    "process.private_files": "cluster_finding ray_files",
+    "record.following": "record.following.follower record.following.projection",
+    "record.identity.definition": "callables digest memory names",
+    "record.journal": "rendering",
+    "record.map_reduce_fold": "map_reduce_lists",
+    "record.opening": "environment",
+    "record.postgres.database": "connection schema",
+    "record.postgres.journal": "group writer",
+    "record.postgres.store": "gates owner runs",
+    "record.resume.reading": "directives remembered run_budget",
+    "record.runs": "naming retention",
+    "record.sqlite.journal": "commit_lock writer",
+    "record.sqlite.losses": "commit_count index wal_scan",
+    "record.sqlite.store": "gates",
+    "record.stores": "ownership record.resume.advice",
+    "record.view.tree": "branch_lines context directives reflections reviews texts units",
+    "runs.coordinator": """
+        coordinator.background coordinator.coordinator coordinator.directives coordinator.own_reasons
+        coordinator.ports coordinator.put_down coordinator.run_journal
+    """,
+    "runs.inline": "inline.run inline.runtime inline.session",
+    "runs.launching": "context context_budgets run_events showing tracing",
+    "runs.map_reduce.item_loops": "coordinator.map_reduce.item_loops",
+    "runs.map_reduce.items": """
+        coordinator.map_reduce.item_buffer coordinator.map_reduce.item_log coordinator.map_reduce.item_results
+    """,
+    "runs.map_reduce.launcher": "handle unit_events",
+    "runs.map_reduce.orders": """
+        coordinator.map_reduce.factories coordinator.map_reduce.orders coordinator.map_reduce.ready_tasks
+        coordinator.map_reduce.token_counts
+    """,
+    "runs.map_reduce.outputs": """
+        coordinator.map_reduce.failures coordinator.map_reduce.outputs coordinator.map_reduce.ports
+    """,
+    "runs.map_reduce.recovery": "opening recorded_end result",
+    "runs.map_reduce.tasks": "coordinator.map_reduce.parts coordinator.map_reduce.tasks",
+    "runs.outputs": "coordinator.outputs",
+    "runs.ownership": "decisions",
+    "runs.planned": "claimed planned_result remembered",
+    "runs.planned_tasks": """
+        coordinator.later_reflections coordinator.planned coordinator.recorded_results coordinator.start_orders
+    """,
+    "runs.ports": "submission",
+    "runs.unit_evaluations": """
+        coordinator.announcements coordinator.memory_resets coordinator.predicates coordinator.unit_evaluations
+    """,
+    "teamfile.document": "loader.document loader.environment loader.problems",
+    "teamfile.fields": """
+        loader.databases loader.item_prompts loader.memory loader.models loader.reflection loader.reviews
+        loader.value_sections
+    """,
+    "teamfile.references": "loader.provenance loader.references",
+    "teamfile.section": "loader.field_types loader.reading loader.secret_values loader.section",
+    "teamfile.sections": "loader.member_sections loader.sections loader.unit_sections",
+    "teamfile.targets": "loader.targets",
+    "teamfile.team": "loader.json_schema loader.members loader.team",
+    "teamfile.tools": "loader.tools",
+    "teamfile.user_code": "loader.user_code",
+    "testing.model_server.server": "embeddings sending",
+    "testing.replaying": "replay_units replay_workers",
+    "testing.scripted": "clock sink",
+    "tools.a2a.asking": "tool",
+    "tools.a2a.connecting": "address answers plain_values",
+    "tools.builtin.files": "file_read file_write sandbox",
+    "tools.builtin.plain": "calculator date_time human_input json_parse",
+    "tools.builtin.process": "tools.process.run",
+    "tools.builtin.supervisor": "tools.process.supervisor",
+    "tools.builtin.web": "http web_scrape web_search",
+    "tools.call": "batch",
+    "tools.cpu": "outcome",
+    "tools.mcp.address": "delivery",
+    "tools.mcp.provider": "remote_tools texts",
+    "tools.mcp.questions": "forms sampled",
+    "tools.mcp.session": "connection http_client listing opening",
+    "tools.registry": "pipeline",
+    "tools.schema": "repair",
+    "tools.tool": "decorator typed",
+    "tools.waiting": "metrics rendering sampling time_limit",
+    "tools.web.net": "tools.charsets addresses",
+    "values.delegation": "task_request",
+    "values.descriptions": "node_reports",
+    "values.ids": "epochs",
+    "values.memory": "reflection",
+    "values.metrics": "amounts",
+    "values.outputs": "agent_output",
+    "values.reviews": "directives phase_review_text",
+    "values.task_output": "iterations joined shown unit_outputs",
+    "values.trace": "tracing unit_traces",
+    "values.value": "foreign_names rate_limit",
+}
+
+
+def new_name(name: str) -> str | None:
+    """Return where a module or a package is now; None: it never had another name.
+
+    Examples:
+        >>> new_name("ensemble_ray.definition.graph_edges")
+        'ensemble_ray.definition.graph'
+    """
+    short = name.removeprefix("ensemble_ray.")
+    if short in _PACKAGES:
+        return f"ensemble_ray.{_PACKAGES[short]}"
+    for module, merged in _MERGED.items():
+        package = module.rpartition(".")[0]
+        if any(short == (each if "." in each else f"{package}.{each}") for each in merged.split()):
+            return f"ensemble_ray.{module}"
+    return None
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return how to import a module under its old name; None: there was no such module."""
+    new = new_name(name)
+    return None if new is None else ModuleSpec(name, _Alias(new), is_package=name.count(".") == 1)
+
+
+class _Alias(Loader):
+    """Imports a module under its old name."""
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let the import system create a module, which is replaced."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Replace a module by the new one. A package that is gone keeps its own, since its modules are looked up in it."""
+        new = importlib.import_module(self._new)
+        if hasattr(module, "__path__"):
+            module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
+        else:
+            sys.modules[module.__name__] = new

@@ -1,0 +1,45 @@
+"""Modules that were merged into others, under their old names."""
+
+import importlib
+import pickle
+
+from ensemble_ray import Agent, CalculatorTool, DateTimeTool, Loop, OpenAIChatModel, RateLimit, Task, Until
+from ensemble_ray.actors.driver.packing import list_payloads
+from ensemble_ray.actors.link.packing import load_agent, load_submission
+from ensemble_ray.process.moved import new_name
+from tests.architecture.project import ROOT
+
+
+def test_submission_of_before_the_modules_moved_is_read() -> None:
+    """S-DUR-32: a scheduler of this version goes on with a run that an older version has submitted."""
+    body = (ROOT / "tests/golden/submission-1.pickle").read_bytes()
+    submission = load_submission(body)
+    agents = [load_agent(template.body) for template in submission.templates]
+    assert {agent.role for agent in agents} == {"Worker", "Asked"}
+    (worker,) = (agent for agent in agents if agent.role == "Worker")
+    assert isinstance(worker, Agent)
+    assert [type(tool) for tool in worker.tools][:2] == [CalculatorTool, DateTimeTool]
+    (asked,) = (agent for agent in agents if agent.role == "Asked")
+    assert isinstance(asked.llm, OpenAIChatModel)
+    tasks = [pickle.loads(task) for task in submission.tasks.values()]  # noqa: S301
+    assert all(isinstance(task, Task) for task in tasks)
+    assert [node.key for node in submission.plan.nodes][:2] == ["draft", "check"]
+    for payload in list_payloads(submission).values():
+        assert pickle.loads(payload) is not None  # noqa: S301
+
+
+def test_modules_are_imported_under_their_old_names() -> None:
+    """A package that is gone, a module that moved with it, and a module that was merged into another of its package."""
+    teamfile, loader = (importlib.import_module(f"ensemble_ray.{name}") for name in ("teamfile", "loader"))
+    assert loader.load_ensemble is teamfile.load_ensemble
+    targets = importlib.import_module("ensemble_ray.loader.targets")
+    assert targets is importlib.import_module("ensemble_ray.teamfile.targets")
+    assert importlib.import_module("ensemble_ray.definition.until").Until is Until
+    assert importlib.import_module("ensemble_ray.values.rate_limit").RateLimit is RateLimit
+    assert importlib.import_module("ensemble_ray.definition.loop").Loop is Loop
+
+
+def test_module_that_there_never_was_is_not_found() -> None:
+    """As any other."""
+    assert new_name("ensemble_ray.definition.nothing") is None
+    assert importlib.util.find_spec("ensemble_ray.definition.nothing") is None
