@@ -1,1 +1,1 @@
-"""Who may ask an endpoint: keys, where they are kept, and the decision about one request. It knows no web framework."""
+"""Admission of requests to an endpoint: keys, their stores, and decisions. It does not depend on a web framework."""

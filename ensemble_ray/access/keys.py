@@ -1,8 +1,7 @@
-"""Keys of callers: made, written down, recognised. Pure, but for the randomness of a new one.
+"""API keys: creation, digests, and the document that stores them.
 
-In: what an operator chose. Out: a key, which is shown once, and what is kept of it. Never: anything kept from which a key could be
-told. A key has 256 random bits, so nobody finds it by trying, and a plain SHA-256 of it is as good as a slow hash of a password,
-which would only slow down each request.
+Only the digest of a key is stored. A key has 256 random bits, so a plain SHA-256 is as safe as a slow hash of a
+password, which would only delay each request.
 """
 
 from __future__ import annotations
@@ -21,43 +20,45 @@ from ensemble_ray.values.value import RateLimit
 
 
 class Right(StrEnum):
-    """One thing that a caller may do; none of them includes another."""
+    """One permission of a caller; none of them includes another."""
 
-    #: begin runs and cancel them
+    #: start and cancel runs
     RUN = "run"
-    #: see teams and runs
+    #: read teams and runs
     READ = "read"
-    #: decide at gates
+    #: decide at review gates
     REVIEW = "review"
     ADMIN = "admin"
 
 
-#: Stands for every team, those of later deployments included.
+#: All teams, including teams of later deployments.
 ALL_TEAMS = "*"
-#: By it scanners for secrets, and people, know what they have found.
+#: Prefix by which people and secret scanners recognize a key.
 _PREFIX = "erk_"
 _RANDOM_BYTES = 32
 _KEY = re.compile(r"erk_[A-Za-z0-9_-]{43}")
-#: Names stand in logs, and before the idempotency keys of their callers, hence no colon.
+#: Names appear in logs, and as prefixes of idempotency keys with a colon.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_LAST = 4
 _PERIODS_S = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|min|h)")
+_VERSION = 1
+#: Keys of one document; each request is compared with all of them.
+_MOST_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What is kept of a key."""
+    """The stored part of a key."""
 
     name: str
     #: SHA-256 of the key, in hexadecimal digits
     digest: str
-    #: its last four characters, by which its owner knows it
+    #: its last four characters, by which its owner recognizes it
     last_four: str
     rights: frozenset[Right]
-    #: names of the teams that it may use; None: all
+    #: names of the allowed teams; None: all
     teams: frozenset[str] | None
-    #: requests; None: as many as come
+    #: None: unlimited
     rate: RateLimit | None
     created_at: datetime
 
@@ -65,18 +66,7 @@ class ApiKey:
 def new_key(
     name: str, *, rights: frozenset[Right], teams: Iterable[str], rate: RateLimit | None, created_at: datetime
 ) -> tuple[str, ApiKey]:
-    """Return a new key, and what is kept of it.
-
-    Args:
-        name: Whose it is.
-        rights: What it may do.
-        teams: Which teams it may use; `*`: all.
-        rate: How many requests; None: as many as come.
-        created_at: When it is made.
-
-    Raises:
-        ValidationError: the name is none, or no right or no team is given.
-    """
+    """Return the text of a new key, and its stored part. `*` in `teams` means all; no rate means unlimited."""
     if _NAME.fullmatch(name) is None:
         raise ValidationError(
             f"A key's name has up to 64 letters, digits and '.', '_', '@', '-', and begins with a letter or a digit, got: {name!r}"
@@ -90,7 +80,7 @@ def new_key(
     return text, ApiKey(
         name=name,
         digest=digest_of(text),
-        last_four=text[-_LAST:],
+        last_four=text[-4:],
         rights=rights,
         teams=None if ALL_TEAMS in chosen else chosen,
         rate=rate,
@@ -99,21 +89,16 @@ def new_key(
 
 
 def digest_of(key: str) -> str:
-    """Return by what a key is recognised."""
+    """Return the SHA-256 by which a key is recognized."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def is_key(text: str) -> bool:
-    """Return whether a text has the form of a key."""
+    """Whether a text has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 
 def parse_rights(names: Iterable[str]) -> frozenset[Right]:
-    """Return the rights of these names.
-
-    Raises:
-        ValidationError: one of them is none.
-    """
     found: set[Right] = set()
     for name in names:
         try:
@@ -126,9 +111,6 @@ def parse_rights(names: Iterable[str]) -> frozenset[Right]:
 def parse_rate(text: str) -> RateLimit:
     """Return the rate of a text such as `60/min`.
 
-    Raises:
-        ValidationError: it is none.
-
     Examples:
         >>> parse_rate("60/min").requests
         60
@@ -140,7 +122,7 @@ def parse_rate(text: str) -> RateLimit:
 
 
 def render_rate(rate: RateLimit) -> str:
-    """Return a rate as `parse_rate` reads it."""
+    """Return a rate as text, in the form of `parse_rate` if its period has a unit."""
     seconds = rate.period.total_seconds()
     return next(
         (f"{rate.requests}/{unit}" for unit, each in _PERIODS_S.items() if each == seconds),
@@ -148,22 +130,12 @@ def render_rate(rate: RateLimit) -> str:
     )
 
 
-_VERSION = 1
-#: Keys of one document; each is compared with what a request brings.
-_MOST_KEYS = 1000
-
-
 def write_document(keys: Sequence[ApiKey]) -> str:
-    """Return the document of keys."""
     return json.dumps({"version": _VERSION, "keys": [_data_of(each) for each in keys]}, indent=1)
 
 
 def read_document(content: str | bytes) -> list[ApiKey]:
-    """Return the keys of a document, in its order.
-
-    Raises:
-        ValueError: it is damaged; also a ValidationError of a part of it.
-    """
+    """Return the keys of a document, in its order; raise `ValueError` or `ValidationError` if it is damaged."""
     match json.loads(content):
         case {"version": version, "keys": [*keys]} if version == _VERSION:
             return [_key_of(each) for each in keys]
@@ -172,24 +144,15 @@ def read_document(content: str | bytes) -> list[ApiKey]:
 
 
 def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
-    """Return the keys with one more.
-
-    Raises:
-        ValidationError: there is one of that name, or there are too many.
-    """
     if any(each.name == key.name for each in keys):
         raise ValidationError(f"There is a key '{key.name}' already: revoke it first, or choose another name")
     if len(keys) >= _MOST_KEYS:
-        raise ValidationError(f"There are {len(keys)} keys, and no more than {_MOST_KEYS} are kept: revoke some")
+        raise ValidationError(f"There are {len(keys)} keys, and the limit is {_MOST_KEYS}: revoke some")
     return [*keys, key]
 
 
 def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
-    """Return a key, and the keys without it.
-
-    Raises:
-        ValidationError: there is none of that name.
-    """
+    """Return the key of a name, and the other keys."""
     gone = next((each for each in keys if each.name == name), None)
     if gone is None:
         known = ", ".join(each.name for each in keys)
@@ -211,7 +174,7 @@ def _data_of(key: ApiKey) -> dict[str, object]:
 
 
 def _key_of(data: object) -> ApiKey:
-    """Return a key; a field that is missing or of another type is an error, never a wider right."""
+    """Return a key; a missing field or a wrong type is an error, and never grants more rights."""
     match data:
         case {
             "name": str(name),

@@ -1,1 +1,1 @@
-"""Carry out one task. Pure machines decide, the runner carries out through ports."""
+"""Run one task: pure machines decide, and the runner carries out their decisions through ports."""

@@ -1,8 +1,4 @@
-"""What guardrails see and say, and what follows from it. Pure: calls nobody; the runner asks them.
-
-In: what a guardrail returned. Out: a verdict, or the error that ends the task. Must never happen: an answer that gets
-past because a guardrail gave something that is no verdict; guardrails fail closed (S-GRD-11).
-"""
+"""Inputs and results of guardrails."""
 
 from __future__ import annotations
 
@@ -10,24 +6,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ensemble_ray.errors import GuardrailViolationError
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import FrozenSequence, Value
 
 
 class GuardrailType(StrEnum):
-    """Which side of a task a guardrail watches."""
+    """Whether a guardrail checks the input or the output of a task."""
 
     INPUT = "input"
     OUTPUT = "output"
 
 
 class GuardrailInput(Value):
-    """What an input guardrail is asked about.
+    """Argument of an input guardrail.
 
     Attributes:
-        task_description: With its variables resolved.
-        expected_output: With its variables resolved.
+        task_description: Description with its variables resolved.
+        expected_output: Expected output with its variables resolved.
         context_outputs: Outputs of the context tasks, in the order of the task's context.
         agent_role: `(deterministic)` for a handler task.
     """
@@ -39,12 +34,12 @@ class GuardrailInput(Value):
 
 
 class GuardrailOutput(Value):
-    """What an output guardrail is asked about.
+    """Argument of an output guardrail.
 
     Attributes:
         raw_response: The answer's text.
-        parsed_output: The parsed object, or what a handler returned; None where there is neither.
-        task_description: With its variables resolved.
+        parsed_output: The parsed object, or the value that a handler returned; else None.
+        task_description: Description with its variables resolved.
         agent_role: `(deterministic)` for a handler task.
     """
 
@@ -56,7 +51,7 @@ class GuardrailOutput(Value):
 
 @dataclass(frozen=True, slots=True)
 class GuardrailResult:
-    """What a guardrail says; made by `success` and `failure`.
+    """Verdict of a guardrail. Build it with `success` or `failure`.
 
     Examples:
         >>> GuardrailResult.failure("no names, please").message
@@ -66,19 +61,19 @@ class GuardrailResult:
     """
 
     is_success: bool
-    #: the reason of a failure; "" for success
+    #: reason of a failure; "" for success
     message: str = ""
-    #: of a failure: the guardrail raised `TryAgain`, so that the model is asked again where that is possible
+    #: the guardrail raised `TryAgain`: the model is called again if a retry is allowed
     asks_again: bool = False
 
     @classmethod
     def success(cls) -> GuardrailResult:
-        """Go on."""
+        """Let the task continue."""
         return cls(is_success=True)
 
     @classmethod
     def failure(cls, reason: str) -> GuardrailResult:
-        """Stop the task, for that reason.
+        """Stop the task.
 
         Raises:
             ValueError: reason is None.
@@ -90,15 +85,7 @@ class GuardrailResult:
 
 
 def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
-    """Return the verdict of a guardrail, or refuse anything else that it returned.
-
-    Args:
-        returned: Whatever it returned.
-        guardrail: Its name or path, for the message.
-
-    Raises:
-        TypeError: it is something else; the message names the guardrail (S-GRD-11).
-    """
+    """Return a guardrail's verdict, or raise `TypeError` with its name for any other value (S-GRD-11)."""
     if isinstance(returned, GuardrailResult):
         return returned
     msg = (
@@ -106,12 +93,3 @@ def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
         "Return GuardrailResult.success() or GuardrailResult.failure(reason)"
     )
     raise TypeError(msg)
-
-
-def violation_of(
-    verdict: GuardrailResult, guardrail_type: GuardrailType, *, task_description: str, agent_role: str
-) -> GuardrailViolationError | None:
-    """Return the error that a verdict means for its task; None when it means none (S-GRD-7)."""
-    if verdict.is_success:
-        return None
-    return GuardrailViolationError(guardrail_type, verdict.message, task_description, agent_role)

@@ -1,16 +1,11 @@
-"""Tasks without a model: the user's handler does the work.
-
-Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2). What it returns has a
-text, as a tool's result has (S-DET-9), and is itself the parsed output, of the output type if there is one (S-DET-6). It
-is an effect: a handler whose result is recorded is not called again (S-DUR-25).
-"""
+"""Run a task with the user's handler: a function of a `TaskHandlerContext`, or an `AgentTool` (S-DET-1)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pydantic
 
@@ -25,8 +20,11 @@ from ensemble_ray.execute.agent.structured import (
     restore_output,
 )
 from ensemble_ray.execute.callables import TaskHandlerContext, callable_path
-from ensemble_ray.execute.review.tool_reviews import stands_at_gate, tool_reviews
-from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
+from ensemble_ray.execute.effects import CallOutcome
+from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.execute.review.tool_reviews import can_repeat_at_gate, tool_reviews
+from ensemble_ray.execute.scope import TaskScope
+from ensemble_ray.execute.tools.unknown import HANDLER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
@@ -38,57 +36,40 @@ from ensemble_ray.tools.waiting import ResultError, name_value, render_value
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.task_output import OutputType, Shown, type_name
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.effects import CallOutcome
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.scope import TaskScope
-
-
 _log = bounded_logger(__name__)
-#: Characters of a failure's text: what the user wrote, and the words before it.
+#: Characters of a failure's message.
 _LONGEST = 280
 
 
 async def run_handler(scope: TaskScope) -> tuple[str, object]:
-    """Call the handler, unless its result is recorded; return text and structured output.
+    """Call the handler, unless its result is recorded (S-DUR-25). Return the text and the structured output.
 
-    Raises:
-        AgentExecutionError: it raised, or returned None, a failure, or something of another type (S-DET-5, S-DET-6).
-        ExitEarlyError: it asked to end the run (S-DET-10).
-        ReviewOpenError: it waits at an open gate (S-REV-115).
-        UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
+    A handler that raises, or returns None, a failure or a value of another type, fails the task with
+    `AgentExecutionError` (S-DET-5, S-DET-6). It may end the run (S-DET-10), or wait at a gate (S-REV-115).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
-    recorded = scope.find_recorded(name, ToolReturned)
-    if recorded is not None:
-        return _result_of(scope, recorded.data)
+    if (recorded := scope.find_recorded(name, ToolReturned)) is not None:
+        return _read_result(scope, recorded.data)
     effect = scope.order.task.handler_effect
-    intent = scope.find_recorded(name, ToolIntended)
-    if intent is None:
-        intent = lost_call(scope, name, HANDLER, "", effect)
-    is_at_gate = stands_at_gate(scope, name, asks_first=False)
-    if intent is not None and not is_at_gate and effect_of(intent.data, effect) == "once":
-        lost = await resolve_unknown(scope, intent)
-        if lost is not None:
-            return _result_of(scope, await _note(scope, name, "unknown", lost, began=intent.at))
-    await _note_intent(scope, name)
-    return await _call(scope, name)
-
-
-async def _note_intent(scope: TaskScope, name: str) -> None:
-    effect = scope.order.task.handler_effect
-    # Also when it is called again: a process that was replaced is stopped here, before the effect.
+    intent = scope.find_recorded(name, ToolIntended) or lost_intent(scope, name, HANDLER, "", effect)
+    may_repeat = can_repeat_at_gate(scope, name, asks_first=False)
+    if intent is not None and not may_repeat and is_unrepeatable(intent.data, effect):
+        text = await resolve_unknown(scope, intent)
+        if text is not None:
+            return _read_result(scope, await _note_result(scope, name, "unknown", text, began=intent.at))
+    # Also before a repeated call: the journal stops a replaced process here, before the effect.
     until = Persistence.QUEUED if effect == "none" else Persistence.SYNCED
     try:
         await scope.note(name, ToolIntended(tool_name=HANDLER, arguments="", effect=effect), until=until)
     except asyncio.CancelledError:
-        # It was not called, but what is recorded of it by then looks as if it might have been.
+        # The handler was not called, but the record may contain the intent.
         scope.effects.is_outcome_unknown = True
         raise
+    return await _call(scope, name)
 
 
 async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
-    """Call it, and note what came of it; the output or the failure of the task, which follow, are waited for."""
+    """Call the handler and note its result. The next fact, the task's output or failure, commits it."""
     order, began = scope.order, scope.ports.clock.now()
     context = TaskHandlerContext(
         description=order.task.description,
@@ -107,34 +88,34 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
         if reviews is not None:
             reviews.check_decided()
         text = f"Deterministic task handler threw an exception: {describe(error)}"
-        await _note(scope, name, "error", text, began=began)
+        await _note_result(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
     finally:
         if reviews is not None:
             reviews.close()
     if reviews is not None:
         reviews.check_decided()
+    value: object = None
+    outcome: CallOutcome = "failure"
     if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
-        result = await _note(scope, name, "failure", text, began=began)
     elif isinstance(returned, ToolResult) and not returned.is_success:
         text = f"Deterministic task failed: {returned.error_message}"
-        result = await _note(scope, name, "failure", text, began=began)
     else:
         text, value = _text_and_value(returned)
-        fitting = _fit(text, value, order.task.output_type)
-        if fitting.error_message is None:
-            result = await _note(scope, name, "success", text, fitting.value, began=began)
+        converted = _convert(text, value, order.task.output_type)
+        if converted.error_message is None:
+            value, outcome = converted.value, "success"
         else:
-            text = f"Deterministic task handler returned {fitting.error_message}"
-            result = await _note(scope, name, "failure", text, began=began)
+            text, value = f"Deterministic task handler returned {converted.error_message}", None
+    result = await _note_result(scope, name, outcome, text, value, began=began)
     if not result.is_success:
         raise _failure(order, result.text)
     return result.text, result.structured_output
 
 
 def _text_and_value(returned: object) -> tuple[str, object]:
-    """Return the text of what a handler returned, and what further handlers are given of it (S-DET-6, S-DET-9)."""
+    """Return the text of a handler's return value, and the value for further handlers (S-DET-6, S-DET-9)."""
     if isinstance(returned, ToolResult):
         return returned.output, returned.structured_output
     if isinstance(returned, str | Shown):
@@ -145,8 +126,8 @@ def _text_and_value(returned: object) -> tuple[str, object]:
         return name_value(returned), returned
 
 
-def _fit(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
-    """Return a handler's value as the type of its task: itself, or what its text is parsed into (S-DET-6)."""
+def _convert(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
+    """Convert a handler's value to the task's output type: the value itself, or else its text (S-DET-6)."""
     if output_type is None:
         return ParseResult(value=value)
     problem = ""
@@ -168,10 +149,9 @@ def _fit(text: str, value: object, output_type: OutputType | None) -> ParseResul
     )
 
 
-async def _note(
+async def _note_result(
     scope: TaskScope, name: str, outcome: CallOutcome, text: str, structured: object = None, *, began: float
 ) -> ToolReturned:
-    """Note the result."""
     result = ToolReturned(
         outcome=outcome,
         text=whole_text(text),
@@ -183,8 +163,8 @@ async def _note(
     return result
 
 
-def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
-    """Return what a recorded result says; its structured output is of the task's type again."""
+def _read_result(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
+    """Return the text and structured output of a recorded result, the latter as the task's output type."""
     text, structured = recorded.text, recorded.structured_output
     if recorded.outcome in {"error", "failure"}:
         raise _failure(scope.order, text)
@@ -196,12 +176,12 @@ def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
     if restored.is_success:
         return text, restored.value
     _log.warning(
-        "Task '%s': its recorded structured output is no %s any more and stays data: %s",
+        "Task '%s': its recorded structured output no longer fits %s and stays JSON data: %s",
         scope.order.key, type_name(output_type), brief(restored.error_message or ""),
     )  # fmt: skip
     return text, structured
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    """Return the failure of the task; the record has the whole text."""
+    # The record contains the whole text.
     return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

@@ -1,7 +1,6 @@
-"""The executor of one process: tasks run as asyncio tasks under their agent's own limit.
+"""Run orders in this process, as asyncio tasks under their agents' concurrency limits; and templates of agents.
 
-Used by the inline runtime for a whole run, and by each agent actor for the tasks it was given. Results are handed on
-in batches: all that finish in one turn of the loop go together.
+An inline run has one executor for the whole run, and on Ray each agent actor has one for its tasks.
 """
 
 from __future__ import annotations
@@ -11,25 +10,21 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.execute.orders import TaskFailure, TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Slot
 from ensemble_ray.plan.placement import ResourceRequirements
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.runner import TaskRunner
-
-
 _log = bounded_logger(__name__)
 
 
 class LocalExecutor:
-    """Runs orders of one run with one runner."""
+    """Runs orders of one run with one runner. Implements `Peers`."""
 
     def __init__(
         self,
@@ -39,9 +34,13 @@ class LocalExecutor:
         *,
         grace_s: float,
     ) -> None:
+        """Create an executor. If the runner has no peers, all agents of the run are here, and this becomes its peers.
+
+        `deliver` receives results; all results of one turn of the event loop arrive together.
+        """
         self._runner = runner
         if runner.peers is None:
-            runner.peers = self  # all agents of the run live here
+            runner.peers = self
         self._deliver = deliver
         self._grace_s = grace_s
         self._slots = {
@@ -50,50 +49,48 @@ class LocalExecutor:
             if agent.max_concurrency is not None
         }
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
-        #: when they got a slot and began
+        #: when each instance got its slot
         self._began_at: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
-        #: who waits for the result of an instance, in place of its delivery
-        self._asked: dict[str, list[asyncio.Future[TaskResult]]] = {}
-        #: tasks that did not let go when cancelled and may still be at work
+        #: callers of `perform`, which receive the result of an instance instead of `deliver`
+        self._callers: dict[str, list[asyncio.Future[TaskResult]]] = {}
+        #: tasks that did not stop within the grace period and may still run
         self.left_behind = 0
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Instances that have not been reported."""
+        """Instances without a result."""
         return tuple(self._tasks)
 
     def activities(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the instances that have not been reported, with when each began; None: it waits for a slot."""
+        """Yield the instances without a result, and when each started; None: it waits for a slot."""
         return ((instance, self._began_at.get(instance)) for instance in self._tasks)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Run these; never waits."""
         loop = asyncio.get_running_loop()
         for order in orders:
             task = loop.create_task(self._run(order))
             self._tasks[order.instance] = (order, task)
-            task.add_done_callback(partial(self._on_end, order))
+            task.add_done_callback(partial(self._on_done, order))
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run one task and give its result. Fulfils `Peers`.
+        """Run one task and return its result; cancelling the caller stops the task.
 
-        A caller that is cancelled stops it. One that asks for what is at work here already, since its own process was
-        replaced meanwhile, gets the result of that: nothing is begun twice.
+        If the task runs already, because the caller's process was replaced, return the result of that execution.
         """
-        asked: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(order.instance, []).append(asked)
+        result: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
+        self._callers.setdefault(order.instance, []).append(result)
         if order.instance not in self._tasks:
             self.start((order,))
         try:
-            return await asked
+            return await result
         except asyncio.CancelledError:
             self.stop((order.instance,))
             raise
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Cancel these; one that does not let go within the grace is reported cancelled all the same."""
+        """Cancel tasks. A task that does not stop within the grace period is reported as cancelled, too."""
         loop = asyncio.get_running_loop()
         for instance in instances:
             if instance in self._tasks:
@@ -103,31 +100,27 @@ class LocalExecutor:
                 loop.call_later(self._grace_s, self._abandon, order, task)
 
     async def end(self) -> None:
-        """Stop what still runs; return when all of it has let go, or is left behind."""
+        """Stop all tasks, and wait for them at most for the grace period."""
         tasks = [task for _, task in self._tasks.values()]
         self.stop(self.running)
         if tasks:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
     def forget(self, template: str) -> None:
-        """No task of that kind of agents is here, and none is awaited: its slots are made anew when one comes."""
+        """Drop the slots of a template that has no tasks; the next task of the template makes new ones."""
         self._slots.pop(template, None)
 
     async def _run(self, order: TaskOrder) -> None:
-        async with Slot(self._slots_of(order)) as slot:
+        key, agent = order.agent_key or "", order.agent
+        if agent is not None and agent.max_concurrency is not None and key not in self._slots:
+            self._slots[key] = asyncio.Semaphore(agent.max_concurrency)  # the first task of its template
+        async with Slot(self._slots.get(key)) as slot:
             self._began_at[order.instance] = SystemClock.now()
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
         self._report(order, asyncio.current_task(), result)
 
-    def _slots_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
-        """Return the slots that the task's agent has; those of a kind of agents come with the first task of it."""
-        key, agent = order.agent_key or "", order.agent
-        if agent is not None and agent.max_concurrency is not None and key not in self._slots:
-            self._slots[key] = asyncio.Semaphore(agent.max_concurrency)
-        return self._slots.get(key)
-
-    def _on_end(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
-        """Report what the runner could not: a task cancelled before it began or in its slot's queue, a defect of ours."""
+    def _on_done(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+        """Report tasks without a result of the runner: cancelled ones that had not started, and internal errors."""
         if task.cancelled():
             self._report(order, task, self._empty(order, "cancelled"))
         elif (error := task.exception()) is not None:
@@ -140,20 +133,19 @@ class LocalExecutor:
             self._report(order, task, self._empty(order, "cancelled"))
 
     def _is_current(self, order: TaskOrder, task: asyncio.Task[None] | None) -> bool:
-        """Whether that is who is at work on it now; what was stopped may have been asked for again since."""
+        """Whether an asyncio task still runs the order; a stopped order may have been started again."""
         held = self._tasks.get(order.instance)
         return held is not None and held[1] is task
 
     def _empty(
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
     ) -> TaskResult:
-        now = self._runner.ports.clock.now()
         return TaskResult(
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
             status=status,
-            at=now,
+            at=self._runner.ports.clock.now(),
             failure=None if error is None else TaskFailure(error=error),
         )
 
@@ -163,25 +155,26 @@ class LocalExecutor:
         del self._tasks[order.instance]
         self._began_at.pop(order.instance, None)
         self._stopped.discard(order.instance)
-        asked = self._asked.pop(order.instance, None)
-        if asked is not None:
-            for waiting in asked:
-                if not waiting.done():
-                    waiting.set_result(result)
+        if (callers := self._callers.pop(order.instance, None)) is not None:
+            for caller in callers:
+                if not caller.done():
+                    caller.set_result(result)
             return
         self._finished.append(result)
         if len(self._finished) == 1:
-            asyncio.get_running_loop().call_soon(self._hand_on)
+            asyncio.get_running_loop().call_soon(self._deliver_finished)
 
-    def _hand_on(self) -> None:
+    def _deliver_finished(self) -> None:
         finished, self._finished = self._finished, []
         if finished:
             self._deliver(finished)
 
 
-#: Kinds that are kept beside those in use (S-MR-142).
+# Templates: agents that differ only in data share one, so that only the data need travel.
+
+#: Unused templates that a cache keeps (S-MR-142).
 MOST_TEMPLATES = 64
-#: What may differ between agents of one kind: data, and never an object.
+#: Fields in which agents of one template may differ.
 OVERRIDE_FIELDS = (
     "role",
     "goal",
@@ -194,129 +187,111 @@ OVERRIDE_FIELDS = (
     "keep_reasoning",
     "allow_delegation",
 )
-#: What agents of one kind have equal; tools, model and runner are compared as objects.
+#: Fields that agents of one template have equal; tools, model and runner must be the same objects.
 _EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit", "runner_effect")
 _PROCESS_FIELDS = ("num_cpus", "num_gpus", "resources", "labels")
 _STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm", "runner"))
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
-class RefCountedCache(Generic[Kept]):
-    """Things by name: all that are in use, and of the others those that were used last."""
+class RefCountedCache(Generic[Value]):
+    """Cache of all values in use, and of the unused values that were used last."""
 
-    def __init__(self, most: int = MOST_TEMPLATES, on_drop: Callable[[str, Kept], None] | None = None) -> None:
-        """Make an empty one.
-
-        Args:
-            most: How many things that are not in use are kept.
-            on_drop: Told of each thing that is kept no longer.
-        """
+    def __init__(self, most: int = MOST_TEMPLATES, on_drop: Callable[[str, Value], None] | None = None) -> None:
+        """Create an empty cache for `most` unused values; `on_drop` is called with every evicted entry."""
         self._most = most
         self._on_drop = on_drop
-        self._things: dict[str, Kept] = {}
+        self._values: dict[str, Value] = {}
         self._uses: dict[str, int] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._things
+        return name in self._values
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._values)
 
-    def put(self, name: str, thing: Kept) -> None:
-        """Keep a thing at least until the next `trim` or `release`; one of that name that is here already stays instead."""
-        if name not in self._things:
-            self._things[name] = thing
+    def put(self, name: str, value: Value) -> None:
+        """Add a value unless the name is present. It stays at least until the next `trim` or `release`."""
+        if name not in self._values:
+            self._values[name] = value
             self._idle[name] = None
 
-    def get(self, name: str) -> Kept | None:
-        """Return the thing; None when it is not here."""
-        return self._things.get(name)
+    def get(self, name: str) -> Value | None:
+        return self._values.get(name)
 
-    def use(self, name: str) -> Kept | None:
-        """Return the thing, in use once more until `release`; None when it is not here."""
-        if name not in self._things:
+    def use(self, name: str) -> Value | None:
+        """Return the value, and keep it until `release`; None: not present."""
+        if name not in self._values:
             return None
         self._idle.pop(name, None)
         self._uses[name] = self._uses.get(name, 0) + 1
-        return self._things[name]
+        return self._values[name]
 
     def release(self, name: str) -> None:
-        """One use of it is over."""
-        left = self._uses[name] - 1
-        if left:
-            self._uses[name] = left
-        else:
+        """End one use."""
+        self._uses[name] -= 1
+        if not self._uses[name]:
             del self._uses[name]
             self._idle[name] = None
             self.trim()
 
     def trim(self) -> None:
-        """Drop what is neither in use nor among those that were used last."""
+        """Evict the unused values beyond the limit, the least recently used first."""
         while len(self._idle) > self._most:
             name, _ = self._idle.popitem(last=False)
-            thing = self._things.pop(name)
+            value = self._values.pop(name)
             if self._on_drop is not None:
-                self._on_drop(name, thing)
+                self._on_drop(name, value)
 
 
 class AgentTemplates:
-    """The kinds of the agents that a run's factories make; those that were used last are known again."""
+    """Templates of the agents that a run's factories make; only the most recently used ones are cached."""
 
     def __init__(self, most: int = MOST_TEMPLATES) -> None:
-        """Make one; `most` kinds are remembered."""
         self._most = most
-        #: what agents of a kind have in common -> its name; the template keeps alive what is compared by identity
+        #: common features -> name; features are ids of objects that the template keeps alive
         self._names: OrderedDict[tuple[object, ...], str] = OrderedDict()
         self._templates: dict[str, Agent] = {}
         self._numbers = itertools.count(1)
 
     def name_of(self, agent: Agent) -> str:
-        """Name of the agent's kind; a kind that was forgotten and comes again has a new one."""
+        """Return the name of the agent's template; an evicted template gets a new name."""
         features = _features(agent)
-        name = self._names.get(features)
-        if name is not None:
+        if (name := self._names.get(features)) is not None:
             self._names.move_to_end(features)
             return name
         name = self._names[features] = f"kind-{next(self._numbers)}"
         self._templates[name] = agent
         if len(self._names) > self._most:
-            _, forgotten = self._names.popitem(last=False)
-            del self._templates[forgotten]
+            _, evicted = self._names.popitem(last=False)
+            del self._templates[evicted]
         return name
 
     def template(self, name: str) -> Agent:
-        """Return the agent that the others of its kind are told apart from.
-
-        Raises:
-            KeyError: the kind has been forgotten.
-        """
+        """Return a template; one that was evicted raises `KeyError`."""
         return self._templates[name]
 
     def overrides(self, agent: Agent, name: str) -> dict[str, object]:
-        """Return the data in which an agent differs from its kind's template.
-
-        Raises:
-            KeyError: the kind has been forgotten.
-        """
+        """Return the data in which an agent differs from a template; one that was evicted raises `KeyError`."""
         return overrides_of(agent, self._templates[name])
 
 
 def overrides_of(agent: Agent, template: Agent) -> dict[str, object]:
-    """Return the data in which an agent differs from another of its kind."""
+    """Return the data in which an agent differs from its template."""
     if agent is template:
         return {}
     return {name: value for name in OVERRIDE_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
 
 
 def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
-    """Return the agent that differs from the template in that data; tools and model are the template's own objects."""
+    """Return the agent that differs from the template in that data; it shares the template's tools and model."""
     return template.rewritten(**overrides) if overrides else template
 
 
 def requirements_of(agent: Agent) -> ResourceRequirements:
-    """Return what each process of an agent asks of its node."""
+    """Return the resources that each process of an agent requires of its node."""
     return ResourceRequirements(
         num_cpus=agent.num_cpus,
         num_gpus=agent.num_gpus,
@@ -326,16 +301,16 @@ def requirements_of(agent: Agent) -> ResourceRequirements:
 
 
 def _features(agent: Agent) -> tuple[object, ...]:
-    """Return what agents of one kind have in common."""
+    """Return the features that agents of one template have in common."""
     return (
         type(agent),
         id(agent.llm),
         id(agent.runner),
         tuple(id(entry) for entry in agent.tools),
-        # Who says nothing of replicas may be given more of them (S-MR-141).
+        # An agent that does not set replicas may get more of them (S-MR-141).
         "replicas" in agent.model_fields_set,
         *(getattr(agent, name) for name in _EQUAL_FIELDS),
         requirements_of(agent),
-        # Fields of the user's own classes may hold anything.
+        # Fields of user classes may contain any object.
         *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _STANDARD_FIELDS),
     )

@@ -1,20 +1,15 @@
-"""TaskRunner: carries out one task through ports. Async; knows no Ray, decides nothing about the run.
-
-In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
-the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
-and a recorded end of the task is its result.
-"""
+"""Run one task through ports: review gates, guardrails, the agent or handler, memory, reflection, and the record."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.validation import with_model, with_task_model
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -31,17 +26,25 @@ from ensemble_ray.events.telemetry.active import execution_span
 from ensemble_ray.events.tracing import TaskTracedEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.callables import check_guardrails
-from ensemble_ray.execute.effects import TaskEffects, is_doing, recorded_output, recorded_workers
+from ensemble_ray.execute.effects import TaskEffects, is_work, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus, count_incomplete
+from ensemble_ray.execute.orders import (
+    Peers,
+    RunContext,
+    TaskFailure,
+    TaskOrder,
+    TaskResult,
+    TaskStatus,
+    count_incomplete,
+)
 from ensemble_ray.execute.reflection import reflect
 from ensemble_ray.execute.review.gates import (
-    Reviewed,
+    ReviewedOutput,
     ReviewOpenError,
-    ask_before,
-    is_of_work,
+    is_not_review,
     recorded_exit,
+    review_before_task,
     review_output,
     work_ended_at,
 )
@@ -55,214 +58,41 @@ from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import model_for
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.orders import Peers
-    from ensemble_ray.values.trace import TaskTrace
-
+from ensemble_ray.values.trace import TaskTrace
 
 _log = bounded_logger(__name__)
 
 
-def cut(text: str, length: int) -> str:
-    """Return the first characters of a text, `...` behind when something was cut."""
-    return text if len(text) <= length else text[:length] + "..."
-
-
-def announce_start(scope: TaskScope) -> None:
-    """Tell that a task begins."""
-    order = scope.order
-    _emit(
-        scope,
-        TaskStartEvent,
-        lambda: TaskStartEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
-    )
-    if _log.isEnabledFor(logging.INFO):  # for most runs nobody reads these
-        title = _title(scope)
-        _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
-        _log.debug("%s has %d context outputs", title, len(order.context))
-
-
-def announce_completion(scope: TaskScope, output: TaskOutput) -> None:
-    """Tell that a task gave its output."""
-    order = scope.order
-    _emit(
-        scope,
-        TaskCompleteEvent,
-        lambda: TaskCompleteEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            task_output=output,
-            duration=output.duration,
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
-    )
-    _trace(scope, output.trace, "completed")
-    if _log.isEnabledFor(logging.INFO):
-        seconds = output.duration.total_seconds()
-        _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
-        _log.log(logging.INFO if scope.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
-
-
-def announce_failure(scope: TaskScope, result: TaskResult) -> None:
-    """Tell that a task failed."""
-    order, error = scope.order, result.error or RuntimeError("the task failed without an error")
-    _emit(
-        scope,
-        TaskFailedEvent,
-        lambda: TaskFailedEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            cause=error,
-            duration=timedelta(seconds=result.duration_s),
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
-    )
-    _trace(scope, result.trace, "failed", error)
-    _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # whoever asked for it is told
-
-
-def announce_stop(scope: TaskScope, result: TaskResult) -> TaskResult:
-    """Tell whoever traces the run of a task that ended without an output and did not fail; give its result."""
-    _trace(scope, result.trace, result.status, result.error)
-    return result
-
-
-def log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
-    """Return what each log line of a task carries."""
-    fields = {**context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
-    if order.depth:  # S-DEL-60
-        fields["delegation.id"] = order.delegation_id
-        if context.hierarchy is None or order.depth > 1:
-            fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
-        return fields
-    if context.workflow == "sequential":
-        fields["task.index"] = f"{order.index}/{_total(context, order)}"
-        fields["task.description"] = cut(order.task.description, 80)
-    return fields
-
-
-def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
-    if not scope.order.depth:
-        scope.emit(event_type, build)
-
-
-def _trace(scope: TaskScope, trace: TaskTrace | None, status: str, error: BaseException | None = None) -> None:
-    """Tell whoever traces the run of an execution that is over (S-INT-31); of work that was handed on, too."""
-    tracing = scope.context.tracing
-    if tracing is None or trace is None:
-        return
-    order = scope.order
-    scope.emit(
-        TaskTracedEvent,
-        lambda: TaskTracedEvent(
-            run_id=order.run_id,
-            instance=order.instance,
-            tracing=tracing,
-            # What the user's types and others' work have no part in, so that it travels to any process.
-            trace=trace.replace(parsed_output=None, delegations=()),
-            status=status,
-            error_type="" if error is None else type(error).__name__,
-            error_message="" if error is None else message_of(error),
-            call_ids=scope.effects.call_ids,
-            is_handler=scope.effects.is_handler,
-        ),
-    )
-
-
-def _title(scope: TaskScope) -> str:
-    """Return the task's name in log lines."""
-    order = scope.order
-    if order.depth:
-        return f"Delegated task of '{order.caller_role}'"
-    total = _total(scope.context, order)
-    is_named = (
-        scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
-    )  # a made task has no name
-    name = f" '{order.key}'" if is_named else ""
-    return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
-
-
-def _total(context: RunContext, order: TaskOrder) -> int:
-    """Return how many tasks there are beside it, itself included; 0 where nobody knows yet."""
-    return context.total_tasks if order.total_tasks is None else order.total_tasks
-
-
-def apply_changes(order: TaskOrder) -> TaskOrder:
-    """Return the order with its iterations joined (S-LOOP-72) and its task as this attempt has it (S-LOOP-100)."""
-    task, revision = order.task, order.revision
-    if revision is not None:
-        prior = None if revision.prior is None else revision.prior.raw
-        task = task.with_revision_feedback(revision.feedback, prior, revision.attempt)
-    if revision is None and not order.joined:
-        return order
-    return replace(order, task=task, revision=None, context=tuple(_join(order)), joined=())
-
-
-def _join(order: TaskOrder) -> Iterator[TaskOutput]:
-    """Yield the outputs of the context, those of iterations as one."""
-    position = 0
-    for begin, end in order.joined:
-        yield from order.context[position:begin]
-        yield join_iterations(order.context[begin:end])
-        position = end
-    yield from order.context[position:]
-
-
 class TaskRunner:
-    """Runs tasks of one run in this process; any number at the same time."""
+    """Runs tasks of one run in this process, several at the same time."""
 
     def __init__(
-        self,
-        context: RunContext,
-        ports: RunnerPorts,
-        agents: Mapping[str, Agent],
-        peers: Peers | None = None,
+        self, context: RunContext, ports: RunnerPorts, agents: Mapping[str, Agent], peers: Peers | None = None
     ) -> None:
-        """Make one; `peers` do what its tasks delegate."""
         self.context = context
         self.ports = ports
         self.peers = peers
         self._agents = agents
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
-        """Run one task to its end, whatever that is.
+        """Run one task to its end. Errors of the task become results.
 
-        Args:
-            order: The task.
-            is_stopped: Tells a wanted cancellation from user code's own.
-            slot: The task's place among its agent's; None: it needs none.
+        `is_stopped` is whether the run cancelled the task. Else a `CancelledError` is an error of user code.
         """
         result = await self._run(apply_changes(order), slot or Slot(), is_stopped)
         return replace(result, incomplete_answers=count_incomplete(result))
 
     async def _run(self, order: TaskOrder, slot: Slot, is_stopped: Callable[[], bool]) -> TaskResult:
         scope = self._scope(order, {}, slot)
-        # A task that was delegated inside one process must not see the fields of the task that asked for it.
-        with use_services(self.ports.services), log_context(log_fields(self.context, order), is_whole=True):
+        # `is_whole`: a task that was delegated inside this process must not inherit the log fields of its caller.
+        with use_services(self.ports.services), log_context(_log_fields(self.context, order), is_whole=True):
             try:
-                if (
-                    order.epoch or order.is_resubmission
-                ):  # handed out before: an earlier process may have recorded something
+                if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 if order.reflects_on is not None:
                     return await self._reflect(scope, order.reflects_on, is_stopped)
-                await ask_before(scope)
-                announce_start(scope)
+                await review_before_task(scope)
+                _announce_start(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope), execution_span(self.context.tracing, order.instance):
@@ -273,32 +103,31 @@ class TaskRunner:
                 return await self._complete(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
-                    return announce_stop(scope, self._make_unfinished(scope, "cancelled", None))
-                # User code raised it, or cancelled its own task; nobody asked this task to end.
+                    return self._stopped(scope, self._unfinished(scope, "cancelled", None))
+                # User code raised the error, or cancelled its own asyncio task.
                 text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._fail(scope, failure)
-            except ReviewOpenError as put_down:
-                result = self._make_unfinished(scope, "waiting", None)
-                return replace(result, open_reviews=put_down.reviews)
+            except ReviewOpenError as suspended:
+                return replace(self._unfinished(scope, "waiting", None), open_reviews=suspended.reviews)
             except ExitEarlyError as exit_early:
                 return await self._exit(scope, exit_early)
-            except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
+            except BaseException as error:  # noqa: BLE001  each error is a result
                 return await self._fail(scope, error)
 
     def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
-        """Make what the task's parts share; a task that an earlier process began keeps the time of that beginning."""
-        now = self.ports.clock.now()
+        # A task that an earlier process started keeps its start time.
+        starts = [began_at(fact) for fact in recorded_facts.values() if is_not_review(fact)]
         effects = TaskEffects(
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([now, *[began_at(fact) for fact in recorded_facts.values() if is_of_work(fact)]]),
+            started_at=min([self.ports.clock.now(), *starts]),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
-            is_recorded=any(is_doing(fact.data) for fact in recorded_facts.values()),
+            is_recorded=any(is_work(fact.data) for fact in recorded_facts.values()),
         )
         return TaskScope(
             context=self.context,
@@ -311,60 +140,46 @@ class TaskRunner:
         )
 
     def _agent_of(self, order: TaskOrder) -> Agent | None:
-        """Return who does a task; None: a handler."""
+        """Return the agent of a task, with the model that a directive or the task chooses; None: a handler."""
         if order.agent_key is None:
             return None
         agent = order.agent or self._agents[order.agent_key]
-        if agent.runner is not None:  # it has a model of its own, if it has one
+        if agent.runner is not None:  # a runner chooses its own model
             return agent
         chosen = model_for(order.switches, agent.role) if order.switches else None
         if chosen is not None:
             return with_model(agent, self.context.models.get(chosen))
         return agent if order.task.llm is None else with_task_model(agent, order.task.llm)
 
-    async def _reflect(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
-        """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""
-        order = scope.order
-        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
-        now = self.ports.clock.now()
-        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
-
     async def _execute(self, scope: TaskScope) -> TaskOutput:
-        order = scope.order
+        """Do the work between the gates: guardrails and the agent or handler."""
+        order, callables = scope.order, self.ports.callables
         if order.missing_context is not None:
             raise TaskExecutionError(
                 f"Context task not yet completed: {order.missing_context}", order.missing_context, order.agent_role
             )
-        await check_guardrails(order, self.ports.callables, stage="input")
-        structured: object
+        await check_guardrails(order, callables, stage="input")
         loop: AgentLoop | None = None
+        structured: object
         if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
             loop = AgentLoop(scope, agent)
             text, structured = await loop.run()
-        while (why := await self._objection(order, loop, text, structured)) is not None and loop is not None:
-            text, structured = await loop.again(why)
-        return self._output(scope, text, structured)
-
-    async def _objection(self, order: TaskOrder, loop: AgentLoop | None, text: str, structured: object) -> str | None:
-        """Why the output guardrails want another answer; None: they are content.
-
-        Raises:
-            GuardrailViolationError: one said no, or wants another answer and there is none to be had.
-        """
-        if order.output_guardrails:
-            await self.ports.journal.flush()  # user code depends on the answer from here on
-        may_ask_again = loop is not None and loop.may_ask_again
-        return await check_guardrails(
-            order, self.ports.callables, stage="output", text=text, parsed=structured, may_ask_again=may_ask_again
+        while True:
+            if order.output_guardrails:
+                await self.ports.journal.flush()  # user code depends on the answer from here on
+            may_ask_again = loop is not None and loop.may_ask_again
+            objection = await check_guardrails(
+                order, callables, stage="output", text=text, parsed=structured, may_ask_again=may_ask_again
+            )
+            if objection is None or loop is None:
+                break
+            text, structured = await loop.retry_answer(objection)
+        metrics = scope.effects.metrics(self.context.cost)
+        trace = scope.effects.trace(
+            completed_at=work_ended_at(scope), final_output=text, parsed_output=structured, metrics=metrics
         )
-
-    def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
-        order, effects = scope.order, scope.effects
-        completed_at = work_ended_at(scope)
-        metrics = effects.metrics(self.context.cost)
-        trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
         return TaskOutput(
             raw=text,
             task_description=order.task.description,
@@ -378,50 +193,59 @@ class TaskRunner:
             trace=trace,
         )
 
-    # Endings.
+    async def _reflect(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Reflect on an output that was accepted after its task had ended."""
+        order = scope.order
+        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
+        now = self.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
+
+    # Ends of a task.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """How the task ended, when an earlier process recorded it and died before it could tell."""
+        """Return the end that an earlier process recorded before it died, or None."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
-        if not recorded_facts:  # as a rule
+        if not recorded_facts:
             return None
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
-            reviewed = Reviewed(output, recorded_exit(recorded_facts, instance))
-            return await self._with_workers(scope, self._report_completion(scope, reviewed))
+            reviewed = ReviewedOutput(output, recorded_exit(recorded_facts, instance))
+            return await self._with_workers(scope, self._completed(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
-            failed = self._make_unfinished(scope, "failed", error)
-            took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
-            failure = TaskFailure(error=error, trace=trace)
-            failed = replace(failed, at=fact.at, duration_s=took, failure=failure, attempts=fact.data.attempts)
+            failed = self._unfinished(scope, "failed", error)
+            failed = replace(
+                failed,
+                at=fact.at,
+                duration_s=max(0.0, fact.at - scope.effects.started_at),
+                failure=TaskFailure(error=error, trace=read_trace(fact) or failed.trace),
+                attempts=fact.data.attempts,
+            )
             failed = await self._with_workers(scope, failed)
-            announce_failure(scope, failed)
+            _announce_failure(scope, failed)
             return failed
-        if (exited := find_fact(recorded_facts, instance, ExitRecorded)) is not None:
-            reason = exited.data.reason
-            # With a larger budget there may be more to do; where there is none, its next request is refused again.
-            if reason is not ExitReason.BUDGET_EXHAUSTED:
-                return await self._with_workers(scope, self._make_unfinished(scope, "exited", exit_of(reason)))
-        return None
+        exited = find_fact(recorded_facts, instance, ExitRecorded)
+        # A resumed run may have a larger budget; without one, the next request is refused again.
+        if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:
+            return None
+        return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(exited.data.reason)))
 
     async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
-        """Return a recorded end with what is recorded of a manager's workers."""
+        """Add the recorded results of a manager's workers to a recorded end."""
         if not scope.is_manager:
             return result
         workers = await recorded_workers(self.ports.journal, scope.recorded_facts)
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
-    async def _complete(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
+    async def _complete(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
         await scope.note_end(*facts)
-        return self._report_completion(scope, reviewed)
+        return self._completed(scope, reviewed)
 
-    def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
-        """Tell of a task that gave its output; gives its result."""
+    def _completed(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
         order, output = scope.order, reviewed.output
-        announce_completion(scope, output)
+        _announce_completion(scope, output)
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -439,17 +263,17 @@ class TaskRunner:
         )
 
     async def _exit(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
-        result = self._make_unfinished(scope, "exited", exit_early)
-        call, text = scope.effects.leaving
+        result = self._unfinished(scope, "exited", exit_early)
+        call, text = scope.effects.early_exit
         await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
-        return announce_stop(scope, result)
+        return self._stopped(scope, result)
 
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
-        order, result = scope.order, self._make_unfinished(scope, "failed", error)
-        # Both end the run, which can be resumed: then the task has not failed (S-DUR-151).
+        order, result = scope.order, self._unfinished(scope, "failed", error)
+        # Both end the run, which can be resumed: the task has not failed then (S-DUR-151).
         is_interruption = self.context.has_plan and order.agent_key is not None and is_out_of_credit(error)
         if is_interruption or isinstance(error, RecordError):
-            announce_failure(scope, result)
+            _announce_failure(scope, result)
             return result
         failure = FailureRecorded(
             error_type=type(error).__name__,
@@ -462,19 +286,25 @@ class TaskRunner:
         )
         try:
             await scope.note_end(failure)
-        except StaleEpochError as stale:  # another runner has this task now, and tells of it
+        except StaleEpochError as stale:  # another process runs this task now, and announces its end
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
-        except RecordError as unwritten:  # what failed first is what the caller must hear
+        except RecordError as unwritten:  # report the first failure
             _log.warning("The failure of task '%s' is not in the record: %s", order.key, brief(str(unwritten)))
-        announce_failure(scope, result)
+        _announce_failure(scope, result)
         return result
 
-    def _make_unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
+    def _stopped(self, scope: TaskScope, result: TaskResult) -> TaskResult:
+        """Announce the trace of a task that neither completed nor failed."""
+        _announce_trace(scope, result.trace, result.status, result.error)
+        return result
+
+    def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
+        """Build the result of a task without an output."""
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-        shown = effects.make_stopped_trace(trace) if status == "cancelled" else trace
+        shown = effects.cancelled_trace(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -490,3 +320,149 @@ class TaskRunner:
             delegated=scope.delegated,
             failed_delegations=scope.failed_delegations,
         )
+
+
+def apply_changes(order: TaskOrder) -> TaskOrder:
+    """Return the order with joined iterations (S-LOOP-72) and its task revised for this attempt (S-LOOP-100)."""
+    revision, task = order.revision, order.task
+    if revision is None and not order.joined:
+        return order
+    if revision is not None:
+        prior = None if revision.prior is None else revision.prior.raw
+        task = task.with_revision_feedback(revision.feedback, prior, revision.attempt)
+    context: list[TaskOutput] = []
+    position = 0
+    for begin, end in order.joined:
+        context += [*order.context[position:begin], join_iterations(order.context[begin:end])]
+        position = end
+    context += order.context[position:]
+    return replace(order, task=task, revision=None, context=tuple(context), joined=())
+
+
+# Events and log lines.
+
+
+def cut(text: str, length: int) -> str:
+    """Return the first characters of a text, with `...` if there are more."""
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
+    """Return the fields of a task's log lines."""
+    fields = {**context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
+    if order.depth:  # S-DEL-60
+        fields["delegation.id"] = order.delegation_id
+        if context.hierarchy is None or order.depth > 1:
+            fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
+    elif context.workflow == "sequential":
+        fields["task.index"] = f"{order.index}/{_total(context, order)}"
+        fields["task.description"] = cut(order.task.description, 80)
+    return fields
+
+
+def _total(context: RunContext, order: TaskOrder) -> int:
+    """Return the number of tasks of the run or level; 0: unknown."""
+    return context.total_tasks if order.total_tasks is None else order.total_tasks
+
+
+def _title(scope: TaskScope) -> str:
+    """Return the task's name in log lines."""
+    order = scope.order
+    if order.depth:
+        return f"Delegated task of '{order.caller_role}'"
+    total = _total(scope.context, order)
+    # Tasks without a name, and all tasks of dynamic runs, have generated keys.
+    is_named = scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
+    name = f" '{order.key}'" if is_named else ""
+    return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
+
+
+def _announce_start(scope: TaskScope) -> None:
+    order = scope.order
+    _emit(
+        scope,
+        TaskStartEvent,
+        lambda: TaskStartEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    if _log.isEnabledFor(logging.INFO):  # the title is built only if it is logged
+        title = _title(scope)
+        _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
+        _log.debug("%s has %d context outputs", title, len(order.context))
+
+
+def _announce_completion(scope: TaskScope, output: TaskOutput) -> None:
+    order = scope.order
+    _emit(
+        scope,
+        TaskCompleteEvent,
+        lambda: TaskCompleteEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            task_output=output,
+            duration=output.duration,
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    _announce_trace(scope, output.trace, "completed")
+    if _log.isEnabledFor(logging.INFO):
+        seconds = output.duration.total_seconds()
+        _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
+        _log.log(logging.INFO if scope.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
+
+
+def _announce_failure(scope: TaskScope, result: TaskResult) -> None:
+    order, error = scope.order, result.error or RuntimeError("the task failed without an error")
+    _emit(
+        scope,
+        TaskFailedEvent,
+        lambda: TaskFailedEvent(
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=_total(scope.context, order),
+            cause=error,
+            duration=timedelta(seconds=result.duration_s),
+            run_id=order.run_id,
+            instance=order.instance,
+        ),
+    )
+    _announce_trace(scope, result.trace, "failed", error)
+    _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # INFO: the caller receives the error
+
+
+def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, error: BaseException | None = None) -> None:
+    """Send the trace of an execution, delegated ones included, if the run is traced (S-INT-31)."""
+    tracing = scope.context.tracing
+    if tracing is None or trace is None:
+        return
+    order = scope.order
+    scope.emit(
+        TaskTracedEvent,
+        lambda: TaskTracedEvent(
+            run_id=order.run_id,
+            instance=order.instance,
+            tracing=tracing,
+            # Without values of user types, so that each process can load it.
+            trace=trace.replace(parsed_output=None, delegations=()),
+            status=status,
+            error_type="" if error is None else type(error).__name__,
+            error_message="" if error is None else message_of(error),
+            call_ids=scope.effects.call_ids,
+            is_handler=scope.effects.is_handler,
+        ),
+    )
+
+
+def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
+    if not scope.order.depth:  # a delegated task has delegation events
+        scope.emit(event_type, build)

@@ -1,1 +1,1 @@
-"""Chat models: any endpoint of the protocol, the embedded model, a model behind a limit; from a string to a model."""
+"""Chat models: endpoints of the chat-completions protocol, local models, and rate-limited models."""

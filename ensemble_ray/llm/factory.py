@@ -1,7 +1,4 @@
-"""From what a user writes as `llm` to a chat model. Package: llm; a string or a model comes in, a model goes out.
-
-Nothing is started or reached here: a model object is made, its endpoint is met at the first call.
-"""
+"""Resolves a user's `llm` to a chat model. No model is started or called here."""
 
 from __future__ import annotations
 
@@ -12,60 +9,66 @@ from weakref import WeakValueDictionary
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
-#: What a string may look like.
+#: Forms of a string.
 KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 
 
 def resolve_llm(value: object) -> ChatModel:
-    """Return the chat model that a value of `llm` stands for (S-CONV-19).
+    """Return the chat model of a value of `llm` (S-CONV-19).
 
     Args:
         value: A `ChatModel`, or a string: `"openai:MODEL"` for any endpoint of that protocol, `"local"` for the
             embedded model, `"local:PATH.gguf"` for another model file.
 
     Raises:
-        ValidationError: the prefix is unknown, or the value is no chat model.
+        ValidationError: the prefix is unknown, or the value is not a chat model.
     """
     if not isinstance(value, str):
         if callable(getattr(value, "chat", None)) and not isinstance(value, type):
             return cast("ChatModel", value)
-        raise ValidationError(f"llm must be a chat model or one of {_list_forms()}, {_describe(value)}")
-    prefix, colon, rest = value.strip().partition(":")
-    if prefix == "openai" and rest.strip():
-        return _same(f"openai:{rest.strip()}", _openai)
+        raise ValidationError(
+            f"llm must be a chat model or one of [{', '.join(KNOWN_FORMS)}], {_describe_wrong_value(value)}"
+        )
+    text = value.strip()
+    prefix, colon, rest = text.partition(":")
+    rest = rest.strip()
+    if prefix == "openai" and rest:
+        return _cached(f"openai:{rest}", lambda: _openai(rest))
     if prefix == "local" and not colon:
-        return _same("local", _local)
-    if prefix == "local" and rest.strip():
-        return _local(value.strip())  # a path means what it means where the process stands now
-    raise ValidationError(f"Unknown llm '{value}'.{_guess_model(value.strip())} Known: {_list_forms()}")
+        return _cached("local", lambda: _local(None))
+    if prefix == "local" and rest:
+        return _local(rest)  # not cached: a relative path depends on the working directory
+    is_model_name = ":" not in text and any(character.isdigit() or character in "-/" for character in text)
+    guess = f" Did you mean 'openai:{text}'?" if is_model_name else ""
+    raise ValidationError(f"Unknown llm '{value}'.{guess} Known: [{', '.join(KNOWN_FORMS)}]")
 
 
-#: Models that were made from a string and are in use. They cannot be changed, so one does for all who name it, with
-#: one client, and agents that name it are told apart by their texts alone (S-MR-142).
+#: Models in use that were made from a string. They are immutable, so all users of a name share one model and its
+#: client, and agents with the same name differ only in their texts (S-MR-142).
 _named: WeakValueDictionary[str, ChatModel] = WeakValueDictionary()
 
 
-def _same(name: str, make: Callable[[str], ChatModel]) -> ChatModel:
+def _cached(name: str, make: Callable[[], ChatModel]) -> ChatModel:
     model = _named.get(name)
     if model is None:
-        model = _named[name] = make(name)
+        model = _named[name] = make()
     return model
 
 
-def _openai(name: str) -> ChatModel:
+def _openai(model: str) -> ChatModel:
     from ensemble_ray.llm.openai import OpenAIChatModel
 
-    return OpenAIChatModel(name.partition(":")[2])
+    return OpenAIChatModel(model)
 
 
-def _local(name: str) -> ChatModel:
+def _local(path: str | None) -> ChatModel:
     from ensemble_ray.llm.local import LocalChatModel
 
-    return LocalChatModel(path=name.partition(":")[2].strip() or None)
+    return LocalChatModel(path=path)
 
 
-def _describe(value: object) -> str:
-    """Return what was given in place of a model, and what to write (S-ERR-62)."""
+def _describe_wrong_value(value: object) -> str:
+    """Describe the value and the correct form of `llm` (S-ERR-62)."""
     if isinstance(value, type):
         return f"got: the class {value.__name__}. Make a model of it: {value.__name__}(...)"
     package = type(value).__module__.partition(".")[0]
@@ -75,13 +78,3 @@ def _describe(value: object) -> str:
         f"got: {type(value).__name__} of the package '{package}', which has no method chat(messages, tools). Write "
         "llm='openai:MODEL', or llm=OpenAIChatModel('MODEL', base_url=..., api_key=...) for any endpoint of that protocol"
     )
-
-
-def _guess_model(value: str) -> str:
-    """Return what was probably meant by a string that is the name of a model alone; "" where nothing was."""
-    is_model_name = ":" not in value and any(character.isdigit() or character in "-/" for character in value)
-    return f" Did you mean 'openai:{value}'?" if is_model_name else ""
-
-
-def _list_forms() -> str:
-    return f"[{', '.join(KNOWN_FORMS)}]"

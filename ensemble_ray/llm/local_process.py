@@ -1,7 +1,7 @@
-"""The process that serves the embedded model. Package: llm; started by `server.py`, never imported by it.
+"""The process that serves a local model, started by `local.py` and listening on loopback only.
 
-It gets its key on the standard input, prints one line of JSON with its URL when the model is loaded, then looks every
-second which processes still hold it, and ends itself when none of them is alive. It listens on loopback only.
+It reads its key from standard input and prints its URL as a line of JSON when the model is loaded. Then it checks its
+holders every second, and ends when none of them is alive.
 """
 
 from __future__ import annotations
@@ -29,19 +29,10 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     chosen = parser.parse_args()
-    server = _load(chosen, key=sys.stdin.readline().strip())
-    print(json.dumps({"url": str(server.listening_address)}), flush=True)  # noqa: T201  the starter reads it
-    _wait_for_the_last_holder(Path(chosen.registry))
-    # The engine's threads have nothing to save; an orderly end would wait for answers that nobody reads.
-    os._exit(0)
-
-
-def _load(chosen: argparse.Namespace, *, key: str) -> Any:
-    """Load the engine's server and have it listen; it lives as long as the object. The engine carries no types."""
-    # Its threads wait for each other many times per token. By default they keep their cores while they wait: where
-    # something else wants those, an answer takes many times longer. Read when the engine is imported.
+    # The engine's threads wait for each other many times per token. By default they keep their cores busy meanwhile,
+    # which slows answers down a lot on a busy machine. The engine reads the variable when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    xllamacpp: Any = importlib.import_module("xllamacpp")
+    xllamacpp: Any = importlib.import_module("xllamacpp")  # it has no types
     params = xllamacpp.CommonParams()
     params.model.path = chosen.model
     params.model_alias = {Path(chosen.model).stem}
@@ -51,12 +42,16 @@ def _load(chosen: argparse.Namespace, *, key: str) -> Any:
     params.cpuparams_batch.n_threads = chosen.threads
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.api_keys = [key]
+    params.api_keys = [sys.stdin.readline().strip()]
     params.ui = False
     params.endpoint_props = False
     params.endpoint_slots = False
     params.verbosity = 1  # errors only
-    return xllamacpp.Server(params)
+    server = xllamacpp.Server(params)  # it serves as long as this object lives
+    print(json.dumps({"url": str(server.listening_address)}), flush=True)  # noqa: T201  the starter reads it
+    _wait_for_the_last_holder(Path(chosen.registry))
+    # An orderly end would wait for open answers, which no client reads.
+    os._exit(0)
 
 
 def _wait_for_the_last_holder(registry: Path) -> None:
@@ -68,7 +63,7 @@ def _wait_for_the_last_holder(registry: Path) -> None:
         with locked_record(registry) as record:
             if record.server is not None and record.server != here:
                 return
-            record.forget_dead()
+            record.remove_dead()
             if not record.holders:
                 record.clear_server()
                 return

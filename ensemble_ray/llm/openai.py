@@ -1,8 +1,7 @@
-"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Package: llm; fulfils `ChatModel` and streams.
+"""`OpenAIChatModel`: a model behind any endpoint of the chat-completions protocol.
 
-The definition holds data only: it pickles, and the client is made in the process that uses it (S-CONV-22). Requests
-are encoded once and sent by a lean client; the `openai` package is loaded for its error classes when a call fails,
-and for its client where `client_options` ask for it (decision 0002). The key is never shown.
+The `openai` package is loaded only for its errors, when a call fails, and for its client, if `client_options` are set
+(decision 0002).
 """
 
 from __future__ import annotations
@@ -33,29 +32,31 @@ _STREAMING_WITH_USAGE = b'"stream":true,"stream_options":{"include_usage":true}'
 
 
 class OpenAIChatModel:
-    """A model behind any endpoint that speaks the chat-completions protocol: hosted, or a server of your own.
+    """A model behind any endpoint of the chat-completions protocol, hosted or your own.
+
+    A model is data: it can be pickled, and each process creates its own client. The key is never shown.
 
     Args:
         model: The model's name at the endpoint.
-        base_url: Where the protocol begins, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
-        api_key: The key; default `OPENAI_API_KEY`, read when a call is made. Never shown.
-        timeout: Longest wait for an answer (streaming: for the next piece), s or `timedelta`; default 600 s.
-        max_retries: How often a failed call is repeated before it fails; None: not at all.
-        client_options: Keyword arguments of `openai.AsyncOpenAI`; given, that client sends the requests.
-        max_answer_bytes: Longest answer that is taken, unpacked; a stream may have four times as much, since each token
-            has an envelope. Default 16 MiB.
-        max_answer_time: Longest time of a whole streamed answer, s or `timedelta`; default an hour, or `timeout` where
+        base_url: URL of the API, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's.
+        api_key: The key; default `OPENAI_API_KEY`, which is read for each call.
+        timeout: Longest wait for an answer (when streaming, for the next piece), s or `timedelta`; default 600 s.
+        max_retries: How often a failed call is retried; None: not at all.
+        client_options: Keyword arguments of `openai.AsyncOpenAI`. If set, that client sends the requests.
+        max_answer_bytes: Longest answer, uncompressed; default 16 MiB. A stream may have four times as much, since each
+            token has an envelope.
+        max_answer_time: Longest time of a whole streamed answer, s or `timedelta`; default an hour, or `timeout` if
             that is longer.
-        structured_outputs: Whether the endpoint can hold answers to a JSON schema, which typed tasks then use; None:
-            the first such call finds out.
-        system_role: The role of system messages: `system`, `developer`, or `user`, which puts their text in front of
-            the first user message; None: the first refusal of a system message decides.
-        request_options: Go into every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
-            merged into it, `extra_headers` are sent with it, `extra_query` goes into the URL's query. Options about
-            tools, such as `tool_choice`, go into requests that offer tools.
+        structured_outputs: Whether the endpoint supports JSON schemas, which typed tasks then use; None: the first such
+            call decides.
+        system_role: The role of system messages: `system`, `developer`, or `user`, which prepends their text to the
+            first user message; None: the first refusal of a system message decides.
+        request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
+            merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
+            about tools, such as `tool_choice`, are part of requests with tools only.
 
     Raises:
-        ValidationError: a value cannot work.
+        ValidationError: a value is invalid.
 
     Examples:
         >>> OpenAIChatModel("gpt-4o-mini", api_key="sk-1", temperature=0)
@@ -111,7 +112,6 @@ class OpenAIChatModel:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Derive what follows from the fields, anew in every process."""
         options = dict(self._request_options)
         self._extra_headers = _checked_headers(cast("dict[str, str]", options.pop("extra_headers", None) or {}))
         query = options.pop("extra_query", None) or {}
@@ -126,10 +126,10 @@ class OpenAIChatModel:
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        # The base URL is passed with each request, which knows its query. Requests are repeated here on both ways, by what the
-        # body of a failure means (S-LLM-24).
-        of_client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
-        self._sdk = None if self._client_options is None else SdkClients({**of_client, "max_retries": 0})
+        # Each request passes the base URL with its query. This library retries, because that depends on the body of a
+        # failure (S-LLM-24).
+        client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
+        self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
 
     @property
     def model(self) -> str:
@@ -138,24 +138,24 @@ class OpenAIChatModel:
 
     @property
     def provider_name(self) -> str:
-        """Who answers, in the words of OpenTelemetry where they have one; else the host's name."""
+        """OpenTelemetry's name of the provider, or the host's name."""
         try:
             return provider_of(self.base_url)
-        except ValidationError:  # what the call itself will tell
+        except ValidationError:  # the call raises it
             return ""
 
     @property
     def base_url(self) -> str:
-        """Where calls made now would go.
+        """The URL of calls made now.
 
         Raises:
             ValidationError: `OPENAI_BASE_URL` is no URL.
         """
         if self._base_url is not None:
             return self._base_url
-        of_client = (self._client_options or {}).get("base_url")
-        if of_client is not None:
-            return _checked_url(str(of_client), "client_options base_url")
+        from_client = (self._client_options or {}).get("base_url")
+        if from_client is not None:
+            return _checked_url(str(from_client), "client_options base_url")
         from_environment = os.environ.get("OPENAI_BASE_URL", "").strip()
         if from_environment:
             return _checked_url(from_environment, "OPENAI_BASE_URL")
@@ -163,17 +163,17 @@ class OpenAIChatModel:
 
     @property
     def declared_url(self) -> str:
-        """Where calls go from every process alike; empty: as `OPENAI_BASE_URL` of the process that calls says."""
+        """The URL of calls from every process; empty if `OPENAI_BASE_URL` of the calling process decides."""
         return self._base_url or str((self._client_options or {}).get("base_url") or "")
 
     @property
     def has_own_key(self) -> bool:
-        """Whether it brings its key, or an identity of another kind, to the process that calls."""
+        """Whether it has a key, or another identity, that does not depend on the calling process."""
         return self._api_key is not None or self._client_options is not None
 
     @property
     def endpoint_id(self) -> str:
-        """What fails together: base URL, model, and a fingerprint of the key, never the key.
+        """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker.
 
         Raises:
             ValidationError: `OPENAI_BASE_URL` is no URL.
@@ -185,33 +185,33 @@ class OpenAIChatModel:
 
     @property
     def request_options(self) -> Mapping[str, object]:
-        """What goes into every request that can have it."""
+        """Options of every request."""
         return dict(self._request_options)
 
     def check_key(self) -> None:
-        """Check that a call from this process would have its key.
+        """Check that a call from this process has a key.
 
         Raises:
-            ValidationError: there is none, and the endpoint is one that needs it.
+            ValidationError: the endpoint needs a key, and there is none.
         """
         self._endpoint()
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Answer the conversation; with `tools`, the answer may ask for calls of them.
+        """Answer the conversation; with `tools`, the answer may contain tool calls.
 
         Raises:
-            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
-            ValidationError: there is no key, and the endpoint is one that needs it.
+            openai.APIError: the endpoint cannot be reached, refuses, fails, or sends an unusable answer.
+            ValidationError: the endpoint needs a key, and there is none.
         """
         endpoint = self._endpoint()
         return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
+        """Answer the conversation in the form of that schema if the endpoint supports schemas, otherwise as `chat`.
 
         Raises:
-            openai.APIError: as for `chat`; a schema that is refused is no error, the request is sent without it.
-            ValidationError: there is no key, and the endpoint is one that needs it.
+            openai.APIError: as for `chat`. If the endpoint refuses the schema, the request is sent without it.
+            ValidationError: the endpoint needs a key, and there is none.
         """
         if not self._offers_schemas:
             return await self.chat(messages)
@@ -222,17 +222,16 @@ class OpenAIChatModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text, and of reasoning (`Reasoning`), as they come; then one `ChatResponse` with the whole.
+        """Yield fragments of the text and of the reasoning (`Reasoning`), then one `ChatResponse` with the whole answer.
 
         Raises:
             openai.APIError: as for `chat`, also in the middle of the stream.
-            ValidationError: there is no key, and the endpoint is one that needs it.
+            ValidationError: the endpoint needs a key, and there is none.
         """
-
         endpoint = self._endpoint()
         encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
 
-        def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+        def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint passes it by position
             return encode(roles, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING)
 
         async with aclosing(endpoint.stream(body)) as parts:
@@ -240,10 +239,9 @@ class OpenAIChatModel:
                 yield part
 
     def _endpoint(self) -> Endpoint:
-        """Where and how to call, from the fields and what the environment says now."""
         base_url = self.base_url
         key = self._key()
-        # A client of the user's options may bring another identity; the package judges that.
+        # A client with options may have another identity, which the package checks.
         if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:
             raise ValidationError(
                 f"OpenAIChatModel('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
@@ -256,13 +254,14 @@ class OpenAIChatModel:
             body_bytes=self._max_answer_bytes or DEFAULT_ANSWER_BYTES,
             time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
         )
+        retries = (self._client_options or {}).get("max_retries")
         endpoint = Endpoint(
             url=resource_url(base_url, "/chat/completions", self._extra_query),
             model=self._model,
             key=key,
             headers=headers,
             timeout_s=min(timeout_s, limits.time_s),
-            max_retries=self._retries(),
+            max_retries=retries if isinstance(retries, int) else self._max_retries or 0,
             limits=limits,
             system_role=self._system_role,
         )
@@ -270,33 +269,28 @@ class OpenAIChatModel:
             return endpoint
         return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
 
-    def _retries(self) -> int:
-        of_client = (self._client_options or {}).get("max_retries")
-        return of_client if isinstance(of_client, int) else self._max_retries or 0
-
     def _key(self) -> str:
         if self._api_key is not None:
             return self._api_key.get_secret_value()
-        of_client = (self._client_options or {}).get("api_key")
-        if of_client is not None:  # the package asks a function for each request
-            if not isinstance(of_client, str):
-                return ""
-            return check_key(of_client, "OpenAIChatModel client_options: api_key")
-        return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
+        from_client = (self._client_options or {}).get("api_key")
+        if from_client is None:
+            return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
+        # It may also be a function, which the package calls for each request.
+        return check_key(from_client, "OpenAIChatModel client_options: api_key") if isinstance(from_client, str) else ""
 
     def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
-        """Return the headers that carry the key, except those that the user sets."""
+        """Return the headers with the key, except headers that the user has set."""
         own = {name.lower() for name in self._extra_headers}
         return {name: value for name, value in key_headers(base_url, key).items() if name.lower() not in own}
 
     def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
-        """Return the arguments of the package's client that come neither from `client_options` nor from the endpoint."""
+        """Return the arguments of the package's client that depend on the key and the URL."""
         connection: dict[str, object] = {}
         if key:
             connection["api_key"] = key
         elif not base_url.startswith(_DEFAULT_BASE_URL):
-            connection["api_key"] = "none"  # the package insists on one where the endpoint does not
-        # The package sends the key as `Authorization`.
+            connection["api_key"] = "none"  # the package requires one
+        # The package sends `Authorization` itself.
         headers = {**self._key_headers(base_url, key), **self._extra_headers}
         if "Authorization" not in self._extra_headers:
             headers.pop("Authorization", None)
@@ -305,7 +299,7 @@ class OpenAIChatModel:
         return connection
 
     def _keywords(self) -> dict[str, object]:
-        """Return the arguments beside the model's name that make an equal one."""
+        """Return the arguments besides the model's name, for copies and comparisons."""
         return {
             "base_url": self._base_url,
             "api_key": self._api_key,
@@ -328,6 +322,7 @@ class OpenAIChatModel:
         return hash((self._model, self._base_url))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Only data is pickled; each process creates its own client (S-CONV-22).
         return (_rebuild, (self._model, self._keywords()))
 
     def __repr__(self) -> str:
@@ -338,7 +333,7 @@ class OpenAIChatModel:
             shown.append(f"structured_outputs={self._structured_outputs}")
         if self._system_role is not None:
             shown.append(f"system_role={self._system_role!r}")
-        # Options of the client and extra headers may hold keys; they are not shown.
+        # Options of the client and extra headers may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
         return f"OpenAIChatModel({', '.join(shown)})"
@@ -349,11 +344,7 @@ def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
 
 
 def check_key(key: str, name: str) -> str:
-    """Return a key without the blanks and line breaks around it (S-LLM-32).
-
-    Raises:
-        ValidationError: it holds what no header can carry; the text names it and does not show it.
-    """
+    """Return a key without surrounding white space; raise if a header cannot contain it (S-LLM-32)."""
     plain = key.strip()
     if flaw := header_flaw(plain):
         raise ValidationError(f"{name} {flaw}. Copy the key again, as one line of letters, digits and signs")
@@ -376,11 +367,7 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
-    """Return a time limit in seconds; None stays None.
-
-    Raises:
-        ValidationError: it is no length of time, or not a positive one.
-    """
+    """Return a positive time limit in seconds; None stays None."""
     if timeout is None:
         return None
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

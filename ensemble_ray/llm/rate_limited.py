@@ -1,13 +1,4 @@
-"""A model behind a rate limit. Package: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
-
-In: a conversation. Out: the answer of the model behind it, unchanged. Must never happen: a call of that model without
-a permit, or a second bucket for the same wrapper: the bucket's name is made at construction and travels with it, so
-a pickled copy, in whatever process, is a handle to the one bucket (S-RATE-20).
-
-There is no blocking form of `chat`: a model's client belongs to one event loop, and a private loop per call would give
-it another. Synchronous code that asks a limited model does so through the loop, where a cancelled wait is a
-`CancelledError` (S-RATE-14).
-"""
+"""A chat model behind a rate limit."""
 
 from __future__ import annotations
 
@@ -27,19 +18,20 @@ from ensemble_ray.values.value import RateLimit
 if TYPE_CHECKING:
     from ensemble_ray.ports import Limiter
 
-
 _DEFAULT_WAIT = timedelta(seconds=30)
 
 
 class RateLimitedChatModel:
-    """A chat model whose calls wait for permits; make one with `of`.
+    """A chat model with calls that wait for permits; make one with `of`.
 
-    Whoever holds it, or a pickled copy of it, draws from one bucket. Wrappers are equal when their bucket is the same.
+    All pickled copies of it, in any process, share one bucket. Wrappers are equal if they share their bucket.
+
+    It has no blocking `chat`: a model's client belongs to one event loop. A cancelled wait raises `CancelledError`.
 
     Args:
-        delegate: The model behind it.
-        rate_limit: How many calls may begin in which time.
-        wait_timeout: How long a call waits for its permit.
+        delegate: The model that answers.
+        rate_limit: Calls per period.
+        wait_timeout: Longest wait for a permit.
 
     Examples:
         >>> from ensemble_ray.values.value import RateLimit
@@ -53,21 +45,18 @@ class RateLimitedChatModel:
         self._delegate = _resolve(delegate)
         self._rate_limit = rate_limit
         self._wait_timeout = wait_timeout
-        self._bucket = new_object_id()
+        self._bucket = new_object_id()  # pickled with the wrapper (S-RATE-20)
 
     @classmethod
     def of(
-        cls,
-        delegate: ChatModel | str,
-        rate_limit: RateLimit,
-        wait_timeout: timedelta | float = _DEFAULT_WAIT,
+        cls, delegate: ChatModel | str, rate_limit: RateLimit, wait_timeout: timedelta | float = _DEFAULT_WAIT
     ) -> RateLimitedChatModel:
-        """Put a model behind a limit of its own; it streams if the model does.
+        """Return a model with a new limit; it streams if the delegate does.
 
         Args:
             delegate: A model, or its name as in `Agent.llm`.
-            rate_limit: How many calls may begin in which time.
-            wait_timeout: How long a call waits for its permit; a number means seconds.
+            rate_limit: Calls per period.
+            wait_timeout: Longest wait for a permit; a number means seconds.
 
         Raises:
             ValueError: an argument is None.
@@ -85,64 +74,64 @@ class RateLimitedChatModel:
         return kind(model, rate_limit, wait)
 
     def around(self, delegate: ChatModel) -> RateLimitedChatModel:
-        """Return another model behind the same limit: calls of both draw from one bucket."""
+        """Return a wrapper of another model with the same limit: both models share the bucket."""
         rebuilt = self.of(delegate, self._rate_limit, self._wait_timeout)
         rebuilt._bucket = self._bucket  # noqa: SLF001  a model of its own class
         return rebuilt
 
     @property
     def delegate(self) -> ChatModel:
-        """The model behind it."""
+        """The model that answers."""
         return self._delegate
 
     @property
     def rate_limit(self) -> RateLimit:
-        """How many calls may begin in which time."""
+        """Calls per period."""
         return self._rate_limit
 
     @property
     def wait_timeout(self) -> timedelta:
-        """How long a call waits for its permit."""
+        """Longest wait for a permit."""
         return self._wait_timeout
 
     @property
     def bucket(self) -> str:
-        """Name of the bucket, the same for all copies of this wrapper."""
+        """Name of the bucket, which is the same for all copies."""
         return self._bucket
 
     @property
     def model_name(self) -> str:
-        """The name of the model behind it; empty: it has none."""
+        """The delegate's name; empty if it has none."""
         found: object = getattr(self._delegate, "model_name", None) or getattr(self._delegate, "model", "")
         return found if isinstance(found, str) else ""
 
     @property
     def provider_name(self) -> str:
-        """Who answers; empty: the model behind it does not say."""
+        """The delegate's provider; empty if it is unknown."""
         found: object = getattr(self._delegate, "provider_name", "")
         return found if isinstance(found, str) else ""
 
     @property
     def endpoint_id(self) -> str:
-        """That of the model behind it; empty where it has none."""
+        """The delegate's endpoint; empty if it has none."""
         return str(getattr(self._delegate, "endpoint_id", ""))
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Wait for a permit, then ask the model. A call that fails has used its permit.
+        """Wait for a permit, then ask the model. A failed call has used its permit.
 
         Raises:
-            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+            RateLimitTimeoutError: there was no permit within `wait_timeout`; the model was not called.
         """
         await self._permit()
-        # No tools: asked without them, as a model is that has no limit.
+        # A delegate may have no parameter for tools.
         offered = (tools,) if tools else ()
         return await call_user(self._delegate.chat, messages, *offered)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """As `chat`, in the form of that schema if the model behind it can be held to one.
+        """Answer as `chat` does, in the form of that schema if the delegate supports schemas.
 
         Raises:
-            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+            RateLimitTimeoutError: there was no permit within `wait_timeout`; the model was not called.
         """
         await self._permit()
         if isinstance(self._delegate, StructuredChatModel):
@@ -150,9 +139,9 @@ class RateLimitedChatModel:
         return await call_user(self._delegate.chat, messages)
 
     async def _permit(self) -> None:
-        here = services()
-        limiter: Limiter = process_limiter() if here is None else here.limiter
-        with waiting_for_permit():
+        scope = services()
+        limiter: Limiter = process_limiter() if scope is None else scope.limiter
+        with waiting_for_permit():  # a cancelled wait raises `CancelledError` (S-RATE-14)
             await limiter.acquire(self._bucket, self._rate_limit, timeout_s=self._wait_timeout.total_seconds())
 
     def __eq__(self, other: object) -> bool:
@@ -167,15 +156,15 @@ class RateLimitedChatModel:
 
 
 class _RateLimitedStreamingModel(RateLimitedChatModel):
-    """With `stream`; a class of its own, since having the method is what makes a `StreamingChatModel`."""
+    """A separate class, because a `StreamingChatModel` is recognized by its method `stream`."""
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Wait for a permit, then pass the model's stream through as it comes (S-RATE-22).
+        """Wait for a permit, then forward the model's stream (S-RATE-22).
 
         Raises:
-            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+            RateLimitTimeoutError: there was no permit within `wait_timeout`; the model was not called.
         """
         assert isinstance(self._delegate, StreamingChatModel)  # noqa: S101  `of` chose this class because of it
         await self._permit()
@@ -184,7 +173,7 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
             async for piece in pieces:
                 yield piece
         finally:
-            # Whoever leaves this stream early leaves the model's too, at once and not when it is collected.
+            # Close the model's stream as soon as this one is closed, not when it is garbage collected.
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
 

@@ -1,1 +1,1 @@
-"""What every process of ours has."""
+"""What every process of the library needs: settings, context, threads, private files, and PostgreSQL."""

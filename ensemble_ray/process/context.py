@@ -1,7 +1,7 @@
-"""What travels with a piece of work inside a process: log fields, the effect that is performed, its span, and what it waited for.
+"""Context of work inside a process (log fields, effect, span, waits for permits), and the loggers of the library.
 
-Layer: above errors and ids (ports are named in annotations only). Context variables do not cross processes; the actor
-or the inline runtime sets them when work arrives, from the message's envelope (S-CONV-35).
+Context variables do not cross processes. The actor or the inline runtime sets them from the envelope of a message
+(S-CONV-35).
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ T = TypeVar("T")
 
 
 class ScopedVariable(Generic[T]):
-    """A context variable that has a value for a block; what it had before, it has behind it, also on failure.
+    """Sets a context variable for a block.
 
-    A class, since every task enters several: written as generators, they take three times as many calls.
+    It is no generator, because every task enters several, and a generator takes three times as many calls.
     """
 
     __slots__ = ("_token", "_value", "_variable")
 
     def __init__(self, variable: ContextVar[T], value: T) -> None:
-        """Make one; the variable is set when the block is entered."""
         self._variable = variable
         self._value = value
         self._token: Token[T]
@@ -42,27 +41,24 @@ class ScopedVariable(Generic[T]):
         self._variable.reset(self._token)
 
 
+# Context of the work.
+
 _log_fields: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
-_NOTHING: Mapping[str, str] = {}
+_NO_FIELDS: Mapping[str, str] = {}
 
 
 def current_log_context() -> Mapping[str, str]:
-    """Return the log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
-    return _log_fields.get(_NOTHING)
+    """Return the current log fields: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
+    return _log_fields.get(_NO_FIELDS)
 
 
 def log_context(fields: Mapping[str, str], *, is_whole: bool = False) -> AbstractContextManager[None]:
-    """Add log fields for the block; they are gone after it, also on failure (S-ENG-20).
-
-    Args:
-        fields: What records inside the block are given.
-        is_whole: These are all; what was there before is not seen inside.
-    """
+    """Add log fields for the block (S-ENG-20); `is_whole`: replace the current ones."""
     return ScopedVariable(_log_fields, dict(fields) if is_whole else {**current_log_context(), **fields})
 
 
 class LogContextFilter(logging.Filter):
-    """Puts the log context on records: attributes with dots as underscores, and `ensemble_context`."""
+    """Adds the log context to records: as attributes with underscores for dots, and as `ensemble_context`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields; every record passes."""
@@ -77,12 +73,12 @@ _effect_key: ContextVar[str] = ContextVar("ensemble_ray_effect_key")
 
 
 def current_effect_key() -> str:
-    """Return the id of the effect performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
+    """Return the id of the current effect, which is the same for its repetitions; empty outside effects (S-DUR-27)."""
     return _effect_key.get("")
 
 
 def use_effect_key(key: str) -> AbstractContextManager[None]:
-    """Perform an effect of that id in the block."""
+    """Perform an effect with that id in the block."""
     return ScopedVariable(_effect_key, key)
 
 
@@ -90,33 +86,31 @@ _traceparent: ContextVar[str] = ContextVar("ensemble_ray_traceparent")
 
 
 def current_traceparent() -> str:
-    """Return the `traceparent` of the span that work here is part of; empty where nothing is traced (S-INT-37)."""
+    """Return the `traceparent` of the current span; empty without tracing (S-INT-37)."""
     return _traceparent.get("")
 
 
 def use_traceparent(traceparent: str) -> AbstractContextManager[None]:
-    """Do the work of the block as part of that span."""
+    """Make the block a part of that span."""
     return ScopedVariable(_traceparent, traceparent)
 
 
 class PermitWait:
-    """How long a piece of work waited for permits of rate limits."""
+    """Total time that a piece of work waits for permits of rate limits, by the clock `now`."""
 
     __slots__ = ("_now", "_waited_s")
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Begin with nothing; `now` is the clock of the work."""
         self._now = now
         self._waited_s = 0.0
 
     @property
     def waited_s(self) -> float:
-        """Whole milliseconds, in seconds: a permit that is there costs less than one."""
+        """In s, in whole milliseconds, because a permit without a wait takes less than one."""
         return int(self._waited_s * 1000) / 1000
 
     @contextmanager
     def measure(self) -> Generator[None]:
-        """Count the time of the block."""
         began = self._now()
         try:
             yield
@@ -128,30 +122,31 @@ _permit_wait: ContextVar[PermitWait | None] = ContextVar("ensemble_ray_permit_wa
 
 
 def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
-    """Count there what the block waits for permits."""
+    """Add the waits for permits in the block to `wait`."""
     return ScopedVariable(_permit_wait, wait)
 
 
 def waiting_for_permit() -> AbstractContextManager[None]:
-    """Count the block as waiting for a permit, where somebody asks for that."""
+    """Add the duration of the block to the current `PermitWait`, if there is one."""
     wait = _permit_wait.get()
     return nullcontext() if wait is None else wait.measure()
 
 
+# Loggers.
+
 _NUMBER = re.compile(r"\d+")
-#: Different warnings of a run that are remembered; further ones are logged each time.
-_MOST_REMEMBERED = 1000
+#: Distinct warnings of a run that are stored; others are logged each time.
+_MOST_WARNINGS = 1000
 
 
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose warnings and errors stay one bounded line each, whatever others wrote into what they show.
+    """A logger that writes each warning and error as one line of bounded length.
 
-    Texts and errors among the arguments go through `one_line`; numbers and `TextLine`s are left as they are. Lines below
-    WARNING, which people ask for to see all, are not changed.
+    Texts and errors among the arguments pass through `one_line`; numbers and `TextLine`s do not change. Lines below
+    WARNING do not change either.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log as any logger does."""
         if not self.logger.isEnabledFor(level):
             return
         if level >= logging.WARNING:
@@ -159,12 +154,12 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
             fields = current_log_context()
             if "agent.role" in fields and is_repeated(fields.get("ensemble.id", ""), self.logger, level, msg, *args):
                 return
-        # This method is a frame between the caller and the library's own.
+        # Skip this frame in the reported location.
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         self.logger.log(level, msg, *args, **kwargs)
 
     def say(self, level: int, text: str) -> None:
-        """Log a text that was made elsewhere."""
+        """Log a formatted text."""
         self.log(level, "%s", text, stacklevel=2)
 
 
@@ -173,21 +168,21 @@ def _bound(value: object) -> object:
         return value
     try:
         return one_line(value if isinstance(value, str) else str(value))
-    except Exception:  # noqa: BLE001  a text of somebody's class that fails must not fail what is logged
+    except Exception:  # noqa: BLE001  a failing `__str__` must not fail the caller
         return f"<{type(value).__name__}>"
 
 
 def bounded_logger(name: str) -> BoundedLogger:
-    """Return the module's logger; every module that logs gets its own here."""
+    """Return the logger of a module."""
     return BoundedLogger(logging.getLogger(name), {})
 
 
 class _RunWarnings:
-    """Warnings of the tasks of one run: each is logged once, and at the end how many there were that differ in numbers alone."""
+    """Warnings of the tasks of one run. Similar ones, which differ only in numbers, are logged once and counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: by its text without numbers
+        #: by the text without numbers
         self._first: dict[str, tuple[logging.Logger, int, str]] = {}
         self._more: Counter[str] = Counter()
 
@@ -197,7 +192,7 @@ class _RunWarnings:
             if key in self._first:
                 self._more[key] += 1
                 return True
-            if len(self._first) < _MOST_REMEMBERED:
+            if len(self._first) < _MOST_WARNINGS:
                 self._first[key] = logger, level, text
             return False
 
@@ -207,13 +202,13 @@ class _RunWarnings:
             logger.log(level, "%s more like: %s", f"{count:,}", text)
 
 
-#: by run, in the process that began it
+#: by run
 _warnings: dict[str, _RunWarnings] = {}
 
 
 @contextmanager
 def merge_warnings(run_id: str) -> Generator[None]:
-    """Inside the block, log warnings of a run's tasks that differ in numbers alone once; after it, how many more there were."""
+    """Log a run's warnings that differ only in numbers once inside the block, and their counts at its end."""
     merged = _warnings[run_id] = _RunWarnings()
     try:
         yield
@@ -223,21 +218,22 @@ def merge_warnings(run_id: str) -> Generator[None]:
 
 
 def is_repeated(run_id: str, logger: logging.Logger, level: int, msg: object, *args: object) -> bool:
-    """Return whether a warning of a task is only counted, since the run has logged the like (S-MR-206)."""
+    """Whether the run has logged a similar warning, so that this one is only counted (S-MR-206)."""
     merged = _warnings.get(run_id)
     return merged is not None and merged.is_repeated(logger, level, str(msg) % args if args else str(msg))
 
 
-#: Name of the logger.
+#: Name of the logger of notices to the user.
 NOTICES = "ensemble_ray.notices"
 
 _log = logging.getLogger(NOTICES)
-if _log.level == logging.NOTSET:  # else the root's level, which is WARNING, would hold
+if _log.level == logging.NOTSET:  # otherwise the root's level, WARNING, applies
+    _log.setLevel(logging.INFO)
     _log.setLevel(logging.INFO)
 
 
 def notify(text: str) -> None:
-    """Log the line as INFO; standard error gets it where no logging is set up."""
+    """Log a notice as INFO, or write it to standard error if logging is not configured."""
     if not _log.isEnabledFor(logging.INFO):
         return
     line = one_line(text)

@@ -1,8 +1,4 @@
-"""The process's event loop for everything of ours.
-
-One daemon thread runs one loop: all inline work, all clients, all waiting for Ray. Callers bridge to it, from a
-script, from async code, or from inside a notebook's running loop (S-CONV-15).
-"""
+"""Threads, the library's event loop, calls of user code, and clocks, all of which survive a fork of the process."""
 
 from __future__ import annotations
 
@@ -21,81 +17,84 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 _Function = TypeVar("_Function", bound=Callable[[], None])
 _Tracked = TypeVar("_Tracked", bound="ForkAware")
+#: Runs a call and returns a function that reports its end.
+_Job = Callable[[], Callable[[], None]]
 
-#: Longest time that a fork waits for other threads to leave what must not be copied half done, s.
+#: Longest wait of a fork for threads inside `no_fork`, s.
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.0005
+#: Errors of user code. `sys.exit` in a model or a handler ends its task, not the library's loop. Ctrl-C reaches the main
+#: thread, which runs no user code.
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+
+
+# Forks.
 
 
 class ForkAware(Protocol):
     """An object with threads, handles or waiting callers of its process."""
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child."""
+        """Reset the object in a forked child."""
         ...
-
-
-class _Resettable(Protocol):
-    """A lock of the interpreter: `logging` and `threading` renew theirs in the same way."""
-
-    def _at_fork_reinit(self) -> None: ...
 
 
 _functions: list[Callable[[], None]] = []
 _tracked: WeakSet[ForkAware] = WeakSet()
-_locks: WeakSet[_Resettable] = WeakSet()
+_locks: WeakSet[Any] = WeakSet()
+
+#: thread -> depth of its `no_fork` blocks
+_inside: dict[int, int] = {}
+#: held during a fork, and the thread that forks
+_forking = threading.Lock()
+_forker = 0
+_was_quiet = True
+_is_ray_inherited = False
 
 
 def after_fork(function: _Function) -> _Function:
-    """Have a function called in each forked child; a decorator."""
+    """Register a function to call in each forked child; a decorator."""
     _functions.append(function)
     return function
 
 
 def track(holder: _Tracked) -> _Tracked:
-    """Have `holder.after_fork()` called in each forked child, as long as the holder lives; return it."""
+    """Register an object for a call of `after_fork` in each forked child, and return it. The reference is weak."""
     _tracked.add(holder)
     return holder
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in a forked child, also if another thread of the parent held it."""
+    """Return a lock that is free in a forked child, even if another thread of the parent held it."""
     lock = threading.Lock()
-    _locks.add(cast("_Resettable", lock))
+    _locks.add(lock)
     return lock
 
 
 def new_rlock() -> threading.RLock:
-    """Return a reentrant lock; as `new_lock`."""
+    """Return a reentrant lock like `new_lock`."""
     lock = threading.RLock()
-    _locks.add(cast("_Resettable", lock))
+    _locks.add(lock)
     return lock
 
 
 def abandon(*objects: object) -> None:
-    """Keep objects of the parent for the life of the child, so that no finaliser closes what the parent still uses.
+    """Keep objects of the parent alive in the child, so that no finalizer closes handles that the parent uses.
 
-    A socket that a child closes in an event loop, for one, leaves the poller that it shares with its parent.
+    For example, closing a socket in the child's copy of an event loop removes it from the poller of the parent.
     """
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
-# Threads inside of what must not be copied half done.
-
-#: thread -> how deep
-_inside: dict[int, int] = {}
-#: held while a thread forks, and which
-_forking = threading.Lock()
-_forker = 0
-_was_quiet = True
-
-
 @contextlib.contextmanager
 def no_fork() -> Generator[None]:
-    """Keep other threads from forking inside the block: SQLite's own locks would stay locked in the child."""
+    """Prevent forks by other threads inside the block: locks inside SQLite would stay locked in the child."""
     me = threading.get_ident()
     depth = _inside.get(me, 0)
     _inside[me] = depth + 1
@@ -113,16 +112,13 @@ def no_fork() -> Generator[None]:
 
 
 def was_quiet() -> bool:
-    """Return whether no other thread was inside of `no_fork` when this process was forked."""
+    """Whether no other thread was inside `no_fork` when this process was forked."""
     return _was_quiet
 
 
 def is_ray_inherited() -> bool:
-    """Return whether this process was forked from one that was connected to a Ray cluster."""
+    """Whether this process was forked from one that was connected to a Ray cluster."""
     return _is_ray_inherited
-
-
-_is_ray_inherited = False
 
 
 def _before() -> None:
@@ -147,7 +143,7 @@ def _after_in_child() -> None:
     for thread in _inside.keys() - {threading.get_ident()}:
         del _inside[thread]
     for lock in list(_locks):
-        lock._at_fork_reinit()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as the standard library does
+        lock._at_fork_reinit()  # noqa: SLF001  like the standard library
     ray = sys.modules.get("ray")
     is_connected = cast("Callable[[], bool] | None", getattr(ray, "is_initialized", None))
     _is_ray_inherited = _is_ray_inherited or (is_connected is not None and is_connected())
@@ -161,15 +157,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
-T = TypeVar("T")
+# The library's event loop, in a daemon thread. It runs all inline work, all clients and all waiting for Ray (S-CONV-15).
 
 _lock = new_lock()
-#: The loop and its thread, once they are needed.
+#: The loop and its thread, after their first use.
 _loop: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop; its thread is started on first use."""
+    """Return the loop, and start its thread on first use."""
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
@@ -186,9 +182,8 @@ def _begin_without_loop() -> None:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run it as long as the process lives; asyncio leaves it when any task raises what is meant to end the process."""
-    while True:
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # kept in its task, for whoever waits for that
+    while True:  # asyncio leaves the loop when a task raises one of these errors
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
 
 
@@ -198,16 +193,16 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     loop = library_loop()
 
-    async def kept() -> T:
+    async def guarded() -> T:
         try:
             return await work
         except (SystemExit, KeyboardInterrupt) as stop:
-            # asyncio would end the loop's thread with it, and everybody else's work; it belongs to the caller alone.
+            # For asyncio it would end the loop, and with it the work of other callers.
             outcome.set_exception(stop)
             raise asyncio.CancelledError from stop
 
     def begin() -> None:
-        task = loop.create_task(kept(), context=context)
+        task = loop.create_task(guarded(), context=context)
 
         def resolve(done: asyncio.Task[T]) -> None:
             if outcome.done():
@@ -228,16 +223,12 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 
 
 def on_library_loop() -> bool:
-    """Whether this is the loop's own thread, where waiting for the loop would never end."""
+    """Whether this is the loop's thread, in which waiting for the loop is a deadlock."""
     return any(thread is threading.current_thread() for _, thread in _loop)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run it on the loop and wait; Ctrl-C gets through and cancels it.
-
-    Raises:
-        RuntimeError: called on the library's own loop thread.
-    """
+    """Run a coroutine on the loop and wait for it; Ctrl-C cancels it."""
     if on_library_loop():
         work.close()
         raise RuntimeError("a blocking call of ensemble_ray was made on its own loop, from an async callable")
@@ -250,24 +241,17 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def bridge(work: Coroutine[Any, Any, T]) -> T:
-    """Run it on the library's loop from any loop; directly when this is that loop."""
+    """Run a coroutine on the library's loop, from any loop."""
     if asyncio.get_running_loop() is library_loop():
         return await work
     return await asyncio.wrap_future(submit(work))
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-#: Does the work, and gives what tells its caller.
-_Job = Callable[[], Callable[[], None]]
-#: What user code may raise that is its own failure. `sys.exit` in a model or a handler ends its task, never our loop;
-#: a real Ctrl-C comes to the main thread, where no user code of ours runs.
-USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+# Threads for user code.
 
 
 class DaemonThreads:
-    """Runs functions in daemon threads; an idle thread is used again, a new one is made when none is idle."""
+    """Runs functions in daemon threads, which are reused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -277,18 +261,17 @@ class DaemonThreads:
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without threads."""
         self._idle, self._abandoned = [], 0
 
     @property
     def abandoned(self) -> int:
-        """Threads still busy with a call that nobody waits for any more."""
+        """Number of threads with a cancelled caller."""
         return self._abandoned
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it in a daemon thread, with the caller's context variables, and give its result.
+        """Call a function in a daemon thread, with the caller's context variables.
 
-        A cancelled caller leaves the thread to itself: Python cannot stop it.
+        A cancelled caller leaves the thread running, because Python cannot stop it.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
@@ -307,11 +290,13 @@ class DaemonThreads:
             error: BaseException | None = None
             try:
                 result = context.run(function, *args, **kwargs)
-            except BaseException as caught:  # noqa: BLE001  whatever user code raises belongs to the waiting caller
-                error = _storable(caught)
+            except BaseException as caught:  # noqa: BLE001  it is for the caller
+                error = caught
+                if isinstance(caught, StopIteration):  # futures refuse it
+                    error = RuntimeError(f"StopIteration: {caught}").with_traceback(caught.__traceback__)
 
             def notify() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(resolve, result, error)
 
             return notify
@@ -335,18 +320,11 @@ class DaemonThreads:
     def _work(self, inbox: queue.SimpleQueue[_Job]) -> None:
         while True:
             notify = inbox.get()()
-            # Idle before its caller hears of the end: whoever calls next finds this thread, and makes no new one.
+            # Idle before the caller resumes, so that its next call finds this thread.
             with self._lock:
                 self._idle.append(inbox)
             notify()
-            del notify  # nothing of a call is kept until the next one
-
-
-def _storable(error: BaseException) -> BaseException:
-    """Futures refuse StopIteration; user code may raise it all the same."""
-    if not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__)
+            del notify  # it refers to the call
 
 
 #: The process's threads for user code.
@@ -354,12 +332,12 @@ threads = DaemonThreads("ensemble-ray-user")
 
 
 def is_async_callable(function: object) -> bool:
-    """Whether calling it gives an awaitable, as far as that can be told without calling it."""
+    """Whether calling the function returns an awaitable, as far as this is known without the call."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 async def call_user(function: Callable[P, R | Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call user code: async on this loop, sync in a daemon thread; an awaitable result is awaited (S-CONV-16)."""
+    """Call user code: async functions on this loop, others in a daemon thread; await an awaitable result (S-CONV-16)."""
     if is_async_callable(function):
         outcome = function(*args, **kwargs)
     else:
@@ -369,48 +347,47 @@ async def call_user(function: Callable[P, R | Awaitable[R]], /, *args: P.args, *
     return outcome
 
 
+# Clock and terminal.
+
+
 class _SteadyClock:
-    """Counts on from the latest time that the computer's clock has shown."""
+    """A clock that continues from the latest time of the computer's clock."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
         self._offset_s = float("-inf")
 
     def now(self) -> float:
-        """Return the Unix time, s; never an earlier one than before."""
-        # In this order, a pause between the two readings makes the offset too small, and a later reading replaces it. In the other
-        # order it would be too large for good: this process would be ahead of others by the longest pause.
+        # A pause between the two readings makes the offset too small, and a later reading corrects it. In the other order
+        # the offset would stay too large, and this process would be ahead of others.
         wall_s = time.time()
         elapsed_s = time.monotonic()
         offset_s = wall_s - elapsed_s
-        if offset_s > self._offset_s:  # seldom: the offset only grows, so that most calls need no lock
+        if offset_s > self._offset_s:  # rare, because the offset only grows
             with self._lock:
                 self._offset_s = max(self._offset_s, offset_s)
         return self._offset_s + elapsed_s
 
 
-#: One for the whole process: what one part of it began, another one ends.
+#: Shared by the process, because one part of it ends what another part began.
 _steady = _SteadyClock()
 
 
 class SystemClock:
-    """The computer's clock; within a process it never goes back, so that nothing takes less than no time."""
+    """The computer's clock, in s since the Unix epoch, except that it never goes back within a process."""
 
-    #: Returns the Unix time, s; after the computer's clock was set back, it counts on from the time before. Each task asks for it
-    #: eight times.
-    now = staticmethod(_steady.now)
+    now = staticmethod(_steady.now)  # each task calls it eight times
 
     async def sleep(self, delay_s: float) -> None:
-        """Sleep on the loop."""
         await asyncio.sleep(delay_s)
 
 
-#: Held while a person is asked at the terminal: questions of several tasks and runs come one after the other.
+#: Held during a question at the terminal, so that questions of several tasks and runs do not mix.
 terminal_lock = new_lock()
 
 
 def is_terminal(stream: object) -> bool:
-    """Return whether a person is at it; a process may have none, or a closed one."""
+    """Whether a stream is a terminal; a process may have no stream, or a closed one."""
     try:
         return bool(cast("Any", stream).isatty())
     except (AttributeError, ValueError):

@@ -1,8 +1,4 @@
-"""How a PostgreSQL server is reached, what its sessions are told, and which of its failures pass.
-
-In: a URL. Out: parameters of connections, texts for people. Never: a password in a text of ours; psycopg imported before a
-database is asked for.
-"""
+"""Connections to PostgreSQL: parameters, sessions, retries, and messages about failures without a password."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 
-#: Waits between tries to reach the server again, s; the last one repeats.
+#: Delays between attempts to reach the server again, s; the last one repeats.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-#: How a dead peer is noticed, for what the URL leaves open: after about 15 s in silence, 10 s with data under way.
+#: Defaults for a URL. A dead peer is detected after about 15 s of silence, or 10 s with unacknowledged data.
 _REACH = {
     "connect_timeout": "5",
     "keepalives_idle": "5",
@@ -29,8 +25,8 @@ _REACH = {
     "tcp_user_timeout": "10000",
     "application_name": "ensemble_ray",
 }
-#: What every session is told: commits are on the disk; a client that freezes inside a transaction, or dies with its
-#: host, holds its locks for seconds, not for the hours of TCP's defaults.
+#: Settings of every session: commits are on disk; a client that freezes inside a transaction, or dies with its host,
+#: holds its locks for seconds instead of the hours of TCP's defaults.
 SESSION: Mapping[str, str] = {
     "synchronous_commit": "on",
     "client_encoding": "UTF8",
@@ -40,9 +36,9 @@ SESSION: Mapping[str, str] = {
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
 }
-#: Tells a session; takes names and values.
+#: Applies settings to a session; parameters are names and values.
 SET_SESSION = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS s (name, value)"
-#: SQLSTATE of failures that pass: lost connections, restarts, too many clients, deadlocks, locks that took long.
+#: SQLSTATE of temporary failures: lost connections, restarts, too many clients, deadlocks, lock timeouts.
 _PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "55P03", "25P03")
 _ADVICE = {
     "53100": "The server's disk is full: free space there",
@@ -52,67 +48,56 @@ _ADVICE = {
 
 
 def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
-    """Return the parameters of connections to the database of a URL.
-
-    Args:
-        url: The URL.
-        needed_by: What needs the driver, for messages: `Records in PostgreSQL need`.
-
-    Raises:
-        ValidationError: the driver is not installed, or it is no URL of a database.
-    """
+    """Return connection parameters for the database of a URL; `needed_by` starts the message about a missing driver."""
     try:
         importlib.import_module("psycopg")
     except ImportError as error:
-        msg = f"{needed_by} the package psycopg: pip install 'ensemble-ray[postgres]'"
-        raise ValidationError(msg) from error
+        raise ValidationError(f"{needed_by} the package psycopg: pip install 'ensemble-ray[postgres]'") from error
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     try:
         given = {key: value for key, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.Error:
-        msg = "The URL of the store cannot be read: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        raise ValidationError(msg) from None  # the driver's text repeats the URL, with its password
+        # The driver's text contains the URL with its password.
+        raise ValidationError(
+            "The URL of the store cannot be read: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        ) from None
     return {**_REACH, **given}
 
 
 def location_of(parameters: Mapping[str, Any]) -> str:
-    """Return the database for people: no user, no password."""
-    host, port, name = (
-        str(parameters.get("host", "")),
-        str(parameters.get("port", "5432")),
-        str(parameters.get("dbname", "")),
-    )
+    """Return the database's URL without user and password."""
+    host, name = str(parameters.get("host", "")), str(parameters.get("dbname", ""))
     if not host or host.startswith("/"):
         return f"postgresql:///{name}" + (f"?host={host}" if host else "")
-    return f"postgresql://{host}:{port}/{name}"
+    return f"postgresql://{host}:{parameters.get('port', '5432')}/{name}"
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether trying again may help."""
+    """Whether a retry may succeed."""
     import psycopg
 
     if isinstance(error, TimeoutError):
         return True
     state = getattr(error, "sqlstate", None)
-    if state is None:  # no answer of a server at all
+    if state is None:  # the server did not answer
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return str(state).startswith(_PASSING)
 
 
 def advice_for(error: BaseException, *, schema: str) -> str:
-    """Return what a person can do about a failure, who uses tables of that schema."""
+    """Return advice to a user of the tables of that schema."""
     if is_passing(error):
         return "Check that the server runs and that URL, user and password are right"
     state = str(getattr(error, "sqlstate", None) or "")
     if state == "42501":
         return f"The user needs the right to create the schema '{schema}', or to use its tables"
-    return _ADVICE.get(state, "The server's log may tell more")
+    return _ADVICE.get(state, "See the server's log")
 
 
 def first_line(error: BaseException) -> str:
-    """Return what a failure says, in one line without its full stop."""
+    """Return the first line of an error's text, without its full stop."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer"
     return message_of(error).strip().splitlines()[0].rstrip(".")
@@ -126,15 +111,10 @@ def try_patiently(
     is_repeatable: bool,
     failure: Callable[[BaseException], Exception],
 ) -> T:
-    """Do something with a server; where it is lost, again as soon as it is back. Blocks: it is for threads.
+    """Call `attempt`, again after the server was lost. It blocks.
 
-    Args:
-        attempt: What is done; it calls its argument once it has a connection, before it changes anything.
-        location: The database, for people.
-        patience_s: How long a server that cannot be reached is waited for.
-        is_repeatable: Whether doing it twice is the same as doing it once. Else it is not done again once it has begun: whether
-            the server did it before it was lost, nobody knows.
-        failure: Makes the error that is raised of the one that came last.
+    `attempt` calls its argument when it has a connection, before any change. After that there is no retry unless the
+    work is repeatable, because the lost server may have committed it.
     """
     import psycopg
 
@@ -143,7 +123,7 @@ def try_patiently(
     while True:
         begun: list[bool] = []
         try:
-            return attempt(lambda begun=begun: begun.append(True))  # type: ignore[misc]  # that of this try
+            return attempt(lambda begun=begun: begun.append(True))  # type: ignore[misc]  # binds this attempt's list
         except (psycopg.Error, TimeoutError) as error:
             delay = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
             may_repeat = is_repeatable or not begun

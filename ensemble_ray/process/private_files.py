@@ -1,8 +1,7 @@
-"""Files with secrets, which only their owner may read. In: a path. Out: its content, or an error that says what is wrong.
+"""Private files and directories of this user, Ray's among them, and the Ray cluster of a process.
 
-A file gets its name when it has its content and its mode, so no other user can read it at any moment. One that exists is
-checked on the open file and not by its path, since a path may lead elsewhere a moment later. Systems without owners of
-files (Windows) keep to their own rules.
+A private file gets its name after its content and its mode, so that other users can never read it. Checks use the open
+file, because a path may lead to another file a moment later. Systems without file owners, such as Windows, skip them.
 """
 
 from __future__ import annotations
@@ -25,79 +24,72 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
-#: Secrets are short.
+#: Bytes of a private file that are read; secrets are short.
 _MOST_BYTES = 65_536
 _FILE, _DIRECTORY = 0o600, 0o700
-_OF_OTHERS = 0o077
-_WRITTEN_BY_OTHERS = 0o022
+_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
 _HAS_OWNERS = hasattr(os, "geteuid")
-#: Not through a symbolic link, and never waiting for the writer of a pipe.
-_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+#: Do not follow a symbolic link, and do not wait for the writer of a pipe.
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+#: Longest path of a socket. Ray adds the names of a session and of a socket to its directory.
+_LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
+_BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_ADDRESS = re.compile(r"--gcs-address=(\S+)")
+_RAYLET = "raylet"
+_RAYLET_OF_TEMPLATE = re.compile(r"--raylet-pid=(\d+)")
+#: Variables with which Ray's processes authenticate.
+_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: How many ancestors of a process are searched.
+_MOST_PARENTS = 4
 
 
 def create_private_file(path: Path, content: bytes) -> bool:
-    """Create a file that only its owner may read, with its content; return False when there is one already.
-
-    Raises:
-        EnsembleError: other users could put another file in its place.
-        OSError: it cannot be written.
-    """
+    """Create a private file, and return whether it did not exist before."""
     if os.path.lexists(path):
         return False
-    half = _half_of(path)
+    draft = _draft_path(path)
     try:
-        _write_half(half, content)
-        os.link(half, path)  # unlike a rename it replaces nothing: of two that create it, one wins
+        _write_draft(draft, content)
+        os.link(draft, path)  # unlike a rename it replaces no file: only one of two creators wins
     except FileExistsError:
         return False
     finally:
-        half.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     return True
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Put a file that only its owner may read in the place of the one that is there, in one step.
-
-    Raises:
-        EnsembleError: other users could put another file in its place.
-        OSError: it cannot be written.
-    """
-    half = _half_of(path)
+    """Replace or create a private file in one step."""
+    draft = _draft_path(path)
     try:
-        _write_half(half, content)
-        half.replace(path)
+        _write_draft(draft, content)
+        draft.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the content of a file that only its owner may read; a wider one is narrowed, with a warning.
+    """Return the first bytes of a private file. If other users can read it, change its mode and log a warning.
 
-    Args:
-        path: The file.
-        most_bytes: What it has beyond that is not read.
-
-    Raises:
-        FileNotFoundError: there is none.
-        EnsembleError: it is a link, not a file, or of another user, or other users could replace it.
-        OSError: it cannot be read.
+    Refuse a link, another user's file, and one that other users could replace.
     """
     try:
-        descriptor = os.open(path, _OPEN)
+        descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _make_error(path, "is a symbolic link") from None
+            raise _unsafe_error(path, "is a symbolic link") from None
         raise
     try:
-        wide = _find_exposed_bits(path, os.fstat(descriptor))
-        _narrow_directory(path.parent)
-        if wide:
+        exposed = _exposed_bits(path, os.fstat(descriptor))
+        _secure_directory(path.parent)
+        if exposed:
             os.fchmod(descriptor, _FILE)
             _log.warning(
-                "%s was open to other users of this machine (mode %03o); its mode is 600 now. What it holds may be "
-                "known to them: delete it, and a new one is made",
+                "%s was open to other users of this machine (mode %03o); its mode is 600 now. They may know its "
+                "content: delete it, and a new one is created",
                 path,
-                _FILE | wide,
+                _FILE | exposed,
             )
         return os.read(descriptor, most_bytes)
     finally:
@@ -105,23 +97,17 @@ def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
 
 
 def exposed_bits(path: Path) -> int:
-    """Return what a file's mode grants to other users, 0 for nothing; change nothing.
-
-    Raises:
-        FileNotFoundError: there is none.
-        EnsembleError: `read_private_file` would refuse it.
-    """
+    """Return the bits of a file's mode for other users; refuse the same files as `read_private_file`."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
-        raise _make_error(path, "is a symbolic link")
-    return _find_exposed_bits(path, found)
+        raise _unsafe_error(path, "is a symbolic link")
+    return _exposed_bits(path, found)
 
 
 def private_directory(base: Path, name: str) -> Path:
-    """Return a directory in `base` that only its owner may enter; one is created when there is none.
+    """Return a directory in `base` that only this user may enter; create it if necessary.
 
-    Where another user has taken the name, it is one of a random name: in a directory that all may write to, anybody
-    can take a name first.
+    The name is random if another user has taken `name`, which is possible in a directory like `/tmp`.
     """
     path = base / name
     base.mkdir(parents=True, exist_ok=True)
@@ -129,60 +115,57 @@ def private_directory(base: Path, name: str) -> Path:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or (_HAS_OWNERS and found.st_uid != os.geteuid()):
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-    if _HAS_OWNERS and found.st_mode & _OF_OTHERS:
+    if _HAS_OWNERS and found.st_mode & _OTHERS:
         path.chmod(_DIRECTORY)
     return path
 
 
-def _half_of(path: Path) -> Path:
-    """Return the name under which a file is written, in a directory that others cannot change."""
+def _draft_path(path: Path) -> Path:
     path.parent.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
-    _narrow_directory(path.parent)
+    _secure_directory(path.parent)
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
-def _write_half(half: Path, content: bytes) -> None:
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE)
+def _write_draft(draft: Path, content: bytes) -> None:
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def _find_exposed_bits(path: Path, found: os.stat_result) -> int:
+def _exposed_bits(path: Path, found: os.stat_result) -> int:
     if not stat.S_ISREG(found.st_mode):
-        raise _make_error(path, "is not a regular file")
+        raise _unsafe_error(path, "is not a regular file")
     if not _HAS_OWNERS:
         return 0
     if found.st_uid != os.geteuid():
-        raise _make_error(path, f"belongs to user {found.st_uid}, and this process is of user {os.geteuid()}")
-    return found.st_mode & _OF_OTHERS
+        raise _unsafe_error(path, f"belongs to user {found.st_uid}, and this process is of user {os.geteuid()}")
+    return found.st_mode & _OTHERS
 
 
-def _narrow_directory(path: Path) -> None:
-    """See to it that no other user can put another file in the place of one in there."""
+def _secure_directory(path: Path) -> None:
+    """Ensure that other users cannot replace files in a directory."""
     found = path.stat()
-    if not _HAS_OWNERS or not found.st_mode & _WRITTEN_BY_OTHERS or found.st_mode & stat.S_ISVTX:
+    if not _HAS_OWNERS or not found.st_mode & _WRITABLE_BY_OTHERS or found.st_mode & stat.S_ISVTX:
         return
     if found.st_uid != os.geteuid():
-        raise _make_error(path, f"can be written to by others, and belongs to user {found.st_uid}")
-    path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITTEN_BY_OTHERS)
+        raise _unsafe_error(path, f"can be written to by others, and belongs to user {found.st_uid}")
+    path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
     _log.warning("%s could be written to by other users of this machine; only its owner may now", path)
 
 
-def _make_error(path: Path, reason: str) -> EnsembleError:
+def _unsafe_error(path: Path, reason: str) -> EnsembleError:
     return EnsembleError(
         f"{path} {reason}, so other users could know or choose the secret in it. Remove it, and a new one is made"
     )
 
 
-#: A socket's path may have 107 characters (104 on macOS); Ray puts a session's name and a socket's below its directory.
-_LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
-_BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+# Ray's files.
 
 
 def token_file() -> Path | None:
-    """Return the file that Ray reads its token from; None where the environment holds the token itself."""
+    """Return the file of Ray's token; None if the environment contains the token."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
     chosen = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -190,88 +173,69 @@ def token_file() -> Path | None:
 
 
 def secure_token_file() -> None:
-    """See to it that Ray finds a token that no other user can read; a file that the environment names is not made.
-
-    Raises:
-        EnsembleError: the file is a link, or of another user, or in a directory that others may change.
-        OSError: it cannot be read or written.
-    """
+    """Create Ray's token file, or secure it; a missing file that the environment names is not created."""
     path = token_file()
     if path is None:
         return
     if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         create_private_file(path, secrets.token_hex(32).encode())
-    with contextlib.suppress(FileNotFoundError):  # one that is named and missing: Ray's own error says what to do
+    with contextlib.suppress(FileNotFoundError):  # Ray's error says what to do
         read_private_file(path)
 
 
 def ray_base_directory() -> Path:
-    """Return the directory that Ray would put its own into."""
+    """Return the directory in which Ray creates its directory."""
     chosen = os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None)
-    default = "/tmp" if os.name == "posix" else tempfile.gettempdir()  # noqa: S108  Ray's own; what is put there is private
+    default = "/tmp" if os.name == "posix" else tempfile.gettempdir()  # noqa: S108  Ray's default
     return Path(chosen or default)
 
 
 def private_ray_directory() -> Path:
-    """Return a directory for a local instance's sockets, ports and logs below one that only this user may enter.
+    """Return a directory for a local instance's sockets, ports and logs, inside one that only this user may enter.
 
-    Ray opens its directory, and all below it, to everybody; so there is one above it. A base that is private already
-    is that one.
+    Ray makes its directory accessible to all users, so it needs a private one above it.
     """
     base = ray_base_directory()
     if not hasattr(os, "geteuid"):
-        return base / "ray"  # Windows: a temporary directory there is its user's own
-    if _is_private(base):
-        return base / "ray"
+        return base / "ray"  # a temporary directory of Windows belongs to its user
+    with contextlib.suppress(FileNotFoundError):
+        found = base.stat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS:
+            return base / "ray"
     name = f"ensemble-ray-{os.geteuid()}"
     if len(str(base / name) + _BELOW) > _LONGEST_SOCKET:
-        base = Path("/tmp")  # noqa: S108  as above
+        base = Path("/tmp")  # noqa: S108  the directory in it is private
     return private_directory(base, name) / "ray"
 
 
-def _is_private(path: Path) -> bool:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OF_OTHERS
-
-
-_ADDRESS = re.compile(r"--gcs-address=(\S+)")
-_RAYLET = "raylet"
-_RAYLET_OF_TEMPLATE = re.compile(r"--raylet-pid=(\d+)")
-#: How such a program is let into its cluster; who asks there needs the same.
-_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-#: How many programs are looked at upwards.
-_MOST_PARENTS = 4
+# The cluster of a process.
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """A cluster that a process belongs to."""
+    """The cluster of a process."""
 
     address: str
-    #: variables with which its programs were let in
+    #: variables with which its processes authenticate
     environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def find_cluster(pid: int) -> FoundCluster | None:
-    """Return the cluster of a process of this machine; None where it is in none, or is not this user's."""
+    """Return the cluster of a process of this machine; None if it has none, or is another user's."""
     try:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid():
             return None
-        for each in _around(process):
+        for each in _relatives(process):
             found = _cluster_of(each)
             if found is not None:
                 return found
     except psutil.Error:
-        pass  # it has gone: nothing is to be found any more
+        pass  # the process has ended
     return None
 
 
-def _around(process: psutil.Process) -> Iterator[psutil.Process]:
-    """Yield the programs that started it, and those that it started."""
+def _relatives(process: psutil.Process) -> Iterator[psutil.Process]:
     for parent in process.parents()[:_MOST_PARENTS]:
         yield parent
         if raylet := _RAYLET_OF_TEMPLATE.search(" ".join(parent.cmdline())):
@@ -280,15 +244,15 @@ def _around(process: psutil.Process) -> Iterator[psutil.Process]:
 
 
 def _cluster_of(process: psutil.Process) -> FoundCluster | None:
-    """Return the cluster of a raylet; None: it is none."""
+    """Return the cluster of a process if it is a raylet, or None."""
     try:
         if process.name() != _RAYLET or process.uids().real != os.getuid():
             return None
         line = " ".join(process.cmdline())
-        given = process.environ()
+        environment = process.environ()
     except psutil.Error:
         return None
-    found = _ADDRESS.search(line)
-    if found is None:
+    address = _ADDRESS.search(line)
+    if address is None:
         return None
-    return FoundCluster(found[1], tuple((name, given[name]) for name in _TOKENS if name in given))
+    return FoundCluster(address[1], tuple((name, environment[name]) for name in _TOKENS if name in environment))

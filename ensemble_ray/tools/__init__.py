@@ -1,7 +1,6 @@
-"""Package tools: what a tool is, how one is looked up, and one guarded call of it.
+"""Tools of agents. Built-in and remote tools are imported at their first use.
 
-Built-in tools are imported when they are first asked for. Note that the name `tool` here is the decorator; the module
-of that name is reached as `from ensemble_ray.tools.tool import ...`.
+The name `tool` is the decorator; import from the module `tool` by `from ensemble_ray.tools.tool import ...`.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ _REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.asking", "MCP": "ensemble_ray.tool
 
 
 def __getattr__(name: str) -> object:
-    """Find a built-in tool, or one that others serve."""
     if name in _REMOTE:
         return getattr(importlib.import_module(_REMOTE[name]), name)
     builtin = importlib.import_module("ensemble_ray.tools.builtin")

@@ -1,7 +1,6 @@
-"""Asking a person from within a tool (S-REV-50 to S-REV-69).
+"""Ask the run's review handler from within a tool (S-REV-50 to S-REV-69).
 
-In: what is asked, in the context of a call. Out: the decision; without a handler everything is approved. A handler that
-stands in a run's context is the run's own, whose decisions are recorded; outside a run it is whatever the context was given.
+In a run, the handler of a call's context is the run's own and its decisions are recorded.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from ensemble_ray.values.reviews import (
     ReviewTiming,
 )
 
-#: Characters of an input that an approval shows.
+#: Characters of an input in an approval request.
 _PREVIEW = 200
 
 
 @runtime_checkable
 class ThreadReviewing(Protocol):
-    """A handler that code of another thread can wait for as well."""
+    """A handler that synchronous code in another thread can call."""
 
     def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
-        """Decide, while the calling thread waits."""
+        """Return the decision; block the calling thread until then."""
         ...
 
 
@@ -45,13 +44,12 @@ _reviews: ContextVar[object] = ContextVar("ensemble_ray_task_reviews", default=N
 
 
 def current_reviews() -> object:
-    """Return the handler of the task that runs here; None: nobody is to be asked."""
+    """Return the review handler of the running task, or None."""
     return _reviews.get()
 
 
 @contextmanager
 def use_reviews(handler: object) -> Generator[None]:
-    """Let tools that do the task in the block, as its handler, ask that one."""
     token = _reviews.set(handler)
     try:
         yield
@@ -66,33 +64,23 @@ def approval_request(
     on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ends_run: bool = False,
 ) -> ReviewRequest:
-    """Return the request of a tool (S-REV-51, S-REV-62)."""
-    length = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+    """Return the review request of a tool (S-REV-51, S-REV-62)."""
     return ReviewRequest(
         task_description=description,
         timing=ReviewTiming.DURING_EXECUTION,
-        timeout=length,
+        timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
         on_timeout=OnTimeoutAction(on_timeout),
         ends_run=ends_run,
     )
 
 
 async def ask(handler: object, request: ReviewRequest) -> ReviewDecision:
-    """Return what a handler decides; None decides to go on.
-
-    Raises:
-        ToolConfigurationError: it is no handler (S-TOOL-64).
-    """
+    """Return the handler's decision, or `Continue` without a handler. An unusable handler raises (S-TOOL-64)."""
     return Continue() if handler is None else _check(handler, await call_user(_review_of(handler), request))
 
 
 def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
-    """Do the same from synchronous code.
-
-    Raises:
-        ToolConfigurationError: it is no handler (S-TOOL-64).
-        IllegalStateError: an event loop runs here, which would stand still; async code awaits `arequest_approval`.
-    """
+    """`ask` for synchronous code; raise `IllegalStateError` on the thread of an event loop, which it would block."""
     if handler is None:
         return Continue()
     if _has_loop():
@@ -106,41 +94,33 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
 
 
 async def approve(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """Return the input that a tool with `require_approval` may work with; None: it was refused (S-REV-64, S-REV-65).
+    """Return the approved input of a tool that requires approval; None if it was rejected (S-REV-64, S-REV-65).
 
-    Args:
-        handler: Decides.
-        tool_name: Of the tool.
-        description: What it is about to do.
-        text: Its input, which an edit replaces.
-
-    Raises:
-        ToolConfigurationError: there is nobody to ask.
+    An edit of the reviewer replaces the input. Without a handler it raises `ToolConfigurationError`.
     """
     _require(handler, tool_name)
-    return _approve(await ask(handler, approval_request(description)), text)
+    return _approved(await ask(handler, approval_request(description)), text)
 
 
 def approve_from_thread(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """Do the same from synchronous code."""
+    """`approve` for synchronous code."""
     _require(handler, tool_name)
-    return _approve(ask_from_thread(handler, approval_request(description)), text)
+    return _approved(ask_from_thread(handler, approval_request(description)), text)
 
 
 def preview(text: str) -> str:
-    """Return the beginning of an input, as an approval shows it."""
     return text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}..."
 
 
 def _require(handler: object, tool_name: str) -> None:
     if handler is None:
         raise ToolConfigurationError(
-            f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Give the ensemble a "
+            f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Set the ensemble's "
             "review_handler, or leave out require_approval (of a @tool, approval)"
         )
 
 
-def _approve(decision: ReviewDecision, text: str) -> str | None:
+def _approved(decision: ReviewDecision, text: str) -> str | None:
     match decision:
         case Edit(revised_output=edited):
             return edited

@@ -1,8 +1,4 @@
-"""Package tools: one guarded call. In: a bound tool and the model's argument text. Out: a `ToolOutcome`, always.
-
-Sync tools run in daemon threads, async tools on this loop, processor-heavy ones in another process. What a tool raises
-becomes a text for the model; only what ends the run leaves here: `ExitEarlyError`, `IllegalStateError`, cancellation.
-"""
+"""Call one tool, or several at the same time, and turn every result and error into a `ToolOutcome`."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
@@ -20,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.ports import CpuPool, services
+from ensemble_ray.ports import services
 from ensemble_ray.process.context import bounded_logger, current_traceparent
 from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
@@ -54,22 +50,20 @@ T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 
+#: Time limit of all tool calls of one turn (S-TOOL-83).
+BATCH_LIMIT_S = 300.0
+#: If a tool's own limit ends together with the batch's, its text can still be returned to the model (S-SET-34).
+_GRACE_S = 0.25
+
 
 async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
-    """Call a tool once with a model's arguments.
+    """Call a tool once with a model's arguments, unchecked.
 
-    Args:
-        bound: The tool, as `resolve_tools` gave it.
-        arguments: What the model wrote, unchecked.
-        context: Of this call; what the tool finds under `current_tool_context()`.
-
-    Raises:
-        ExitEarlyError: the tool ends the run (S-TOOL-23).
-        IllegalStateError: the tool is set up wrongly (S-TOOL-23).
-        asyncio.CancelledError: the caller was cancelled.
+    Sync tools run in daemon threads, async tools on this loop, CPU-bound tools in other processes. All errors become outcomes,
+    except `ExitEarlyError`, `IllegalStateError` (S-TOOL-23) and the caller's cancellation.
     """
     started_s = time.perf_counter()
-    context = context.emitting(_LoopEmitter(context.emit))
+    context = replace(context, emit=_LoopEmitter(context.emit))
     repairs: list[str] = []
     try:
         outcome = await _perform(bound, arguments, context, repairs)
@@ -84,26 +78,57 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
     return outcome
 
 
+async def call_batch(
+    calls: Sequence[Callable[[], Awaitable[T]]],
+    *,
+    agent_role: str,
+    task_description: str = "",
+    limit_s: float | None = BATCH_LIMIT_S,
+) -> list[T]:
+    """Run several calls at the same time; a single call runs directly and without the limit (S-TOOL-80).
+
+    An error of one call does not stop the others. After the last call has ended, the first error in request order is
+    raised (S-TOOL-85). After the limit, open calls are cancelled and `AgentExecutionError` is raised (S-TOOL-83).
+    """
+    if len(calls) == 1:
+        return [await calls[0]()]
+    tasks = [asyncio.ensure_future(_start(call)) for call in calls]
+    try:
+        pending = set(tasks)
+        for wait_s in (limit_s, _GRACE_S):
+            if pending:
+                _, pending = await asyncio.wait(pending, timeout=wait_s)
+        if pending and limit_s is not None:
+            minutes = limit_s / 60
+            length = f"{minutes:g} minutes" if minutes.is_integer() else f"{limit_s:g} seconds"
+            msg = f"Parallel tool execution for agent '{agent_role}' timed out after {length}"
+            raise AgentExecutionError(msg, agent_role, task_description)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return [_unwrap(task.result()) for task in tasks]
+
+
 def truncate_output(text: str, max_length: int) -> str:
-    """Return what a model is sent of a tool's text (S-ENG-70); a negative length means all of it."""
+    """Return the part of a tool's text that the model receives (S-ENG-70); a negative length means all of it."""
     if max_length < 0 or len(text) <= max_length:
         return text
     return f"{text[:max_length]}... [truncated, full length: {len(text)} chars]"
 
 
 def cut_for_log(text: str, length: int) -> str:
-    """Return what a log line shows of a tool's input or output (S-ENG-72): -1 all, 0 nothing."""
+    """Return the part of a tool's input or output for a log line (S-ENG-72): -1 all, 0 none."""
     if length < 0 or len(text) <= length:
         return text
     return f"{text[:length]}..." if length else ""
 
 
 class _TimedOutError(Exception):
-    """The tool's own time is up; told apart from a TimeoutError that the tool raised."""
+    """The tool's time limit is up. A `TimeoutError`, in contrast, may be the tool's own."""
 
 
 class _LoopEmitter:
-    """Hands events of a tool to their taker on the loop of the call, whichever thread they come from."""
+    """Passes a tool's events from any thread to the event loop of the call."""
 
     __slots__ = ("_emit", "_loop", "_thread")
 
@@ -120,7 +145,6 @@ class _LoopEmitter:
 
 
 async def _perform(bound: BoundTool, arguments: str, context: ToolContext, repairs: list[str]) -> ToolOutcome:
-    """Call it, and make an outcome of whatever happens."""
     prefix = "Error" if isinstance(bound, BoundAgentTool) else "Tool error"
     try:
         if isinstance(bound, BoundAgentTool):
@@ -135,7 +159,7 @@ async def _perform(bound: BoundTool, arguments: str, context: ToolContext, repai
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return outcome_of_error(error, prefix=prefix)  # the tool raised it; nobody cancelled us
+        return outcome_of_error(error, prefix=prefix)  # raised by the tool: this task was not cancelled
     except USER_ERRORS as error:
         return outcome_of_error(error, prefix=prefix)
 
@@ -155,26 +179,26 @@ async def _call_agent_tool(tool: AgentTool, tool_name: str, text: str, context: 
     if isinstance(tool, AbstractAgentTool):
         with use_tool_context(context):
             return outcome_of_result(await tool.aexecute(text))
-    # The bare contract is text in, result out; an outer tool's context is not its own.
+    # A plain AgentTool has no context, and must not see the context of an outer tool.
     with use_tool_context(context if isinstance(tool, ContextAgentTool) else None):
         returned = await call_to_end(tool.execute, text)
     return outcome_of_result(as_result(returned, tool_name))
 
 
 def _input_of(bound: BoundAgentTool, arguments: str, repairs: list[str]) -> str:
-    """Return what a tool gets as its text: the arguments, repaired, or their value of `input` (S-TOOL-21, S-TOOL-24)."""
+    """Return the tool's input: the arguments, repaired if necessary, or their value of `input` (S-TOOL-21, S-TOOL-24)."""
     if bound.takes_arguments:
-        return arguments if _fits(bound.tool, arguments) else _repaired(bound, arguments, repairs)
-    value = _named_input(arguments)
+        return arguments if _is_valid_for(bound.tool, arguments) else _repaired(bound, arguments, repairs)
+    value = _value_of_input(arguments)
     if value is None and (repaired := repair_arguments(arguments, bound.spec.parameters)) is not None:
-        value = _named_input(repaired.text)
+        value = _value_of_input(repaired.text)
         repairs.extend(repaired.repairs if value is not None else ())
     if value is None:
         return arguments
     return value if isinstance(value, str) else to_json(value).decode()
 
 
-def _named_input(arguments: str) -> object:
+def _value_of_input(arguments: str) -> object:
     try:
         data: object = from_json(arguments)
     except ValueError:
@@ -182,17 +206,17 @@ def _named_input(arguments: str) -> object:
     return cast("Mapping[str, object]", data).get("input") if isinstance(data, dict) else None
 
 
-def _fits(tool: AgentTool, arguments: str) -> bool:
-    """Return whether a typed tool accepts the arguments as they are; of others, nobody knows."""
+def _is_valid_for(tool: AgentTool, arguments: str) -> bool:
+    """Return whether a typed tool accepts the arguments; False for other tools, which have their own checks."""
     if not isinstance(tool, TypedAgentTool) or isinstance(tool, CustomSchemaAgentTool):
         return False
     typed = cast("TypedAgentTool[BaseModel]", tool)
-    # Other texts than objects are for pipelines, which have no schema to write by (S-TOOL-53).
+    # Plain text is only for pipelines, which have no schema (S-TOOL-53).
     return arguments.lstrip().startswith("{") and isinstance(parse_input(arguments, input_type_of(typed)), BaseModel)
 
 
 def _repaired(bound: BoundTool, arguments: str, repairs: list[str]) -> str:
-    """Return the arguments as the model meant them (S-LLM-40)."""
+    """Return the repaired arguments, or the same object if there is no repair (S-LLM-40)."""
     repaired = repair_arguments(arguments, bound.spec.parameters)
     if repaired is None:
         return arguments
@@ -210,8 +234,8 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
             raise
         positional, named = bound.signature.read(text)
     if bound.asks_first:
-        asked = f"Tool '{bound.name}': {preview(text)}"
-        approved = await approve(context.review_handler, bound.name, asked, text)
+        request = f"Tool '{bound.name}': {preview(text)}"
+        approved = await approve(context.review_handler, bound.name, request, text)
         if approved is None:
             return outcome_of_result(ToolResult.failure(f"Rejected by reviewer: {text}"))
         if approved != text:
@@ -234,18 +258,17 @@ async def _call_here(
     return outcome_of_return(returned, bound.name)
 
 
-#: Function -> its form for another process; None: it was found that it cannot travel, and said once.
+#: Function -> its packed form; None if it cannot be packed, which was logged once.
 _packed: WeakKeyDictionary[Callable[..., object], bytes | None] = WeakKeyDictionary()
 
 
 async def _call_in_pool(
     bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
 ) -> ToolOutcome | None:
-    """Call a processor-heavy function in another process; None: it cannot travel (S-SET-35)."""
-    around = services()
-    if around is None:
+    """Call a CPU-bound function in another process; None if it cannot be sent there (S-SET-35)."""
+    process_services = services()
+    if process_services is None:
         return None
-    pool: CpuPool = around.cpu
     function = bound.function
     try:
         if function not in _packed:
@@ -260,7 +283,8 @@ async def _call_in_pool(
             "idempotency_key": context.idempotency_key,
             "traceparent": current_traceparent(),
         }
-        returned = await pool.run(packed, call, timeout_s=bound.timeout_s, may_repeat=bound.effect != "once")
+        may_repeat = bound.effect != "once"
+        returned = await process_services.cpu.run(packed, call, timeout_s=bound.timeout_s, may_repeat=may_repeat)
         return cast("ToolOutcome", returned)
     except CannotTravelError as error:
         _packed[function] = None
@@ -271,98 +295,36 @@ async def _call_in_pool(
 
 
 def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolContext, started_s: float) -> None:
-    """One line per call (S-TOOL-90); texts cut as the run wants it, whole on DEBUG."""
-    level = logging.INFO if outcome.outcome == "success" else logging.WARNING
+    """Log one line per call (S-TOOL-90), with texts cut as the run wants; complete texts on DEBUG."""
+    is_success = outcome.outcome == "success"
+    level = logging.INFO if is_success else logging.WARNING
     if not _log.isEnabledFor(level):
         return
     duration_ms = round((time.perf_counter() - started_s) * 1000)
-    said = "Tool call" if outcome.outcome == "success" else "Tool error"
-    # One line each, also where all of it is wanted: a text with line breaks could pass for lines of ours.
+    event = "Tool call" if is_success else "Tool error"
+    # A text with line breaks could imitate log lines: each text becomes one line, even if it is complete.
     shown, returned = (
         one_line(cut_for_log(text, context.log_truncate_length), None) for text in (arguments, outcome.text)
     )
-    # Where user code raised, lines of its own follow.
-    where = TextLine("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
-    _log.log(
-        level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, returned, duration_ms, where
-    )
+    tracebacks = TextLine("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
+    line = "[%s] %s: %s(%s) -> %s [%dms]%s"
+    _log.log(level, line, context.agent_role, event, name, shown, returned, duration_ms, tracebacks)
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)
-
-
-#: Longest time for all tool calls of one turn (S-TOOL-83).
-BATCH_LIMIT_S = 300.0
-#: A tool whose own time ends together with the batch's still gives its text to the model (S-SET-34).
-_GRACE_S = 0.25
-
-
-async def call_batch(
-    calls: Sequence[Callable[[], Awaitable[T]]],
-    *,
-    agent_role: str,
-    task_description: str = "",
-    limit_s: float | None = BATCH_LIMIT_S,
-) -> list[T]:
-    """Do several calls at the same time; a single one runs directly and without the limit (S-TOOL-80).
-
-    A call that raises does not disturb the others: all are waited for, then the first error in request order is raised.
-
-    Args:
-        calls: Starts one call each; they are started in this order.
-        agent_role: Whose turn it is, for the error.
-        task_description: Of the task, for the error.
-        limit_s: Longest time for all of them together; None: as long as they like.
-
-    Raises:
-        AgentExecutionError: they took too long (S-TOOL-83); what still runs is cancelled.
-        BaseException: a call raised it, unchanged (S-TOOL-85).
-    """
-    if len(calls) == 1:
-        return [await calls[0]()]
-    tasks = [asyncio.ensure_future(_start(call)) for call in calls]
-    try:
-        late = await _wait(tasks, limit_s)
-        if late:
-            late = await _wait(late, _GRACE_S)
-        if late and limit_s is not None:
-            msg = f"Parallel tool execution for agent '{agent_role}' timed out after {_in_words(limit_s)}"
-            raise AgentExecutionError(msg, agent_role, task_description)
-    finally:
-        for task in tasks:
-            task.cancel()
-    return [task.result().unwrap() for task in tasks]
-
-
-@dataclass(frozen=True, slots=True)
-class _Returned(Generic[T]):
-    value: T
-
-    def unwrap(self) -> T:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
     stop: BaseException
 
-    def unwrap(self) -> NoReturn:
-        raise self.stop
 
-
-async def _start(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
+async def _start(call: Callable[[], Awaitable[T]]) -> T | _Stopped:
     try:
-        return _Returned(await call())
-    except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody
+        return await call()
+    except (SystemExit, KeyboardInterrupt) as stop:  # raised in a task, it would end the loop
         return _Stopped(stop)
 
 
-async def _wait(tasks: Sequence[asyncio.Future[T]], timeout_s: float | None) -> list[asyncio.Future[T]]:
-    """Wait for them; gives those that are not done."""
-    if not tasks:
-        return []
-    _, late = await asyncio.wait(tasks, timeout=timeout_s)
-    return [task for task in tasks if task in late]
-
-
-def _in_words(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:g} minutes" if minutes.is_integer() else f"{seconds:g} seconds"
+def _unwrap(result: T | _Stopped) -> T:
+    if isinstance(result, _Stopped):
+        raise result.stop
+    return result

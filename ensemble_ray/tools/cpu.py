@@ -1,9 +1,7 @@
-"""Package tools: functions that are heavy on the processor, in other processes of this machine.
+"""Run CPU-bound functions in other processes of this machine, and the `ToolOutcome` that they send back.
 
-In: a packed function and its arguments. Out: what it returned, or the error it raised. Both directions cross as bytes
-that we packed, so that a value or an error that cannot travel breaks its own call and not the pool.
-
-What must never happen here: one call's timeout, crash or cancellation ends another call.
+Functions, arguments, values and errors are sent as bytes that this module packs: one that cannot be pickled fails only its
+own call.
 """
 
 from __future__ import annotations
@@ -32,19 +30,19 @@ from ensemble_ray.tools.waiting import collect_here, render_value
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What one call gave."""
+    """The outcome of one tool call."""
 
-    #: full text for the model, before any truncation (S-ENG-71)
+    #: complete text for the model, before truncation (S-ENG-71)
     text: str
-    #: `failure`: the tool said no; `error`: it raised, or its arguments did not fit, or it took too long
+    #: `failure`: the tool returned a failure; `error`: it raised, timed out, or its arguments were invalid
     outcome: Literal["success", "failure", "error"] = "success"
     #: payload of a `ToolResult`, for events and traces
     structured_output: Any = None
-    #: where the user's code raised, for the log; "" where it did not
+    #: traceback of the user's code, for the log; "" if it did not raise
     traceback: str = field(default="", repr=False, compare=False)
-    #: whether the tool raised `TryAgain`: the text is what it says, and no error
+    #: whether the tool raised `TryAgain`: the text is its message, not an error
     asks_again: bool = False
-    #: what was repaired in the arguments before the call (S-LLM-43)
+    #: repairs of the arguments before the call (S-LLM-43)
     repairs: tuple[str, ...] = ()
 
 
@@ -56,11 +54,7 @@ def outcome_of_result(result: ToolResult) -> ToolOutcome:
 
 
 def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
-    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15).
-
-    Raises:
-        ResultError: the value has no text (S-LLM-47).
-    """
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); text with the prefix `Error:` is a failure (S-TOOL-15)."""
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")
@@ -68,10 +62,7 @@ def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """Return the outcome of an error, with its class (S-ENG-51, S-ENG-52); the place is for the log alone.
-
-    What it says with `TryAgain` is the text as it is (S-TOOL-54).
-    """
+    """Return the outcome of an error: its class and message (S-ENG-51, S-ENG-52), or the text of a `TryAgain` (S-TOOL-54)."""
     if isinstance(error, TryAgain):
         return ToolOutcome(str(error), "failure", asks_again=True)
     message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_with_class(error)
@@ -84,15 +75,11 @@ def unknown_tool(name: str) -> ToolOutcome:
 
 
 class CannotTravelError(Exception):
-    """A function or its arguments cannot be carried to another process, or not be loaded there."""
+    """A function or its arguments cannot be pickled here or loaded in the other process."""
 
 
 def pack(value: object) -> bytes:
-    """Pack a function or value as bytes; what a script defines travels by value.
-
-    Raises:
-        CannotTravelError: it holds something that does not pickle.
-    """
+    """Pickle a function or value, definitions of a script by value; raise `CannotTravelError` if it cannot be pickled."""
     from ensemble_ray.process.config import dumps  # most processes never need it
 
     try:
@@ -102,20 +89,16 @@ def pack(value: object) -> bytes:
 
 
 def pack_tool(function: Callable[..., object]) -> bytes:
-    """Wrap a `@tool` function for a `CpuPool`; running it there gives a `ToolOutcome`.
-
-    Raises:
-        CannotTravelError: it holds something that does not pickle.
-    """
+    """Pack a `@tool` function for a `CpuPool`. The packed function returns a `ToolOutcome`."""
     return pack(partial(_perform, function))
 
 
 def call_packed(function: bytes, arguments: bytes) -> bytes:
-    """Load, call and pack what came of it, in the other process; raise nothing."""
+    """Call a packed function in the other process; return its packed value or error, and never raise."""
     try:
-        callee = cast("Callable[..., object]", pickle.loads(function))  # noqa: S301  packed by us in the parent
+        callee = cast("Callable[..., object]", pickle.loads(function))  # noqa: S301  packed by our parent process
         named = cast("Mapping[str, object]", pickle.loads(arguments))  # noqa: S301  same
-    except Exception as error:  # noqa: BLE001  whatever importing user modules raises
+    except Exception as error:  # noqa: BLE001  importing user modules may raise any error
         return pack((None, CannotTravelError(message_of(error))))
     try:
         reply: tuple[object, BaseException | Chain | None] = (callee(**named), None)
@@ -126,11 +109,10 @@ def call_packed(function: bytes, arguments: bytes) -> bytes:
     try:
         return pack(reply)
     except CannotTravelError as error:
-        return pack((None, TypeError(f"what it returned cannot travel between processes: {error}")))
+        return pack((None, TypeError(f"its result cannot travel between processes: {error}")))
 
 
 def unpack_reply(reply: bytes) -> object:
-    """Return the value that `call_packed` packed, or raise its error."""
     value, error = cast("tuple[object, BaseException | None]", pickle.loads(reply))  # noqa: S301  from our own worker
     if error is not None:
         raise error
@@ -146,14 +128,14 @@ def _perform(
     idempotency_key: str,
     traceparent: str = "",
 ) -> ToolOutcome:
-    """One call of a tool in the other process; of the context only logger and key exist there (S-SET-35)."""
+    """Call a tool in the other process. Its context contains only the logger and the idempotency key (S-SET-35)."""
     context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
     with use_tool_context(context), use_span(traceparent):
         try:
             return outcome_of_return(collect_here(function(*positional, **named)), tool_name)
         except (ExitEarlyError, IllegalStateError):
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the model reads it
             return outcome_of_error(error)
 
 
@@ -162,11 +144,11 @@ _DIED = "the process that ran it ended unexpectedly (out of memory, or a crash i
 
 
 class LokyCpuPool:
-    """The `CpuPool` of one machine without Ray: as many processes as processors, started when first needed.
+    """The `CpuPool` of one machine without Ray: one process per processor, started at the first call.
 
-    A call that is given up (timeout, cancellation) cannot be stopped alone: its group of processes takes no new call,
-    finishes what else it runs, and is killed then. A process that dies takes the calls of its group with it; those that
-    may be repeated are tried once more alone, so that only the one that kills its process fails.
+    A single call cannot be stopped. After a timeout or cancellation, the call's group of processes accepts no new call,
+    finishes its other calls, and is then killed. If a process dies, all calls of its group fail. Each of them that may be
+    repeated runs once more in a group of one process, so that only the call that kills its process fails.
     """
 
     def __init__(self, *, workers: int | None = None, idle_s: float = 60.0) -> None:
@@ -174,6 +156,7 @@ class LokyCpuPool:
         self._idle_s = idle_s
         self._group: _Group | None = None
         self._groups: weakref.WeakSet[_Group] = weakref.WeakSet()
+        # One slot per processor and event loop, so that a call's time starts when a processor is free for it.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -181,7 +164,6 @@ class LokyCpuPool:
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without processes."""
         abandon(self._group)
         self._group = None
         self._groups.clear()
@@ -189,17 +171,8 @@ class LokyCpuPool:
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
     ) -> object:
-        """Call a packed function with keyword arguments in another process and give its result.
-
-        The time runs from when a processor is free for the call. What the function raises is raised here.
-
-        Raises:
-            CannotTravelError: function or arguments cannot be loaded there.
-            TimeoutError: the time is up; the process is ended.
-            ToolExecutionError: the process died (out of memory, a crash in native code).
-        """
         packed = pack(dict(arguments))
-        async with self._slot():
+        async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._size())):
             try:
                 reply = await self._call(self._current(), function, packed, timeout_s)
             except _ProcessDiedError as error:
@@ -216,7 +189,6 @@ class LokyCpuPool:
         return unpack_reply(reply)
 
     def close(self) -> None:
-        """End all processes now, whatever they are doing."""
         self._group = None
         for group in list(self._groups):
             group.kill()
@@ -231,29 +203,25 @@ class LokyCpuPool:
     def _current(self) -> _Group:
         with self._lock:
             if self._group is None:
-                self._group = _Group(self._workers or _processors(), self._idle_s)
+                self._group = _Group(self._size(), self._idle_s)
                 self._groups.add(self._group)
             return self._group
 
-    def _slot(self) -> asyncio.Semaphore:
-        """One per processor and event loop, so that a call's time begins when it really runs."""
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._workers or _processors()))
+    def _size(self) -> int:
+        # loky counts processors within the process's affinity and control group
+        return self._workers or cast("int", importlib.import_module("loky").cpu_count())
 
 
 class _ProcessDiedError(Exception):
-    """A process of the group died; whose call it was is not known."""
+    """A process of the group died. Its call is unknown."""
 
 
 class _LokyExecutor(Protocol):
-    """What we use of loky, which has no types."""
-
     def submit(self, function: Callable[[bytes, bytes], bytes], /, *arguments: bytes) -> Future[bytes]: ...
-    def shutdown(self, wait: bool = True, kill_workers: bool = False) -> None: ...  # noqa: FBT001, FBT002  theirs
+    def shutdown(self, wait: bool = True, kill_workers: bool = False) -> None: ...  # noqa: FBT001, FBT002  loky's
 
 
 class _Group:
-    """One set of worker processes and the calls that it runs."""
-
     def __init__(self, workers: int, idle_s: float) -> None:
         loky = importlib.import_module("loky")  # slow to import, and few runs need it
         self._died: type[BaseException] = loky.process_executor.BrokenProcessPool
@@ -264,7 +232,7 @@ class _Group:
         _groups.add(self)
 
     async def call(self, function: bytes, arguments: bytes, *, timeout_s: float | None) -> bytes:
-        """Run one call; retire the group if it has to be given up or if a process died."""
+        """Run one call; retire the group if the call is abandoned or a process dies."""
         with self._lock:
             self._open += 1
         try:
@@ -275,7 +243,7 @@ class _Group:
                 async with asyncio.timeout(timeout_s):
                     return await asyncio.wrap_future(future)
             finally:
-                if not future.cancel() and not future.done():  # it runs on, with nobody waiting
+                if not future.cancel() and not future.done():  # it keeps running, without a caller
                     self.is_retired = True
         except self._died as error:
             self.is_retired = True
@@ -283,26 +251,19 @@ class _Group:
         finally:
             with self._lock:
                 self._open -= 1
-            self._end_if_done()
+            self._kill_if_idle()
 
     def retire(self) -> None:
-        """Take no new call, and end when nothing is waited for."""
         self.is_retired = True
-        self._end_if_done()
+        self._kill_if_idle()
 
     def kill(self) -> None:
-        """End the processes now."""
         self.is_retired = True
         self._executor.shutdown(wait=False, kill_workers=True)
 
-    def _end_if_done(self) -> None:
+    def _kill_if_idle(self) -> None:
         if self.is_retired and self._open == 0:
             self.kill()
-
-
-def _processors() -> int:
-    """Processors that this process may use: affinity and control groups counted."""
-    return cast("int", importlib.import_module("loky").cpu_count())
 
 
 #: Groups that may have processes, for the end of this process.
@@ -311,9 +272,9 @@ _hooked = threading.Event()
 
 
 @after_fork
-def _leave_groups() -> None:
-    if _groups:  # `multiprocessing` ends or joins them when a process ends, and would do so in the child
-        children = cast("set[object]", importlib.import_module("multiprocessing.process")._children)  # noqa: SLF001  as in its own children
+def _abandon_groups() -> None:
+    if _groups:  # at its end, the child would kill or join the parent's processes
+        children = cast("set[object]", importlib.import_module("multiprocessing.process")._children)  # noqa: SLF001  as `multiprocessing` does in its own children
         children.difference_update([each for each in children if type(each).__module__.startswith("loky.")])
     abandon(*_groups)
     _groups.clear()
@@ -322,7 +283,7 @@ def _leave_groups() -> None:
 
 @contextlib.contextmanager
 def _may_have_children() -> Generator[None]:
-    """Let a process of a `multiprocessing.Pool`, which is a daemon, start others: loky's end by themselves when they are idle."""
+    """Allow a daemon, such as a process of a `multiprocessing.Pool`, to start processes: loky's end when they are idle."""
     config = cast("dict[str, object]", getattr(multiprocessing.current_process(), "_config", {}))
     before = config.get("daemon", False)
     if before:
@@ -335,11 +296,11 @@ def _may_have_children() -> Generator[None]:
 
 
 def _kill_at_exit() -> None:
-    """Once, have every group killed when this process ends; loky's hook would wait for a call that never returns.
+    """Register, once, that all groups are killed at the end of this process. loky's own hook waits for every call.
 
-    `atexit` is too late, since threads are joined before it. The hooks of `threading`, which loky and the executors of
-    the standard library use too, run last in first out: ours is set after loky's, which comes with the first call. A process
-    of `multiprocessing` joins its children before that, and has finalisers of its own.
+    `atexit` is too late, because threads are joined before it. The hooks of `threading` run in reverse order; loky registers
+    its hook at the first call, so this one runs before it. A process of `multiprocessing` joins its children even
+    earlier, after its finalizers.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is None or _hooked.is_set():

@@ -1,8 +1,7 @@
-"""Package tools: parameter schemas that others wrote, in the one form that endpoints of all providers accept. Pure.
+"""Normalise parameter schemas of servers and users to the subset of JSON schema that all model endpoints accept.
 
-In: a JSON schema of any draft, or what passes for one. Out: an object with `properties`, made of few keywords, and the names of those that
-were dropped. Endpoints refuse a whole request for one schema that they cannot read. The form is for the model alone: a tool's own server
-or code checks arguments by its own schema.
+An endpoint refuses a whole request because of one schema that it cannot read. The normalised schema is for the model only:
+the tool's server or code checks the arguments by its own schema.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from pydantic import TypeAdapter
 
 #: The longest name of a tool or parameter that all endpoints accept.
 LONGEST_NAME = 64
-#: Schemas inside schemas, and how deep: more is replaced by "anything".
+#: Limits of nested schemas, their number and depth. Schemas beyond them become `{}`, which accepts any value.
 MOST_NODES = 2_000
 DEEPEST = 24
 #: Characters of a whole schema as JSON.
 LONGEST_SCHEMA = 200_000
 _LONGEST_PATTERN = 500
 _KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
-#: What an entry of a list may be if nothing is known of it: some endpoints refuse an empty schema there.
+#: Schema of a list's entries if they are unknown: some endpoints refuse an empty schema there.
 _ANY_ENTRY: Mapping[str, object] = {
     "anyOf": [
         *({"type": kind} for kind in ("string", "number", "boolean", "null")),
         {"type": "object", "additionalProperties": True},
     ]
 }
-#: Keywords that go without a word: a title repeats a name, definitions are spelled out where they are used, and an object that
-#: lists its properties needs no word about others.
+#: Keywords that are dropped without a report: a title repeats a name, definitions are inlined, and an object with listed
+#: properties needs no statement about others.
 _SILENT = frozenset({"title", "$defs", "definitions", "additionalProperties"})
 _COUNTS = {
     "string": ("minLength", "maxLength"),
     "array": ("minItems", "maxItems"),
     "object": ("minProperties", "maxProperties"),
 }
-#: Keywords that are read, whatever becomes of them.
+#: Keywords that are processed for every type.
 _READ = frozenset({"type", "description", "default", "enum", "const", "anyOf", "oneOf", "allOf", "nullable", "$ref"})
 _OF_KIND: Mapping[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
@@ -54,30 +53,33 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
 }
 _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-#: Compiles a pattern, which is never matched here.
+#: Compiles patterns; they are never matched here.
 _PATTERNS = TypeAdapter(re.Pattern[str])
+
+#: Keys of a schema for facts about it while it is rewritten; no real schema has them.
+_WITHIN = "\0within"
+_HINT = "\0hint"
 
 _Schema = dict[str, object]
 
 
 class SchemaError(ValueError):
-    """A schema cannot describe the arguments of a tool; the text says why."""
+    """A schema cannot describe the arguments of a tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSchema:
-    """A schema in the form that all endpoints accept."""
+    """A schema that all endpoints accept: an object with `properties`."""
 
     parameters: Mapping[str, object]
-    #: keywords that have no place in it, in alphabetical order
+    #: dropped keywords, in alphabetical order
     dropped: tuple[str, ...] = ()
 
 
 def normalise_parameters(schema: object) -> ForeignSchema:
-    """Return a tool's parameters in the form that all endpoints accept; one that has it already is returned with equal content.
+    """Return a tool's parameters in a form that all endpoints accept; a normalised schema does not change.
 
-    Raises:
-        SchemaError: it does not describe an object, or is too large.
+    The schema may be of any draft, or malformed. A schema that describes no object or is too large raises `SchemaError`.
     """
     if not isinstance(schema, Mapping):
         raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")
@@ -95,11 +97,7 @@ def normalise_parameters(schema: object) -> ForeignSchema:
 
 
 def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Return a normalised schema whose parameters have names that all endpoints accept, and the names that replace others.
-
-    Returns:
-        The schema, and new name -> original name; no entry for a name that is kept.
-    """
+    """Rename parameters with names that some endpoints refuse; return the schema, and new name -> original name."""
     properties = cast("Mapping[str, object]", schema["properties"])
     taken = {name for name in properties if _PROPERTY_NAME.fullmatch(name)}
     renamed: dict[str, str] = {}
@@ -128,19 +126,13 @@ def hash_name(name: str, original: str) -> str:
 
 
 class _Normaliser:
-    """Rewrites one schema, and notes the keywords that it drops."""
-
     def __init__(self, root: Mapping[str, object]) -> None:
         self._root = root
         self._nodes_left = MOST_NODES
         self.dropped: set[str] = set()
 
     def root(self) -> _Schema:
-        """Return the whole schema: an object with properties, and no choice between objects.
-
-        Raises:
-            SchemaError: it describes no object.
-        """
+        """Return the whole schema: an object with properties, without a choice between objects."""
         found = self._merge_choices(self._resolve(self._root, ()), ())
         kinds = _kinds_of(found) or ["a choice"] * bool({"anyOf", "oneOf"} & found.keys())
         if kinds and "object" not in kinds:
@@ -148,13 +140,13 @@ class _Normaliser:
         if found.pop("enum", None) is not None or found.pop("const", None) is not None:
             self.dropped.add("enum")
         found.pop("nullable", None)
-        spelled = self._spell({**found, "type": "object"}, 0, ())
-        spelled.pop("default", None)
-        spelled.setdefault("properties", {})
-        return spelled
+        result = self._rewrite({**found, "type": "object"}, 0, ())
+        result.pop("default", None)
+        result.setdefault("properties", {})
+        return result
 
-    def _spell(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
-        """Return a schema in the form; `{}` stands for anything."""
+    def _rewrite(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
+        """Return the normalised form of a nested schema; `{}` accepts any value. `within`: the references around it."""
         self._nodes_left -= 1
         if depth > DEEPEST or self._nodes_left < 0:
             self.dropped.add("schemas that are nested too deeply" if depth > DEEPEST else "schemas beyond the limit")
@@ -172,50 +164,47 @@ class _Normaliser:
         choices = (
             [] if kinds else [each for each in _list_of(found.get("anyOf", found.get("oneOf"))) if each is not False]
         )
-        spelled: _Schema
+        result: _Schema
         if choices:
-            spelled = _one_of([self._spell(each, depth + 1, within) for each in choices])
+            result = _one_of([self._rewrite(each, depth + 1, within) for each in choices])
         elif len(kinds) > 1:
-            spelled = _one_of([_describe(self._of_kind(found, kind, depth, within), None) for kind in kinds])
+            result = _one_of([_describe(self._of_kind(found, kind, depth, within), None) for kind in kinds])
         else:
-            spelled = self._of_kind(found, kinds[0], depth, within) if kinds else {}
+            result = self._of_kind(found, kinds[0], depth, within) if kinds else {}
         if kinds:
             self.dropped.update({"anyOf", "oneOf"} & found.keys())
-        if found.get("nullable") is True and spelled and kinds != ["null"]:
-            spelled = _one_of([_describe(spelled, None), {"type": "null"}])
-        self._note_dropped(found, kinds)
-        spelled = _describe(spelled, found.get("description"))
-        return {**spelled, "default": found["default"]} if "default" in found else spelled
-
-    def _note_dropped(self, found: _Schema, kinds: list[str]) -> None:
+        if found.get("nullable") is True and result and kinds != ["null"]:
+            result = _one_of([_describe(result, None), {"type": "null"}])
         known = _READ.union(_SILENT, *[_OF_KIND.get(kind, frozenset()) for kind in kinds])
         self.dropped.update(str(key)[:40] for key in found if key not in known)
+        result = _describe(result, found.get("description"))
+        return {**result, "default": found["default"]} if "default" in found else result
 
     def _of_kind(self, found: _Schema, kind: str, depth: int, within: tuple[str, ...]) -> _Schema:
-        spelled: _Schema = {"type": kind}
+        result: _Schema = {"type": kind}
         if kind in {"string", "number", "integer", "boolean"}:
-            self._spell_values(found, kind, spelled)
+            self._add_values(found, kind, result)
         for keyword in _COUNTS.get(kind, ()):
             if keyword in found:
                 if _is_number(found[keyword]):
-                    spelled[keyword] = found[keyword]
+                    result[keyword] = found[keyword]
                 else:
                     self.dropped.add(keyword)
         match kind:
             case "string":
-                self._spell_text(found, spelled)
+                self._add_text(found, result)
             case "number" | "integer":
-                self._spell_bounds(found, kind, spelled)
+                self._add_bounds(found, kind, result)
             case "array":
-                self._spell_items(found, spelled, depth, within)
+                self._add_items(found, result, depth, within)
             case "object":
-                self._spell_object(found, spelled, depth, within)
+                self._add_object(found, result, depth, within)
             case _:
                 pass
-        return spelled
+        return result
 
-    def _spell_values(self, found: _Schema, kind: str, spelled: _Schema) -> None:
-        """Add which values are allowed: as `enum` for texts, in words for others, since some endpoints have enums of texts alone."""
+    def _add_values(self, found: _Schema, kind: str, result: _Schema) -> None:
+        """Add the allowed values: texts as `enum`, others in the description, as some endpoints accept only texts."""
         if "const" not in found and "enum" not in found:
             return
         values = [found["const"]] if "const" in found else _list_of(found["enum"])
@@ -224,36 +213,36 @@ class _Normaliser:
             if "" in values:
                 self.dropped.add("enum ''")
             if texts:
-                spelled["enum"] = texts
+                result["enum"] = texts
         elif fitting := [
-            each for each in values if _kind_of_value(each) in ({kind} if kind != "number" else {kind, "integer"})
+            each for each in values if _json_type(each) in ({kind} if kind != "number" else {kind, "integer"})
         ]:
             self.dropped.add(f"enum of kind {kind}")
             shown = ", ".join(json.dumps(each) for each in fitting[:50])
-            spelled[_HINT] = f"one of {shown}" if len(fitting) > 1 else f"always {shown}"
+            result[_HINT] = f"one of {shown}" if len(fitting) > 1 else f"always {shown}"
 
-    def _spell_text(self, found: _Schema, spelled: _Schema) -> None:
+    def _add_text(self, found: _Schema, result: _Schema) -> None:
         form = found.get("format")
         if form == "date-time":
-            spelled["format"] = form
+            result["format"] = form
         elif form is not None:
             self.dropped.add("format")
             if isinstance(form, str) and form.strip():
-                spelled[_HINT] = f"format: {form[:40]}"
+                result[_HINT] = f"format: {form[:40]}"
         pattern = found.get("pattern")
         if pattern is not None:
             if _is_pattern(pattern):
-                spelled["pattern"] = pattern
+                result["pattern"] = pattern
             else:
                 self.dropped.add("pattern")
 
-    def _spell_bounds(self, found: _Schema, kind: str, spelled: _Schema) -> None:
+    def _add_bounds(self, found: _Schema, kind: str, result: _Schema) -> None:
         if "format" in found:
             self.dropped.add("format")
         for bound, step in (("minimum", 1), ("maximum", -1)):
             exclusive = found.get(f"exclusive{bound.capitalize()}")
             if _is_number(found.get(bound)):
-                spelled[bound] = found[bound]
+                result[bound] = found[bound]
             elif bound in found:
                 self.dropped.add(bound)
             if exclusive is None:
@@ -262,36 +251,36 @@ class _Normaliser:
             if not _is_number(limit):
                 self.dropped.add(f"exclusive{bound.capitalize()}")
             elif kind == "integer" and float(cast("float", limit)).is_integer():
-                spelled[bound] = int(cast("float", limit)) + step
+                result[bound] = int(cast("float", limit)) + step
             else:
                 self.dropped.add(f"exclusive{bound.capitalize()}")
-                spelled[bound] = limit
+                result[bound] = limit
 
-    def _spell_items(self, found: _Schema, spelled: _Schema, depth: int, within: tuple[str, ...]) -> None:
+    def _add_items(self, found: _Schema, result: _Schema, depth: int, within: tuple[str, ...]) -> None:
         items = found.get("items")
         places = _list_of(items if isinstance(items, list | tuple) else found.get("prefixItems"))
-        if places:  # each place has a schema of its own
+        if places:  # a schema per position
             self.dropped.add("prefixItems" if "prefixItems" in found else "items")
-            inner = _one_of([self._spell(each, depth + 1, within) for each in places])
+            inner = _one_of([self._rewrite(each, depth + 1, within) for each in places])
         else:
-            inner = {} if items is None else self._spell(items, depth + 1, within)
-        spelled["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
+            inner = {} if items is None else self._rewrite(items, depth + 1, within)
+        result["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
 
-    def _spell_object(self, found: _Schema, spelled: _Schema, depth: int, within: tuple[str, ...]) -> None:
-        properties = self._spell_properties(found.get("properties"), depth, within)
+    def _add_object(self, found: _Schema, result: _Schema, depth: int, within: tuple[str, ...]) -> None:
+        properties = self._rewrite_properties(found.get("properties"), depth, within)
         required = found.get("required", [])
         if properties:
-            spelled["properties"] = properties
+            result["properties"] = properties
             if needed := [name for name in dict.fromkeys(_texts_of(required)) if name in properties]:
-                spelled["required"] = needed
+                result["required"] = needed
             if not isinstance(required, list | tuple) or any(each not in needed for each in _list_of(required)):
                 self.dropped.add("required")
         elif isinstance(entries := found.get("additionalProperties"), Mapping) and entries:
-            spelled["additionalProperties"] = self._spell(entries, depth + 1, within) or True
-        elif depth:  # a table with any keys
-            spelled["additionalProperties"] = True
+            result["additionalProperties"] = self._rewrite(entries, depth + 1, within) or True
+        elif depth:  # an object with any keys
+            result["additionalProperties"] = True
 
-    def _spell_properties(self, listed: object, depth: int, within: tuple[str, ...]) -> _Schema:
+    def _rewrite_properties(self, listed: object, depth: int, within: tuple[str, ...]) -> _Schema:
         properties: _Schema = {}
         if not isinstance(listed, Mapping):
             self.dropped.update(() if listed is None else ("properties",))
@@ -302,11 +291,11 @@ class _Normaliser:
             elif self._nodes_left <= 0:
                 self.dropped.add("schemas beyond the limit")
             else:
-                properties[name] = self._spell(inner, depth + 1, within)
+                properties[name] = self._rewrite(inner, depth + 1, within)
         return properties
 
     def _resolve(self, schema: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
-        """Return a schema with what its reference names and what `allOf` joins; a key of its own tells which references it is within."""
+        """Return a schema with its reference and `allOf` resolved; its key `_WITHIN` lists the resolved references."""
         found = dict(schema)
         for _ in range(DEEPEST):
             if "$ref" not in found:
@@ -337,7 +326,7 @@ class _Normaliser:
         return found
 
     def _join(self, into: _Schema, part: Mapping[str, object]) -> None:
-        """Add what another schema asks for: more properties, more required ones; of other keywords the later one counts."""
+        """Merge another schema of an `allOf`: properties and required names are joined, other keywords are replaced."""
         for key, value in part.items():
             here = into.get(key)
             if key == "properties" and isinstance(here, Mapping) and isinstance(value, Mapping):
@@ -348,7 +337,7 @@ class _Normaliser:
                 into[key] = value
 
     def _merge_choices(self, found: _Schema, within: tuple[str, ...]) -> _Schema:
-        """Return an object with the properties of all objects that it may be; required is what all of them require."""
+        """Merge a choice between objects into one object: with all their properties, and the names that all of them require."""
         within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
         for keyword in ("anyOf", "oneOf"):
             if keyword not in found:
@@ -357,7 +346,11 @@ class _Normaliser:
             for each in _list_of(found[keyword]):
                 self._nodes_left -= 1
                 if isinstance(each, Mapping) and self._nodes_left > 0:
-                    part = self._merge_deeper(cast("Mapping[str, object]", each), within)
+                    part: _Schema = {}
+                    if len(within) <= DEEPEST:
+                        part = self._resolve(cast("Mapping[str, object]", each), within)
+                        inside = cast("tuple[str, ...]", part.pop(_WITHIN))
+                        part = self._merge_choices(part, (*inside, "anyOf"))
                     if "object" in (_kinds_of(part) or ["object"]):
                         parts.append(part)
             if not parts and "properties" not in found and "type" not in found:
@@ -377,15 +370,7 @@ class _Normaliser:
             found["required"] = [*_texts_of(found.get("required")), *sorted(common)]
         return found
 
-    def _merge_deeper(self, each: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
-        if len(within) > DEEPEST:
-            return {}
-        part = self._resolve(each, within)
-        inside = cast("tuple[str, ...]", part.pop(_WITHIN))
-        return self._merge_choices(part, (*inside, "anyOf"))
-
     def _target(self, reference: object) -> object:
-        """Return what a local reference names; None: it names nothing here."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: object = self._root
@@ -400,13 +385,8 @@ class _Normaliser:
         return found
 
 
-#: Keys that no schema has, for what is known of one while it is rewritten.
-_WITHIN = "\0within"
-_HINT = "\0hint"
-
-
 def _kinds_of(schema: Mapping[str, object]) -> list[str]:
-    """Return the types that a schema allows: those it names, else those that its other keywords tell; empty: any."""
+    """Return the types that a schema allows, declared or implied by other keywords; empty: any type."""
     named = schema.get("type")
     listed = [named] if isinstance(named, str) else _list_of(named)
     if kinds := [each for each in dict.fromkeys(_texts_of(listed)) if each in _KINDS]:
@@ -417,14 +397,14 @@ def _kinds_of(schema: Mapping[str, object]) -> list[str]:
         return []
     if "enum" in schema or "const" in schema:
         values = [schema["const"]] if "const" in schema else _list_of(schema["enum"])
-        return list(dict.fromkeys(kind for each in values if (kind := _kind_of_value(each))))
+        return list(dict.fromkeys(kind for each in values if (kind := _json_type(each))))
     for kind in ("object", "array", "string", "number"):
         if _OF_KIND[kind] - {"format"} & schema.keys() or (kind == "object" and "additionalProperties" in schema):
             return [kind]
     return []
 
 
-def _kind_of_value(value: object) -> str | None:
+def _json_type(value: object) -> str | None:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -435,24 +415,23 @@ def _kind_of_value(value: object) -> str | None:
 
 
 def _size_of(schema: _Schema) -> int:
-    """Return about how long a schema is without the schemas in it."""
     return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(
         schema
     )
 
 
-def _describe(spelled: _Schema, description: object) -> _Schema:
-    """Return a schema with its description first, and what it has no keyword for behind that."""
-    words = description if isinstance(description, str) else cast("str", spelled.get("description", ""))
-    hint = spelled.get(_HINT)
+def _describe(result: _Schema, description: object) -> _Schema:
+    """Return a schema with its description first. The description contains the hint about dropped keywords."""
+    words = description if isinstance(description, str) else cast("str", result.get("description", ""))
+    hint = result.get(_HINT)
     if hint is not None:
         words = f"{words} ({hint})" if words else cast("str", hint)
-    body = {key: value for key, value in spelled.items() if key not in {"description", _HINT}}
+    body = {key: value for key, value in result.items() if key not in {"description", _HINT}}
     return {"description": words, **body} if words else body
 
 
 def _one_of(choices: list[_Schema]) -> _Schema:
-    """Return a choice without repetitions; `{}` as soon as one of them is anything."""
+    """Return a choice without repetitions; `{}` if one of them accepts any value."""
     unique: list[_Schema] = []
     for each in choices:
         inner = cast("list[_Schema]", each["anyOf"]) if each.keys() == {"anyOf"} else [each]
@@ -475,7 +454,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_pattern(value: object) -> bool:
-    """Return whether a pattern can be read: some endpoints refuse what JavaScript alone reads."""
+    """Return whether the pattern is portable: some endpoints refuse patterns that only JavaScript accepts."""
     if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
         return False
     try:

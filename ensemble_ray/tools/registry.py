@@ -1,7 +1,7 @@
-"""Package tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
+"""Resolve the entries of a tool list to tools that an agent can call, and run tools as a pipeline.
 
-An entry is an `AgentTool`, a `@tool` function, a bound `@tool` method, an object with `@tool` methods, or a
-`DynamicToolProvider`. Every refusal happens here, before any model call (S-ENG-60).
+An entry is an `AgentTool`, a `@tool` function or bound method, an object with `@tool` methods, or a `DynamicToolProvider`.
+Invalid entries are refused here, before any model call (S-ENG-60).
 """
 
 from __future__ import annotations
@@ -49,63 +49,52 @@ from ensemble_ray.values.task_output import full_name
 
 _log = bounded_logger(__name__)
 
-#: Level below DEBUG for what is only of use when a tool's schema itself is in doubt (S-TOOL-90).
+#: Log level below DEBUG, for the schemas of tools (S-TOOL-90).
 TRACE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundAgentTool:
-    """An `AgentTool` ready to be called."""
+class _Bound:
+    """A tool that is ready to be called."""
 
     spec: ToolSpec
-    #: seconds; None: as long as it likes
+    #: seconds; None: no limit
     timeout_s: float | None
-    tool: AgentTool
-    #: it gets the model's whole argument text instead of the value of `input` (S-TOOL-24)
-    takes_arguments: bool
-    #: what a call does to the world
     effect: Effect
 
     @property
     def name(self) -> str:
-        """What the model calls it by."""
         return self.spec.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundAgentTool(_Bound):
+    tool: AgentTool
+    #: the input is the model's complete argument text, not the value of `input` (S-TOOL-24)
+    takes_arguments: bool
 
     @property
     def asks_first(self) -> bool:
-        """Whether it does nothing before it was approved."""
+        """Whether the tool has no effect before its approval."""
         return isinstance(self.tool, AbstractAgentTool) and self.tool.require_approval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundFunction:
-    """A `@tool` function or bound method ready to be called."""
-
-    spec: ToolSpec
-    #: seconds; None: as long as it likes
-    timeout_s: float | None
+class BoundFunction(_Bound):
     function: Callable[..., object]
     signature: Signature
     is_async: bool
-    #: it runs outside this process
+    #: runs in another process
     cpu: bool
-    #: what a call does to the world
-    effect: Effect
-    #: whether it does nothing before it was approved
+    #: the tool has no effect before its approval
     asks_first: bool = False
 
-    @property
-    def name(self) -> str:
-        """What the model calls it by."""
-        return self.spec.name
 
-
-#: One thing that a model can call.
 BoundTool = BoundAgentTool | BoundFunction
 
 
 class ResolvedTools:
-    """What an agent can call during one task execution, in the order in which it was listed."""
+    """The tools of an agent during one task execution, in the order of the tool list."""
 
     __slots__ = ("_by_name", "specs")
 
@@ -116,16 +105,13 @@ class ResolvedTools:
                 raise ValidationError(f"Duplicate tool name: '{tool.name}'")
             by_name[tool.name] = tool
         self._by_name: Mapping[str, BoundTool] = by_name
-        #: their descriptions for a model
         self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in by_name.values())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
         return tuple(self._by_name)
 
     def get(self, name: str) -> BoundTool | None:
-        """Return the tool of that name; None when there is none."""
         return self._by_name.get(name)
 
     def __len__(self) -> int:
@@ -136,20 +122,17 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """Return what is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
-
-    Args:
-        entry: What stands in the list.
-        index: Where, from 0.
-        prefix: Whose list it is in: `Tool` for an agent's, `Task tool` for a task's.
-
-    Source:
-        S-DOM-5 to S-DOM-8, S-DOM-23.
-    """
+    """Return the problem of an entry of a tool list; None if its definition is valid (S-DOM-5 to S-DOM-8, S-DOM-23)."""
     if entry is None:
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
-        return check_tool_name(getattr(entry, "name", None)) or _wrong_effect(entry)
+        problem = check_tool_name(getattr(entry, "name", None))
+        if problem is None:
+            try:
+                check_effect(entry.effect, f"Tool '{entry.name}'")
+            except ValidationError as error:
+                problem = str(error)
+        return problem
     if isinstance(entry, DynamicToolProvider):
         return None
     if tool_mark(entry) is not None:
@@ -165,26 +148,26 @@ def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str 
     return problem
 
 
-#: Names of functions that were warned of, by module.
+#: Functions with a logged warning: module and qualified name.
 _warned: set[tuple[str, str]] = set()
 
 
 def _warn_of_gaps(function: Callable[..., object]) -> None:
-    """Warn once of a tool that does not tell the model what it does, or what its parameters are (S-TOOL-17)."""
+    """Warn once of a tool without a description or without types of its parameters (S-TOOL-17)."""
     mark = tool_mark(function)
     key = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
     if mark is None or key in _warned:
         return
     untyped = [name for name, each in inspect.signature(function).parameters.items() if each.annotation is each.empty]
-    gaps = [] if mark.description else ["no docstring: the model is not told what it does"]
-    gaps += [f"no type for {', '.join(untyped)}: the model may give anything"] if untyped else []
+    gaps = [] if mark.description else ["no docstring: the model does not know its purpose"]
+    gaps += [f"no type for {', '.join(untyped)}: the model may pass any value"] if untyped else []
     if gaps:
         _warned.add(key)
         _log.warning("Tool '%s' has %s", mark.name, "; ".join(gaps))
 
 
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
-    """Return the entries with each `DynamicToolProvider` replaced by its tools; ask each once (S-TOOL-32)."""
+    """Replace each `DynamicToolProvider` by its tools; each provider is called once (S-TOOL-32)."""
     expanded: list[object] = []
     for entry in entries:
         if isinstance(entry, DynamicToolProvider):
@@ -194,7 +177,20 @@ async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
     return tuple(expanded)
 
 
-#: Tools that a line about dropped keywords was logged for, with these keywords.
+def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) -> ResolvedTools:
+    """Return all tools of these entries, ready to be called; raise `ValidationError` for an invalid one.
+
+    Providers with an async `resolve` must be replaced by `expand_providers` first. A server's tool gets no `reserved` name.
+    """
+    resolved = ResolvedTools(_make_unique([tool for entry in entries for tool in _bind(entry)], reserved))
+    if _log.isEnabledFor(TRACE):
+        for spec in resolved.specs:
+            shown = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+            _log.log(TRACE, "Tool spec: %s", json.dumps(shown, default=str))
+    return resolved
+
+
+#: Tools with a logged line about dropped keywords, and these keywords.
 _logged: set[tuple[str, tuple[str, ...]]] = set()
 
 
@@ -205,32 +201,8 @@ def log_dropped_keywords(tool: str, dropped: tuple[str, ...]) -> None:
         _log.info("%s: not every endpoint accepts all of its schema, models do not see: %s", tool, ", ".join(dropped))
 
 
-def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) -> ResolvedTools:
-    """Everything that these entries offer, ready to be called.
-
-    Args:
-        entries: Tool entries as the user listed them. A `DynamicToolProvider` whose `resolve` is async must have been
-            replaced by `expand_providers`.
-        reserved: Names that no tool of a server gets.
-
-    Raises:
-        ValidationError: an entry is no tool, a name is taken twice, a schema cannot be made.
-    """
-    resolved = ResolvedTools(_make_unique([tool for entry in entries for tool in _bind(entry)], reserved))
-    if _log.isEnabledFor(TRACE):
-        for spec in resolved.specs:
-            _log.log(
-                TRACE,
-                "Tool spec: %s",
-                json.dumps(
-                    {"name": spec.name, "description": spec.description, "parameters": spec.parameters}, default=str
-                ),
-            )
-    return resolved
-
-
 def _make_unique(tools: Sequence[BoundTool], reserved: Sequence[str]) -> Iterator[BoundTool]:
-    """Return the tools; of a server's, one whose name another tool has gets a name of its own (S-LLM-63)."""
+    """Yield the tools; rename a server's tool if its name is already in use (S-LLM-63)."""
     taken = {*reserved, *(tool.name for tool in tools if not _origin_of(tool))}
     for tool in tools:
         origin, name = _origin_of(tool), tool.name
@@ -248,9 +220,9 @@ def _origin_of(tool: BoundTool) -> str:
 def _bind(entry: object) -> Iterator[BoundTool]:
     mark = tool_mark(entry)
     if isinstance(entry, AgentTool):
-        yield _bound_agent_tool(entry)
+        yield _bind_agent_tool(entry)
     elif mark is not None:
-        yield _bound_function(cast("Callable[..., object]", entry), mark)
+        yield _bind_function(cast("Callable[..., object]", entry), mark)
     elif isinstance(entry, DynamicToolProvider):
         offered = entry.resolve()
         if inspect.isawaitable(offered):
@@ -269,22 +241,14 @@ def _bind(entry: object) -> Iterator[BoundTool]:
             raise ValidationError(f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods")
         for name in methods:
             method = getattr(entry, name)
-            yield _bound_function(method, cast("FunctionTool", tool_mark(method)))
-
-
-def _wrong_effect(tool: AgentTool) -> str | None:
-    try:
-        check_effect(tool.effect, f"Tool '{tool.name}'")
-    except ValidationError as error:
-        return str(error)
-    return None
+            yield _bind_function(method, cast("FunctionTool", tool_mark(method)))
 
 
 def _method_names(entry: object) -> tuple[str, ...]:
     return () if inspect.isclass(entry) else marked_functions(type(entry))
 
 
-def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
+def _bind_agent_tool(tool: AgentTool) -> BoundAgentTool:
     problem = check_tool_name(getattr(tool, "name", None))
     if problem is not None:
         raise ValidationError(problem)
@@ -303,9 +267,8 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
         parameters = model_parameters(input_type_of(cast("TypedAgentTool[BaseModel]", tool)))
     else:
         parameters, takes_arguments = TEXT_INPUT, False
-    spec = ToolSpec(tool.name, getattr(tool, "description", None) or "", parameters)
     return BoundAgentTool(
-        spec=spec,
+        spec=ToolSpec(tool.name, getattr(tool, "description", None) or "", parameters),
         timeout_s=timeout_seconds(tool.timeout),
         tool=tool,
         takes_arguments=takes_arguments,
@@ -313,13 +276,19 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
     )
 
 
-def _bound_function(function: Callable[..., object], mark: FunctionTool) -> BoundFunction:
-    if mark.cpu and inspect.ismethod(function):
+def _bind_function(function: Callable[..., object], mark: FunctionTool) -> BoundFunction:
+    is_method = inspect.ismethod(function)
+    if mark.cpu and is_method:
         raise ValidationError(
             f"Tool '{mark.name}' is a bound method, but @tool(cpu=True) is for stateless functions that run in another "
             "process. Make it a module-level function, or leave cpu out."
         )
-    _refuse_unbound_method(function, mark.name)
+    owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
+    is_in_class = owner and not owner.endswith("<locals>") and not is_method
+    if is_in_class and next(iter(inspect.signature(function).parameters), "") in {"self", "cls"}:
+        raise ValidationError(
+            f"Tool '{mark.name}' is a method of {owner}: list the object or its bound method, not the function"
+        )
     signature = signature_of(function, tool_name=mark.name)
     return BoundFunction(
         spec=ToolSpec(mark.name, mark.description, signature.parameters),
@@ -333,26 +302,14 @@ def _bound_function(function: Callable[..., object], mark: FunctionTool) -> Boun
     )
 
 
-def _refuse_unbound_method(function: Callable[..., object], name: str) -> None:
-    """Refuse a function that stands in a class and wants `self`: it cannot be called without its object."""
-    owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
-    if not owner or owner.endswith("<locals>") or inspect.ismethod(function):
-        return
-    first = next(iter(inspect.signature(function).parameters), "")
-    if first in {"self", "cls"}:
-        raise ValidationError(
-            f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
-        )
-
-
-#: Makes the next step's input of a step's result; may be `async`.
+#: Converts a step's result to the next step's input; may be `async`.
 StepAdapter = Callable[[ToolResult], str | Awaitable[str | None] | None]
-#: A step, with what passes its result on if not its plain output.
+#: A step, with an adapter if the next input is not the step's output.
 PipelineStep = AgentTool | tuple[AgentTool, StepAdapter]
 
 
 class PipelineErrorStrategy(StrEnum):
-    """What a failed step does to the pipeline."""
+    """Effect of a failed step on its pipeline."""
 
     FAIL_FAST = "fail_fast"
     CONTINUE_ON_FAILURE = "continue_on_failure"
@@ -362,15 +319,14 @@ class ToolPipeline(AbstractAgentTool):
     """Tools that run in order as one tool.
 
     Args:
-        name: What the model calls it by.
-        description: Tells the model what it is for.
+        name: Name for the model.
+        description: Explains to the model when to use the pipeline.
         steps: Tools, or pairs of a tool and an adapter from its result to the next step's input.
         error_strategy: `fail_fast` returns the first failure; `continue_on_failure` makes its message the next input.
-        timeout: How long the whole may take; each step's own timeout holds too.
+        timeout: Time limit of the whole pipeline; each step's own timeout also applies.
 
     Raises:
-        ValidationError: name or description is blank, or a step, adapter or strategy is missing; a step's
-            effect is none.
+        ValidationError: the name or description is blank, or a step, adapter, effect or strategy is invalid.
     """
 
     def __init__(
@@ -387,19 +343,24 @@ class ToolPipeline(AbstractAgentTool):
         self.timeout = timeout
         self._links = tuple(_link(step) for step in steps)
         effects: list[Effect] = [check_effect(tool.effect, f"ToolPipeline step '{tool.name}'") for tool in self.steps]
-        #: the strongest of its steps (S-DUR-21)
+        #: the strongest effect of the steps (S-DUR-21)
         self.effect = strongest_effect(*effects)
-        self._error_strategy = _strategy(error_strategy)
+        try:
+            self._error_strategy = PipelineErrorStrategy(error_strategy)
+        except ValueError:
+            allowed = ", ".join(PipelineErrorStrategy)
+            message = f"ToolPipeline error_strategy must be one of [{allowed}], got: {error_strategy!r}"
+            raise ValidationError(message) from None
 
     @classmethod
     def of(cls, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline named after its steps: `a_then_b`; a single step gives its own name."""
+        """Build a pipeline that is named after its steps: `a_then_b`."""
         names = [_link(step)[0].name for step in (first, *rest)]
         return cls("_then_".join(names), f"Pipeline: {' -> '.join(names)}", (first, *rest))
 
     @classmethod
     def of_named(cls, name: str, description: str, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline with a name and description of its own."""
+        """Build a pipeline with this name and description."""
         return cls(name, description, (first, *rest))
 
     @property
@@ -409,16 +370,15 @@ class ToolPipeline(AbstractAgentTool):
 
     @property
     def error_strategy(self) -> PipelineErrorStrategy:
-        """What a failed step does."""
+        """Effect of a failed step."""
         return self._error_strategy
 
     async def do_execute(self, text: str | None, /) -> ToolResult:
-        """Run the steps."""
         passed = text or ""
         result = ToolResult.success(passed)
         for index, (tool, adapter) in enumerate(self._links):
             is_last = index == len(self._links) - 1
-            result = await _step(tool, passed, index)
+            result = await _run_step(tool, passed, index)
             if result.is_success and not is_last and adapter is not None:
                 passed, result = await _adapt(tool, adapter, result)
             else:
@@ -428,8 +388,8 @@ class ToolPipeline(AbstractAgentTool):
         return result
 
 
-async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
-    """One step's result; what it raises is a failure (S-TOOL-74)."""
+async def _run_step(tool: AgentTool, text: str, index: int) -> ToolResult:
+    """Run a step; its exceptions become failures (S-TOOL-74)."""
     timeout_s = timeout_seconds(tool.timeout)
     timer = TimeLimit(timeout_s, current_tool_context().time_limits)
     try:
@@ -437,32 +397,32 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
             if isinstance(tool, AbstractAgentTool):
                 with use_tool_context(current_tool_context().renamed(tool.name, step=index)):
                     return await tool.aexecute(text)
-            with use_tool_context(None):  # a plain tool gets no context (S-TOOL-77)
+            with use_tool_context(None):  # a plain AgentTool has no context (S-TOOL-77)
                 returned = await call_to_end(tool.execute, text)
             return as_result(returned, tool.name)
     except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except TimeoutError as error:
-        return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.is_over else _threw(tool, error)
+        return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.is_over else _step_failure(tool, error)
     except Exception as error:  # noqa: BLE001  user code
-        return _threw(tool, error)
+        return _step_failure(tool, error)
 
 
 async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
-    """Return the next step's input; an adapter that raises makes its step a failed one."""
+    """Return the next step's input and the step's result: a failure if the adapter raises."""
     try:
         return render_value(await call_to_end(adapter, result), "An adapter"), result
     except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except Exception as error:  # noqa: BLE001  user code
-        failed = _threw(tool, error)
+        failed = _step_failure(tool, error)
         return failed.error_message or "", failed
 
 
-def _threw(tool: AgentTool, error: Exception) -> ToolResult:
+def _step_failure(tool: AgentTool, error: Exception) -> ToolResult:
     message = format_with_class(error) if str(error) else ToolResult.failure(None).error_message
     context = current_tool_context()
-    if context.run_id:  # in a run, whose log line of the call shows it
+    if context.run_id:  # in a run, the log line of the call contains the traceback
         context.tracebacks.append(user_traceback(error))
     return ToolResult.failure(f"Step '{tool.name}' threw: {message}")
 
@@ -485,11 +445,3 @@ def _not_blank(field: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValidationError(f"ToolPipeline {field} must not be blank")
     return value
-
-
-def _strategy(value: object) -> PipelineErrorStrategy:
-    try:
-        return PipelineErrorStrategy(cast("str", value))
-    except ValueError:
-        allowed = ", ".join(PipelineErrorStrategy)
-        raise ValidationError(f"ToolPipeline error_strategy must be one of [{allowed}], got: {value!r}") from None

@@ -1,8 +1,4 @@
-"""Package tools: JSON schemas and argument validators of typed functions and models.
-
-In: a function's signature, or a pydantic model. Out: what the model reads (`parameters`) and what reads its answer.
-Built once per function and kept beside it, never on it, so that a function still travels light.
-"""
+"""JSON schemas of typed functions and models, and the arguments that a model wrote for them."""
 
 from __future__ import annotations
 
@@ -30,32 +26,28 @@ TEXT_INPUT: Mapping[str, object] = {
     "required": ["input"],
 }
 
-#: Surplus arguments are ignored (S-TOOL-13). A number where text is wanted is what small models often send.
+#: Unknown arguments are ignored (S-TOOL-13). Small models often write a number for a text.
 _ARGUMENTS = ConfigDict(extra="ignore", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
 
 
 class ArgumentError(ValueError):
-    """The model's arguments do not fit; the text tells it what to write instead."""
+    """The model's arguments are invalid. The message explains to the model how to correct them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of a function as JSON schema, and the reader of a model's arguments for it."""
+    """The parameters of a function as JSON schema, and the validation of a model's arguments."""
 
     parameters: Mapping[str, object]
-    #: validates the arguments; its fields are aliased to the function's parameter names
+    #: validates the arguments; the aliases of its fields are the parameter names
     model: type[BaseModel]
     #: field of the model -> parameter name
     names: Mapping[str, str]
-    #: parameters that cannot be given by name, with what to pass when the model left them out
+    #: positional-only parameters and their defaults
     positional: Mapping[str, object]
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Positional and named arguments for the function; what the model left out is left to its defaults.
-
-        Raises:
-            ArgumentError: the text is no JSON object, or its values do not fit (S-TOOL-13).
-        """
+        """Return positional and named arguments for the function, without arguments that the model omitted (S-TOOL-13)."""
         text = arguments if arguments.strip() not in {"", "null"} else "{}"
         try:
             filled = self.model.model_validate_json(text)
@@ -63,57 +55,52 @@ class Signature:
             raise ArgumentError(f"invalid arguments: {explain_arguments(error)}") from None
         values = filled.__dict__
         named = {self.names[key]: values[key] for key in filled.model_fields_set}
-        if not self.positional:
-            return (), named
         return tuple(named.pop(name, default) for name, default in self.positional.items()), named
 
 
 def explain_arguments(error: pydantic.ValidationError) -> str:
-    """Say what was wrong with which argument, one clause each."""
     parts: list[str] = []
     for found in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in found["loc"])
-        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+        path = ".".join(str(part) for part in found["loc"])
+        parts.append(f"'{path}': {found['msg']}" if path else found["msg"])
     return "; ".join(parts)
 
 
-#: Function -> (plain, bound) signature. Weak: a tool made for one run goes with it.
+#: Function -> signature of the function and of its bound method. Weak: a tool may be made for one run.
 _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionary()
 
 
 def signature_of(function: Callable[..., object], *, tool_name: str) -> Signature:
-    """Return the signature of a function or bound method; built at the first call.
-
-    Raises:
-        ValidationError: a parameter's type is unknown or has no JSON form.
-    """
+    """Return the cached signature of a function or bound method; raise `ValidationError` for a type without a JSON form."""
     bound = inspect.ismethod(function)
     key = cast("object", function.__func__) if inspect.ismethod(function) else function
     try:
-        kept = _signatures.setdefault(key, {})
-    except TypeError:  # a callable object that cannot be referred to weakly, or has no hash
-        kept = {}
-    if bound not in kept:
-        kept[bound] = _build(function, tool_name)
-    return kept[bound]
+        cached = _signatures.setdefault(key, {})
+    except TypeError:  # a callable object without a hash or without weak references
+        cached = {}
+    if bound not in cached:
+        cached[bound] = _build_signature(function, tool_name)
+    return cached[bound]
 
 
-def _build(function: Callable[..., object], tool_name: str) -> Signature:
+def _build_signature(function: Callable[..., object], tool_name: str) -> Signature:
     parameters = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind not in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     ]
-    types = _types_of(function, tool_name)
-    words = _words_of(function)
+    types = _resolve_types(function, tool_name)
+    descriptions = _docstring_descriptions(function)
     fields: dict[str, Any] = {}
     for index, parameter in enumerate(parameters):
         annotation = types.get(parameter.name, str)
         if parameter.default is None:
             annotation = _or_none(annotation)
-        info = _field(parameter, described=_is_described(annotation), words=words.get(parameter.name))
-        # a neutral field name, since a parameter may be called like a method of BaseModel, or begin with _
-        fields[f"p{index}"] = (Annotated[annotation, info], _left_out(parameter))
+        info = _field_info(parameter, annotation, descriptions.get(parameter.name))
+        # An omitted argument is not passed, so that the function's own default applies.
+        default = ... if parameter.default is parameter.empty else Field(default_factory=lambda: None)
+        # The field name is neutral: a parameter may begin with _ or have the name of a method of BaseModel.
+        fields[f"p{index}"] = (Annotated[annotation, info], default)
     try:
         model = create_model("Arguments", __config__=_ARGUMENTS, **fields)
         schema = model_parameters(model)
@@ -131,25 +118,7 @@ def _build(function: Callable[..., object], tool_name: str) -> Signature:
     )
 
 
-def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
-    """Types of the annotated parameters, strings resolved; the return type does not matter and may be unknown.
-
-    Args:
-        function: The function, not a bound method.
-        around: Names in reach besides the function's globals.
-
-    Raises:
-        NameError: an annotation names what is not there; other errors are those of evaluating it.
-    """
-    raw = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
-    wanted = {name: value for name, value in raw.items() if name != "return"}
-    if not wanted:
-        return {}
-    holder = type("Parameters", (), {"__annotations__": wanted})
-    return get_type_hints(holder, getattr(function, "__globals__", {}), dict(around), include_extras=True)
-
-
-def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, object]:
+def _resolve_types(function: Callable[..., object], tool_name: str) -> dict[str, object]:
     inner = inspect.unwrap(cast("Callable[..., object]", getattr(function, "__func__", function)))
     if not hasattr(inner, "__annotations__"):
         inner = cast("Callable[..., object]", type(inner).__call__)
@@ -161,12 +130,24 @@ def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, obje
         ) from error
 
 
-def _words_of(function: Callable[..., object]) -> dict[str, str]:
-    """Parameter descriptions in the docstring, whichever of the common styles it is written in."""
+def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
+    """Resolve the annotations of the parameters; `around` are names in scope besides the function's globals.
+
+    The return annotation is ignored and may be unknown. Evaluation may raise any error.
+    """
+    raw = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
+    wanted = {name: value for name, value in raw.items() if name != "return"}
+    if not wanted:
+        return {}
+    holder = type("Parameters", (), {"__annotations__": wanted})
+    return get_type_hints(holder, getattr(function, "__globals__", {}), dict(around), include_extras=True)
+
+
+def _docstring_descriptions(function: Callable[..., object]) -> dict[str, str]:
     doc = inspect.getdoc(function)
     if not doc or "\n" not in doc.strip():
         return {}
-    from docstring_parser import ParseError, parse  # only tools with a longer docstring pay for it
+    from docstring_parser import ParseError, parse  # loaded only for tools with a longer docstring
 
     try:
         parsed = parse(doc)
@@ -176,7 +157,6 @@ def _words_of(function: Callable[..., object]) -> dict[str, str]:
 
 
 def _or_none(annotation: object) -> object:
-    """Return the same type with None: a parameter whose default is None takes it, whatever its annotation says."""
     if annotation is Any:
         return annotation
     metadata = cast("tuple[object, ...]", getattr(annotation, "__metadata__", ()))
@@ -186,89 +166,72 @@ def _or_none(annotation: object) -> object:
     return cast("object", cast("Any", annotation) | None)
 
 
-def _is_described(annotation: object) -> bool:
+def _field_info(parameter: inspect.Parameter, annotation: object, description: str | None) -> FieldInfo:
     metadata = cast("tuple[object, ...]", getattr(annotation, "__metadata__", ()))
-    return any(isinstance(item, FieldInfo) and item.description for item in metadata)
-
-
-def _field(parameter: inspect.Parameter, *, described: bool, words: str | None) -> FieldInfo:
     extra: dict[str, Any] = {"alias": parameter.name}
-    if words and not described:
-        extra["description"] = words
+    if description and not any(isinstance(item, FieldInfo) and item.description for item in metadata):
+        extra["description"] = description
     if parameter.default is not parameter.empty:
-        with contextlib.suppress(PydanticSerializationError, ValueError):  # what JSON cannot say is not told
+        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form is omitted
             extra["json_schema_extra"] = {"default": to_jsonable_python(parameter.default)}
     return cast("FieldInfo", Field(**extra))
 
 
-def _left_out(parameter: inspect.Parameter) -> object:
-    """Make a field required, or optional without a default: the function's default applies when it is called."""
-    return ... if parameter.default is parameter.empty else Field(default_factory=_nothing)
-
-
-def _nothing() -> None:
-    return None
-
-
-class _Parameters(GenerateJsonSchema):
-    """Silent about defaults that JSON cannot say; they are left out of the schema."""
+class _SchemaGenerator(GenerateJsonSchema):
+    """Leaves out defaults without a JSON form, and does not warn of them."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  pydantic's own declaration
 
 
 def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
-    """Return the JSON schema of a model's fields as a model reads it: no titles, nested types spelled out in place."""
-    schema = model.model_json_schema(by_alias=True, schema_generator=_Parameters)
+    """Return the JSON schema of a pydantic model for a language model: no titles, nested types inlined."""
+    schema = model.model_json_schema(by_alias=True, schema_generator=_SchemaGenerator)
     definitions = cast("dict[str, JsonSchemaValue]", schema.pop("$defs", {}))
-    root = _name_of(schema)
+    root = _definition_name(schema)
     if root is not None:  # a model that contains itself
         schema = definitions[root]
     inliner = _Inliner(definitions)
-    spelled = cast("JsonSchemaValue", inliner.spell(schema))
-    spelled.setdefault("properties", {})
+    inlined = cast("JsonSchemaValue", inliner.inline(schema))
+    inlined.setdefault("properties", {})
     if inliner.recursive:
-        spelled["$defs"] = {name: inliner.spell(definitions[name]) for name in sorted(inliner.recursive)}
-    return spelled
+        inlined["$defs"] = {name: inliner.inline(definitions[name]) for name in sorted(inliner.recursive)}
+    return inlined
 
 
-#: Keys of a schema whose values map names to schemas, and keys whose values are data.
+#: Keys of a schema for maps from names to schemas, and keys for data.
 _MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _DATA = frozenset({"default", "const", "enum", "examples", "required"})
-#: A title repeats the name; a discriminator points at definitions that are spelled out.
+#: A title repeats the name; a discriminator refers to definitions that are inlined.
 _DROPPED = frozenset({"title", "discriminator"})
 _PREFIX = "#/$defs/"
 
 
 class _Inliner:
-    """Replaces references by what they name; a type that contains itself stays a reference."""
+    """Replaces references by their definitions; a type that contains itself stays a reference."""
 
     def __init__(self, definitions: Mapping[str, JsonSchemaValue]) -> None:
         self._definitions = definitions
         self.recursive = {name for name in definitions if name in self._reachable(name)}
 
-    def spell(self, node: object) -> object:
-        """Return the node with its references spelled out."""
+    def inline(self, node: object) -> object:
         if isinstance(node, list):
-            return [self.spell(item) for item in cast("list[object]", node)]
+            return [self.inline(item) for item in cast("list[object]", node)]
         if not isinstance(node, dict):
             return node
         schema = cast("dict[str, object]", node)
-        spelled = {key: self._value(key, value) for key, value in schema.items() if key not in _DROPPED}
-        name = _name_of(schema)
+        inlined: dict[str, object] = {}
+        for key, value in schema.items():
+            if key in _MAPS:
+                inlined[key] = {name: self.inline(inner) for name, inner in cast("dict[str, object]", value).items()}
+            elif key not in _DROPPED:
+                inlined[key] = value if key in _DATA else self.inline(value)
+        name = _definition_name(schema)
         if name is None or name in self.recursive:
-            return spelled
-        del spelled["$ref"]
-        return {**cast("dict[str, object]", self.spell(self._definitions[name])), **spelled}
-
-    def _value(self, key: str, value: object) -> object:
-        if key in _DATA:
-            return value
-        if key in _MAPS:
-            return {name: self.spell(inner) for name, inner in cast("dict[str, object]", value).items()}
-        return self.spell(value)
+            return inlined
+        del inlined["$ref"]
+        return {**cast("dict[str, object]", self.inline(self._definitions[name])), **inlined}
 
     def _reachable(self, start: str) -> set[str]:
-        """Names of the definitions that a definition mentions, directly or not."""
         seen: set[str] = set()
         ahead: list[object] = [self._definitions[start]]
         while ahead:
@@ -278,44 +241,39 @@ class _Inliner:
             elif isinstance(node, dict):
                 schema = cast("dict[str, object]", node)
                 ahead.extend(schema.values())
-                name = _name_of(schema)
+                name = _definition_name(schema)
                 if name is not None and name not in seen:
                     seen.add(name)
                     ahead.append(self._definitions[name])
         return seen
 
 
-def _name_of(schema: Mapping[str, object]) -> str | None:
+def _definition_name(schema: Mapping[str, object]) -> str | None:
     reference = schema.get("$ref")
     return reference.removeprefix(_PREFIX) if isinstance(reference, str) and reference.startswith(_PREFIX) else None
 
 
 #: How deep values are compared with their schema.
 _DEEPEST = 40
-#: Changes that are named; more are made, and not named.
+#: Repairs that are reported; further repairs are made without a report.
 _MOST_REPAIRS = 20
 _LONGEST_NAME = 60
 _WHOLE = "arguments"
 _FENCE = "```"
-#: Texts, also one without an end, are stepped over; what is left are commas before a bracket that closes.
+#: Matches strings, also unterminated ones, to skip them; and each comma before a closing bracket.
 _SPARE_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))|,(?=\s*+[}\]])', re.DOTALL)
 _lenient = json.JSONDecoder(strict=False)
+#: The value of a text that is not JSON; JSON itself can be None.
+_NO_JSON = object()
 
 
 class RepairedArguments(NamedTuple):
-    """Arguments as JSON text, and what was repaired in them, one short text each."""
-
     text: str
     repairs: tuple[str, ...]
 
 
 def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArguments | None:
-    """Return arguments as the model meant them; None: there is nothing to repair, or no sure way to do it.
-
-    Args:
-        text: What the model wrote.
-        schema: JSON schema of the parameters; its keywords about types, properties and required ones are read.
-    """
+    """Repair arguments that nearly match their schema; None if they need no repair or there is no safe one."""
     repair = _Repair(schema)
     try:
         arguments = repair.read_object(text)
@@ -325,19 +283,16 @@ def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArgumen
         if not repair.changes:
             return None
         return RepairedArguments(json.dumps(fitting), tuple(list(repair.changes)[:_MOST_REPAIRS]))
-    except RecursionError:  # nested beyond reason
+    except RecursionError:  # nested too deeply
         return None
 
 
 class _Repair:
-    """Reads one text, and notes what it changes."""
-
     def __init__(self, schema: Mapping[str, object]) -> None:
         self._definitions = schema.get("$defs")
         self.changes: dict[str, None] = {}
 
     def read_object(self, text: str) -> dict[str, object] | None:
-        """Return the object that a text is, or is meant to be."""
         value = self._decode(text, _WHOLE)
         if value is None and text.strip() == "null":
             value = {}
@@ -347,56 +302,55 @@ class _Repair:
             self._note(_WHOLE, "JSON in a string")
         return cast("dict[str, object]", value) if isinstance(value, dict) else None
 
-    def fit(self, value: object, schema: object, where: str, depth: int) -> object:
-        """Return a value such that it fits its schema as far as types go."""
+    def fit(self, value: object, schema: object, path: str, depth: int) -> object:
+        """Return the value with the types of its schema, as far as they are certain."""
         if depth > _DEEPEST or not isinstance(schema, Mapping):
             return value
         schemas = list(self._alternatives(cast("Mapping[str, object]", schema), 0))
-        kinds = _kinds_of(schemas)
-        if isinstance(value, str) and kinds and "string" not in kinds:
-            inner = self._decode(value, where, is_whole=False)
-            if inner is not _NO_JSON and not isinstance(inner, str) and kinds & _kind_of(inner):
-                self._note(where, "JSON in a string")
+        types = _schema_types(schemas)
+        if isinstance(value, str) and types and "string" not in types:
+            inner = self._decode(value, path, is_whole=False)
+            if inner is not _NO_JSON and not isinstance(inner, str) and types & _value_types(inner):
+                self._note(path, "JSON in a string")
                 value = inner
-        matching = [each for each in schemas if (_kinds_of([each]) or set()) & _kind_of(value)]
+        matching = [each for each in schemas if (_schema_types([each]) or set()) & _value_types(value)]
         if len(matching) != 1:
             return value
         (schema,) = matching
         if isinstance(value, list):
-            return [self.fit(each, schema.get("items"), where, depth + 1) for each in cast("list[object]", value)]
+            return [self.fit(each, schema.get("items"), path, depth + 1) for each in cast("list[object]", value)]
         if isinstance(value, dict):
-            return self._fit_object(cast("dict[str, object]", value), schema, where, depth)
+            return self._fit_object(cast("dict[str, object]", value), schema, path, depth)
         return value
 
     def _fit_object(
-        self, value: dict[str, object], schema: Mapping[str, object], where: str, depth: int
+        self, value: dict[str, object], schema: Mapping[str, object], path: str, depth: int
     ) -> dict[str, object]:
-        named = schema.get("properties")
-        properties = cast("Mapping[str, object]", named) if isinstance(named, Mapping) else {}
+        listed = schema.get("properties")
+        properties = cast("Mapping[str, object]", listed) if isinstance(listed, Mapping) else {}
         required = schema.get("required")
         needed = cast("list[object]", required) if isinstance(required, list) else []
         fitting: dict[str, object] = {}
         for name, each in value.items():
             inner = properties.get(name, schema.get("additionalProperties"))
-            place = f"{where}.{name}" if where else name
+            inner_path = f"{path}.{name}" if path else name
             if each is None and name in properties and name not in needed and not self._may_be_null(inner):
-                self._note(place, "null for an argument that can be left out")
+                self._note(inner_path, "null for an argument that can be left out")
             else:
-                fitting[name] = self.fit(each, inner, place, depth + 1)
+                fitting[name] = self.fit(each, inner, inner_path, depth + 1)
         return fitting
 
     def _may_be_null(self, schema: object) -> bool:
         if not isinstance(schema, Mapping):
             return True
-        kinds = _kinds_of(list(self._alternatives(cast("Mapping[str, object]", schema), 0)))
-        return kinds is None or "null" in kinds
+        types = _schema_types(list(self._alternatives(cast("Mapping[str, object]", schema), 0)))
+        return types is None or "null" in types
 
     def _alternatives(self, schema: Mapping[str, object], depth: int) -> Iterable[Mapping[str, object]]:
-        """Return the schemas of which a value fits one; references are followed."""
         reference = schema.get("$ref")
         if isinstance(reference, str) and isinstance(self._definitions, Mapping):
-            named = cast("Mapping[str, object]", self._definitions).get(reference.rpartition("/")[2])
-            schema = cast("Mapping[str, object]", named) if isinstance(named, Mapping) else {}
+            target = cast("Mapping[str, object]", self._definitions).get(reference.rpartition("/")[2])
+            schema = cast("Mapping[str, object]", target) if isinstance(target, Mapping) else {}
         choices = schema.get("anyOf", schema.get("oneOf"))
         if not isinstance(choices, list) or depth > _DEEPEST:
             yield schema
@@ -407,8 +361,8 @@ class _Repair:
             else:
                 yield {}
 
-    def _decode(self, text: str, where: str, *, is_whole: bool = True) -> object:
-        """Return the JSON value of a text, around which a model may have written more."""
+    def _decode(self, text: str, path: str, *, is_whole: bool = True) -> object:
+        """Return the JSON value of a text; models add code fences, commas and, if it `is_whole`, further text."""
         try:
             return cast("object", json.loads(text))
         except ValueError:
@@ -430,34 +384,29 @@ class _Repair:
             if rest:
                 notes["text after it"] = None
             for note in notes or {"raw control characters": None}:
-                self._note(where, note)
+                self._note(path, note)
             return cast("object", value)
         return _NO_JSON
 
-    def _note(self, where: str, what: str) -> None:
-        self.changes[f"{where[:_LONGEST_NAME] or _WHOLE}: {what}"] = None
+    def _note(self, path: str, change: str) -> None:
+        self.changes[f"{path[:_LONGEST_NAME] or _WHOLE}: {change}"] = None
 
 
-#: What a text is that is no JSON; None is.
-_NO_JSON = object()
-
-
-def _kinds_of(schemas: Iterable[Mapping[str, object]]) -> set[str] | None:
-    """Return the types that schemas allow together; None: any."""
-    kinds: set[str] = set()
+def _schema_types(schemas: Iterable[Mapping[str, object]]) -> set[str] | None:
+    """Return the types that the schemas allow; None: any type."""
+    types: set[str] = set()
     for schema in schemas:
-        named = schema.get("type")
-        listed = cast("list[object]", named) if isinstance(named, list) else [named]
+        declared = schema.get("type")
+        listed = cast("list[object]", declared) if isinstance(declared, list) else [declared]
         if not listed or not all(isinstance(each, str) for each in listed):
             return None
-        kinds.update(cast("list[str]", listed))
+        types.update(cast("list[str]", listed))
         if schema.get("nullable") is True:
-            kinds.add("null")
-    return kinds
+            types.add("null")
+    return types
 
 
-def _kind_of(value: object) -> set[str]:
-    """Return the types that a value is of."""
+def _value_types(value: object) -> set[str]:
     match value:
         case None:
             return {"null"}

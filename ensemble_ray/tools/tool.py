@@ -1,12 +1,4 @@
-"""Package tools: what a tool is. In: text that a model wrote. Out: a `ToolResult`.
-
-`AgentTool` is the bare contract: a name, a description, text in, result out. `AbstractAgentTool` adds timing, metrics,
-exception safety and a `ToolContext`; built-in tools extend it. Context is looked up per execution and never stored on
-the tool, so that one tool object serves many tasks at once (S-TOOL-36).
-
-What must never happen here: a tool's exception leaves `execute`, except the two kinds that are not for the model
-(`ExitEarlyError`, `IllegalStateError`).
-"""
+"""The kinds of tools, the context and the result of a call, and the `@tool` decorator."""
 
 from __future__ import annotations
 
@@ -52,33 +44,34 @@ from ensemble_ray.tools.waiting import (
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
-#: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
+#: Time limit of one call, unless the tool sets another (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 #: weakest first
 _EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 _log = bounded_logger(__name__)
-#: What tools without a context log to; a logger as the library has it, since their authors use it.
-_of_tools = _log.logger
+#: The logger of tools without a context. It is the plain one, because tool authors use it.
+_default_tool_logger = _log.logger
+_NO_METRICS = NoOpToolMetrics()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What one execution of a tool gave. Build it with `success` or `failure`."""
+    """Result of one execution of a tool. Build it with `success` or `failure`."""
 
     #: text for the model; "" for a failure
     output: str = ""
-    #: why it failed; None for a success
+    #: reason of a failure; None for a success
     error_message: str | None = None
-    #: payload for programs: traces, events, the next step of a pipeline; the model does not see it
+    #: payload for programs: traces, events, the next step of a pipeline. The model does not see it
     structured_output: Any = None
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
-        """Return a success. `output` None is ""; what is not text becomes text as a `@tool`'s return value does.
+        """Return a success. `output` is converted to text like the return value of a `@tool` function; None becomes "".
 
-        Data is the structured output, too, where there is no other.
+        Data (a model, mapping, list, tuple, set or dataclass) is also the structured output, unless one is passed.
 
         Raises:
             ResultError: `output` has no text.
@@ -93,27 +86,20 @@ class ToolResult:
 
     @classmethod
     def failure(cls, message: str | None) -> ToolResult:
-        """Return a failure; the message tells the model why."""
+        """Return a failure. The model reads the message."""
         return cls("", "Tool execution failed with no message" if message is None else message)
 
     @property
     def is_success(self) -> bool:
-        """Whether it worked."""
+        """Whether the tool succeeded."""
         return self.error_message is None
 
 
 def as_result(value: object, tool_name: str = "") -> ToolResult:
-    """Return a `ToolResult` as it is, anything else that a tool's code returned as a success of its text.
-
-    Raises:
-        ResultError: it has no text (S-LLM-47).
-    """
+    """Convert a tool's return value to a `ToolResult`; raise `ResultError` if it has no text (S-LLM-47)."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult.success(render_value(value, f"Tool '{tool_name}'" if tool_name else "A tool"))
-
-
-_NO_METRICS = NoOpToolMetrics()
 
 
 def _emit_nowhere(_event: Event) -> None:
@@ -122,65 +108,61 @@ def _emit_nowhere(_event: Event) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool may know of the call it serves. One per call; `current_tool_context()` finds it."""
+    """Context of one tool call. `current_tool_context()` returns it."""
 
     tool_name: str = ""
     #: `unknown` outside an agent (S-TOOL-42)
     agent_role: str = "unknown"
-    #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
-    logger: logging.Logger = _of_tools
-    #: counts calls, and what the tool's code counts itself; never raises
+    #: `ensemble_ray.tool.{name}` if there is a tool name
+    logger: logging.Logger = _default_tool_logger
+    #: counts calls, and the metrics of the tool's own code; never raises
     metrics: CustomToolMetrics = _NO_METRICS
-    #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
+    #: same key when a call is repeated after a crash, so that the tool can do its work only once
     idempotency_key: str = ""
-    #: takes an event of the tool's own (a changed file); may be called from any thread
+    #: publishes an event of the tool, such as a changed file; any thread may call it
     emit: Callable[[Event], None] = field(default=_emit_nowhere, repr=False)
     run_id: str = ""
     instance: str = ""
-    #: 1-based position of the task in the run; 0 outside one
+    #: 1-based position of the task in the run; 0 outside a run
     task_index: int = 0
     #: characters of input and output in log lines: -1 all, 0 none (S-ENG-72)
     log_truncate_length: int = 200
-    #: decides what the tool asks a person: the run's, whose answers are recorded; None: there is nobody to ask
+    #: handler of the run's reviews, which are recorded; None: there is no handler
     review_handler: object = field(default=None, repr=False)
-    #: the agent's model, for what a tool's server asks of it; None: there is none
+    #: the agent's model, for sampling requests of the tool's server; None: there is no model
     sampler: AsksModel | None = field(default=None, repr=False)
-    #: those of the call, which stand still while a person is asked
+    #: time limits of the call; they pause during a review
     time_limits: list[TimeLimit] = field(default_factory=list[TimeLimit], repr=False, compare=False)
-    #: where user code raised during the call; the log line of the call shows them
+    #: tracebacks of user code that raised during the call, for its log line
     tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tool_name and self.logger is _of_tools:
+        if self.tool_name and self.logger is _default_tool_logger:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
-        """Return this context for another tool that works for this call, such as the step of that index of a pipeline.
+        """Return this context for another tool that works for the same call, such as a step of a pipeline.
 
-        Each step has a key of its own, also when one tool stands in a pipeline twice.
+        The key contains the index of the step, so that it is unique if a pipeline contains one tool twice.
         """
         if self is _OUTSIDE:
             return self
         key = f"{self.idempotency_key}/{step}/{tool_name}" if self.idempotency_key else ""
-        return replace(self, tool_name=tool_name, idempotency_key=key, logger=_of_tools)
-
-    def emitting(self, emit: Callable[[Event], None]) -> ToolContext:
-        """Return this context with another receiver of events."""
-        return replace(self, emit=emit)
+        return replace(self, tool_name=tool_name, idempotency_key=key, logger=_default_tool_logger)
 
 
-#: The context outside any call: nothing is counted, there are no listeners (S-TOOL-43).
+#: The context outside any call: without metrics and listeners (S-TOOL-43).
 _OUTSIDE = ToolContext()
 _context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context", default=None)
 
 
 def current_tool_context() -> ToolContext:
-    """Return the context of the running tool call; outside one a context with no run, listener or metrics."""
+    """Return the context of the running tool call; outside a call, a context without run, listeners and metrics."""
     return _context.get() or _OUTSIDE
 
 
 def use_tool_context(context: ToolContext | None) -> AbstractContextManager[None]:
-    """Serve the block under that context; None hides an outer one."""
+    """Set the context for a block; None hides an outer context."""
     return ScopedVariable(_context, context)
 
 
@@ -188,11 +170,11 @@ class AgentTool(ABC):
     """A tool with one text input. Subclasses set `name` and `description` and implement `execute`.
 
     Attributes:
-        name: What the model calls it by: ASCII letters, digits and underscores.
-        description: Tells the model when to use it and what to write as input.
-        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
-        effect: What a call does to the world: `none`, `idempotent` or `once`. After a crash a call whose result was
-            lost is made again if it is one of the first two; what becomes of the third, `Ensemble.on_unknown` says.
+        name: Name for the model: ASCII letters, digits and underscores.
+        description: Explains to the model when to use the tool and what input it expects.
+        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
+        effect: Effect of a call on the outside world: `none`, `idempotent` or `once`. After a crash, a call without a
+            recorded result is repeated if its effect is `none` or `idempotent`. For `once`, `Ensemble.on_unknown` decides.
     """
 
     name: str
@@ -202,59 +184,11 @@ class AgentTool(ABC):
 
     @abstractmethod
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Do the work; may be `async`. The model reads what it raises as an error."""
-
-
-def check_tool_name(name: object) -> str | None:
-    """Return what is wrong with a tool's name; None when nothing is (S-DOM-7, S-DOM-8)."""
-    if name is None or not str(name).strip():
-        return "Tool name must not be blank"
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        return f"Tool name '{name}' must contain only alphanumeric characters and underscores"
-    return None
-
-
-def make_tool_name(text: str) -> str:
-    """Return a name that a tool may have: each character that it may not have is an underscore (S-DOM-8)."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", text)
-
-
-def check_effect(effect: object, subject: str) -> Effect:
-    """Return an effect, if it is one (S-DUR-20).
-
-    Raises:
-        ValidationError: it is none.
-    """
-    for allowed in _EFFECTS:
-        if effect == allowed:
-            return allowed
-    raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
-
-
-def strongest_effect(*effects: Effect) -> Effect:
-    """Return the one that asks for the most care; `none` of nothing (S-DUR-21)."""
-    for effect in reversed(_EFFECTS):
-        if effect in effects:
-            return effect
-    return "none"
-
-
-def timeout_seconds(timeout: float | timedelta | None) -> float | None:
-    """Return a tool's timeout in seconds, None where there is none.
-
-    Raises:
-        ValidationError: it is not a length of time above zero.
-    """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if seconds is None or seconds == math.inf:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ValidationError(f"Tool timeout must be > 0 seconds or None, got: {timeout!r}")
-    return float(seconds)
+        """Run the tool; may be `async`. The model reads an exception as an error."""
 
 
 class CustomSchemaAgentTool(AgentTool):
-    """A tool that brings its own JSON schema and gets the model's whole argument text."""
+    """A tool with its own JSON schema. `execute` receives the model's complete argument text."""
 
     @property
     @abstractmethod
@@ -263,40 +197,40 @@ class CustomSchemaAgentTool(AgentTool):
 
 
 class ContextAgentTool(CustomSchemaAgentTool):
-    """A tool of the library's own with a schema of its own, which finds the context of its call.
+    """A tool of the library with its own schema, which can read the context of its call.
 
     Attributes:
-        origin: Who chose its name, if that is not the user: a server. Such a name gives way to others (S-LLM-63).
+        origin: Server that chose the name; "" if the user did. A server's name gives way to other names (S-LLM-63).
     """
 
     origin: str = ""
 
 
 class DynamicToolProvider(ABC):
-    """Stands in a tool list for tools that are only known when a task begins."""
+    """An entry of a tool list whose tools are known only when a task starts."""
 
     @abstractmethod
     def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
-        """Return the tools, of either kind; asked once per task execution; may be `async`."""
+        """Return tools of any kind; may be `async`. Called once per task execution."""
 
 
 class AbstractAgentTool(AgentTool):
-    """A tool with timing, metrics and exception safety around `do_execute`.
+    """A tool with timing, metrics, exception safety and a `ToolContext`. Subclasses implement `do_execute`.
 
     Attributes:
-        require_approval: Whether it asks the run's review handler before it does anything, once in each call.
+        require_approval: Whether the tool asks the run's review handler before it does its work, once per call.
     """
 
     require_approval: bool = False
 
     @abstractmethod
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult | None] | None:
-        """Do the work; may be `async`. None is a success without text; an exception becomes a failure."""
+        """Run the tool; may be `async`. None is a success without text, an exception becomes a failure."""
 
     @property
     def context(self) -> ToolContext:
-        """The context of the call that runs here; a silent one outside an agent."""
-        return current_tool_context()
+        """Context of the running call; outside an agent, a context without run, listeners and metrics."""
+        return current_tool_context()  # never stored here: one object serves many tasks at a time (S-TOOL-36)
 
     def request_approval(
         self,
@@ -304,12 +238,12 @@ class AbstractAgentTool(AgentTool):
         timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,
         on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ) -> ReviewDecision:
-        """Ask the run's review handler, and wait in this thread; without one everything is approved.
+        """Ask the run's review handler and block this thread until it answers. Without a handler, the answer is continue.
 
         Args:
-            description: What is about to be done.
-            timeout: How long the answer may take, a `timedelta` or seconds; None or 0: as long as it takes.
-            on_timeout: What follows when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
+            description: The action that needs approval.
+            timeout: Time limit of the answer, a `timedelta` or seconds; None or 0: no limit.
+            on_timeout: Decision after the time limit: `"continue"`, `"exit_early"` or `"fail"`.
         """
         request = approval_request(description, timeout=timeout, on_timeout=on_timeout)
         return ask_from_thread(self.context.review_handler, request)
@@ -317,16 +251,16 @@ class AbstractAgentTool(AgentTool):
     async def arequest_approval(
         self,
         description: str,
-        timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,  # noqa: ASYNC109  the person's time, not the caller's
+        timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,  # noqa: ASYNC109  the reviewer's time, not the caller's
         on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ) -> ReviewDecision:
-        """`request_approval` for async tools, with the same contract."""
+        """`request_approval` for async tools."""
         request = approval_request(description, timeout=timeout, on_timeout=on_timeout)
         return await ask(self.context.review_handler, request)
 
     @final
     def execute(self, input: str) -> ToolResult:  # noqa: A002  the public name of the argument (S-TOOL-1)
-        """Run the tool and wait for it, also where `do_execute` is async.
+        """Run the tool and wait for the result, even if `do_execute` is async.
 
         Raises:
             ExitEarlyError: the tool ends the run.
@@ -335,12 +269,12 @@ class AbstractAgentTool(AgentTool):
         call = _MeasuredCall(self)
         try:
             return call.count_return(collect_here(self.do_execute(input)))
-        except BaseException as error:  # noqa: BLE001  `raised` raises again what is not the tool's own failure
+        except BaseException as error:  # noqa: BLE001  `count_error` raises errors that are not for the model
             return call.count_error(error)
 
     @final
-    async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  same name as `execute` has
-        """Run the tool without blocking the event loop: sync code in a daemon thread, async code right here.
+    async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  as in `execute`
+        """Run the tool without blocking the event loop: sync code in a daemon thread, async code on this loop.
 
         Raises:
             ExitEarlyError: the tool ends the run.
@@ -355,12 +289,11 @@ class AbstractAgentTool(AgentTool):
             return call.count_error(error)
 
     def _is_async(self) -> bool:
-        """Whether the work is written for the event loop; if not, it gets a thread."""
         return is_async_callable(self.do_execute)
 
 
 class _MeasuredCall:
-    """One execution of an `AbstractAgentTool`: counts exactly one of success, failure, error, and one duration."""
+    """Counts one execution: exactly one success, failure or error, and one duration."""
 
     __slots__ = ("_context", "_name", "_started_s")
 
@@ -370,14 +303,13 @@ class _MeasuredCall:
         self._started_s = time.perf_counter()
 
     def count_return(self, outcome: object) -> ToolResult:
-        """Count what the tool's code returned."""
         result = as_result(outcome, self._name)
         metrics = self._context.metrics
         self._count(metrics.increment_success if result.is_success else metrics.increment_failure)
         return result
 
     def count_error(self, error: BaseException) -> ToolResult:
-        """Count an error of the tool's code: a failure for the model, or the same error again (S-TOOL-41)."""
+        """Return a failure for the model, or raise an error that is not for the model (S-TOOL-41)."""
         metrics = self._context.metrics
         self._count(metrics.increment_failure if isinstance(error, TryAgain) else metrics.increment_error)
         if isinstance(error, ExitEarlyError | IllegalStateError | TryAgain) or not isinstance(error, Exception):
@@ -395,7 +327,7 @@ class _MeasuredCall:
         try:
             increment(self._name, role)
             metrics.record_duration(self._name, role, time.perf_counter() - self._started_s)
-        except Exception:  # noqa: BLE001  counting must not change what the tool gave
+        except Exception:  # noqa: BLE001  metrics must not change the result
             _log.warning("ToolMetrics failed for tool '%s'", self._name, exc_info=True)
 
 
@@ -406,30 +338,22 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
     """A tool whose arguments are the fields of a pydantic model.
 
     Attributes:
-        input_type: The model class; field descriptions are what the model reads of its parameters.
+        input_type: The model class. Its field descriptions become the descriptions of the parameters.
     """
 
     input_type: type[InputT]
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Refuse a class whose `input_type` cannot describe arguments.
-
-        Raises:
-            ValidationError: it is no model class.
-        """
         super().__init_subclass__(**options)
         input_type: object = cls.__dict__.get("input_type")
-        if input_type is not None and not isinstance(
-            input_type, property
-        ):  # a property is looked at when a tool is resolved
+        if input_type is not None and not isinstance(input_type, property):  # a property is checked at resolution
             _check_input_type(input_type, f"Tool class '{cls.__qualname__}'")
 
     @abstractmethod
     def execute_typed(self, arguments: InputT, /) -> object:
-        """Do the work; may be `async`. Returns a `ToolResult` or anything that has a text."""
+        """Run the tool; may be `async`. Returns a `ToolResult`, or a value that becomes text."""
 
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Parse the JSON text and do the work."""
         parsed = parse_input(text, input_type_of(self))
         if isinstance(parsed, ToolResult):
             return parsed
@@ -443,7 +367,6 @@ class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
     """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Parse the JSON text and do the work."""
         return TypedAgentTool[InputT].execute(self, text)
 
     def _is_async(self) -> bool:
@@ -455,11 +378,7 @@ async def _await_result(outcome: object, tool_name: str) -> ToolResult:
 
 
 def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
-    """Return the tool's input model.
-
-    Raises:
-        ValidationError: there is no `input_type`, or it is no model class (S-TOOL-52).
-    """
+    """Return the tool's input model; raise `ValidationError` if there is none (S-TOOL-52)."""
     input_type: object = getattr(tool, "input_type", None)
     _check_input_type(input_type, f"Tool '{tool.name}'")
     return cast("type[InputT]", input_type)
@@ -471,9 +390,9 @@ def _check_input_type(input_type: object, owner: str) -> None:
 
 
 def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
-    """Return the arguments as an instance of the model, or the failure that the model reads (S-TOOL-51).
+    """Return the arguments as an instance of the model, or a failure for the language model (S-TOOL-51).
 
-    A text that is no JSON object is the value of the one required field, where that is a string (S-TOOL-53).
+    A text that is not a JSON object becomes the value of the only required field, if that is a string (S-TOOL-53).
     """
     name = input_type.__name__
     field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(input_type)
@@ -483,28 +402,29 @@ def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
         data: object = from_json(text)
     except ValueError as error:
         return ToolResult.failure(f"Invalid JSON input for '{name}': {error}")
-    except TypeError:  # what pydantic says of a text that no UTF-8 can hold
+    except TypeError:  # pydantic raises it for text that has no UTF-8 form
         return ToolResult.failure(f"Invalid JSON input for '{name}': half of a surrogate pair is no character")
     if not isinstance(data, dict):
-        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_kind_of(data)}")
+        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_json_type(data)}")
     values = cast("dict[str, object]", data)
+    accepted = {key: {key, field.alias or key} for key, field in input_type.model_fields.items()}
     missing = [
         field.alias or key
         for key, field in input_type.model_fields.items()
-        if field.is_required() and all(values.get(accepted) is None for accepted in _accepted_names(key, field.alias))
+        if field.is_required() and all(values.get(each) is None for each in accepted[key])
     ]
     if missing:
         return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
     try:
         if input_type.model_config.get("extra") == "forbid":
-            return input_type.model_validate_json(to_json(_drop_unknown(values, input_type)))
+            known = set[str]().union(*accepted.values())
+            return input_type.model_validate_json(to_json({key: values[key] for key in values if key in known}))
         return input_type.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
 
 
 def _only_required_string(input_type: type[BaseModel]) -> str | None:
-    """Return the name under which a text can be given as the one argument that is needed; None where it cannot."""
     required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
     if len(required) != 1 or required[0][1].annotation is not str:
         return None
@@ -512,16 +432,7 @@ def _only_required_string(input_type: type[BaseModel]) -> str | None:
     return field.alias or key
 
 
-def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:
-    return (key,) if alias is None else (alias, key)
-
-
-def _drop_unknown(values: Mapping[str, object], input_type: type[BaseModel]) -> dict[str, object]:
-    known = {name for key, field in input_type.model_fields.items() for name in _accepted_names(key, field.alias)}
-    return {name: value for name, value in values.items() if name in known}
-
-
-def _kind_of(value: object) -> str:
+def _json_type(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -531,25 +442,61 @@ def _kind_of(value: object) -> str:
     return "string" if isinstance(value, str) else "array"
 
 
+def check_tool_name(name: object) -> str | None:
+    """Return the problem of a tool's name; None if it is valid (S-DOM-7, S-DOM-8)."""
+    if name is None or not str(name).strip():
+        return "Tool name must not be blank"
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return f"Tool name '{name}' must contain only alphanumeric characters and underscores"
+    return None
+
+
+def make_tool_name(text: str) -> str:
+    """Replace every character that a tool name cannot contain by an underscore (S-DOM-8)."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", text)
+
+
+def check_effect(effect: object, subject: str) -> Effect:
+    """Return the effect; raise `ValidationError` if it is unknown (S-DUR-20)."""
+    for allowed in _EFFECTS:
+        if effect == allowed:
+            return allowed
+    raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
+
+
+def strongest_effect(*effects: Effect) -> Effect:
+    """Return the effect that needs the most care; `none` without arguments (S-DUR-21)."""
+    return max((_EFFECTS[0], *effects), key=_EFFECTS.index)
+
+
+def timeout_seconds(timeout: float | timedelta | None) -> float | None:
+    """Return a tool's timeout in seconds, None for no limit; raise `ValidationError` if it is not above zero."""
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if seconds is None or seconds == math.inf:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ValidationError(f"Tool timeout must be > 0 seconds or None, got: {timeout!r}")
+    return float(seconds)
+
+
 _MARK = "__ensemble_tool__"
 
-#: A function, or what `@staticmethod` and `@classmethod` made of one.
+#: A function, a `staticmethod` or a `classmethod`.
 F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
-    """The mark that `@tool` leaves on a function."""
+    """The mark of a `@tool` function."""
 
     name: str
     description: str
-    #: seconds; None: as long as it likes (S-SET-34)
+    #: seconds; None: no limit (S-SET-34)
     timeout_s: float | None = DEFAULT_TIMEOUT_S
-    #: heavy on the processor and stateless: it runs outside the agent's process (S-SET-35)
+    #: runs outside the agent's process (S-SET-35)
     cpu: bool = False
-    #: what a call does to the world (S-DUR-20)
     effect: Effect = "once"
-    #: a person is asked before each call (S-TOOL-96)
+    #: each call needs approval (S-TOOL-96)
     approval: bool = False
 
 
@@ -593,50 +540,64 @@ def tool(
 ) -> object:
     """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
 
-    The signature becomes the tool's JSON schema: annotations, defaults, `Annotated[..., Field(description=...)]`, else
-    the parameter's words in the docstring. The function may be `async`.
+    The tool's JSON schema is built from the signature: annotations, defaults and `Annotated[..., Field(description=...)]`.
+    Without such a description, the docstring's description of the parameter is used. The function may be `async`.
 
     Args:
         target: The function, or the description.
-        description: What the model reads; default: the first paragraph of the docstring.
-        name: What the model calls it by; default: the function's name.
-        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
-        cpu: It is heavy on the processor and stateless; it then runs in another process, so that cores add up.
-        effect: What a call does to the world: `none`: it only reads; `idempotent`: doing it again under the same
-            `idempotency_key` changes nothing more; `once`: it must not be done twice, and is not repeated after a crash.
-        approval: Whether the run's review handler is asked before each call, with the arguments; a refusal is an error for the model.
+        description: Description for the model; default: the first paragraph of the docstring.
+        name: Name for the model; default: the function's name.
+        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
+        cpu: The function is CPU-bound and stateless. It runs in another process, so that calls use several cores.
+        effect: Effect of a call on the outside world. `none`: the call only reads; `idempotent`: repeating it under the
+            same `idempotency_key` changes nothing; `once`: it must not happen twice, and is not repeated after a crash.
+        approval: Ask the run's review handler before each call, with the arguments. The model reads a rejection as an
+            error.
 
     Raises:
-        ValidationError: the name, the timeout or the effect cannot be.
+        ValidationError: the name, the timeout or the effect is invalid.
     """
-    words = description if target is None or not isinstance(target, str) or description is not None else target
-    options = _Options(
-        name=name,
-        description=words,
-        timeout_s=timeout_seconds(timeout),
-        cpu=cpu,
-        effect=check_effect(effect, "@tool"),
-        approval=approval,
-    )
-    if target is not None and not isinstance(target, str):
-        return _mark(target, options)
+    text = target if isinstance(target, str) and description is None else description
+    timeout_s, checked_effect = timeout_seconds(timeout), check_effect(effect, "@tool")
 
     def decorate(function: F) -> F:
-        return _mark(function, options)
+        inner = cast("Callable[..., object]", _function_of(function))
+        chosen = getattr(inner, "__name__", "") if name is None else name
+        problem = check_tool_name(chosen)
+        if problem is not None:
+            raise ValidationError(problem)
+        mark = FunctionTool(
+            name=chosen,
+            description=_first_paragraph(inspect.getdoc(inner) or "") if text is None else text.strip(),
+            timeout_s=timeout_s,
+            cpu=cpu,
+            effect=checked_effect,
+            approval=approval,
+        )
+        _resolve_local_annotations(inner)
+        try:
+            setattr(inner, _MARK, mark)
+        except AttributeError:
+            raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
+        return function
 
-    return decorate
+    return decorate if target is None or isinstance(target, str) else decorate(target)
 
 
 def tool_mark(entry: object) -> FunctionTool | None:
-    """Return the mark on a function or bound method; None when there is none."""
+    """Return the mark of a `@tool` function or bound method; None if there is none."""
     if inspect.isclass(entry) or not callable(entry):
         return None
     mark = getattr(entry, _MARK, None)
     return mark if isinstance(mark, FunctionTool) else None
 
 
+#: Class -> names of its `@tool` methods; each class is searched once.
+_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
+
+
 def marked_functions(kind: type[object]) -> tuple[str, ...]:
-    """Names of a class's public `@tool` methods, inherited ones first, in the order of their definition."""
+    """Return the names of a class's public `@tool` methods, inherited ones first, in order of definition."""
     cached = _methods.get(kind)
     if cached is not None:
         return cached
@@ -652,72 +613,30 @@ def _function_of(attribute: object) -> object:
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
-#: Class -> names of its tool methods; classes are looked through once.
-_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """What was said in the decorator."""
-
-    name: str | None
-    description: str | None
-    timeout_s: float | None
-    cpu: bool
-    effect: Effect
-    approval: bool
-
-
-def _mark(function: F, options: _Options) -> F:
-    target = cast("Callable[..., object]", _function_of(function))
-    chosen = getattr(target, "__name__", "") if options.name is None else options.name
-    problem = check_tool_name(chosen)
-    if problem is not None:
-        raise ValidationError(problem)
-    said = options.description
-    mark = FunctionTool(
-        name=chosen,
-        description=_summary(inspect.getdoc(target) or "") if said is None else said.strip(),
-        timeout_s=options.timeout_s,
-        cpu=options.cpu,
-        effect=options.effect,
-        approval=options.approval,
-    )
-    _resolve_fleeting_names(target)
-    try:
-        setattr(target, _MARK, mark)
-    except AttributeError:
-        raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
-    return function
-
-
-def _summary(doc: str) -> str:
-    """Return the first paragraph of a docstring as one line."""
+def _first_paragraph(doc: str) -> str:
     lines: list[str] = []
     for line in doc.splitlines():
         text = line.strip()
-        if (
-            not text
-            or text.startswith(":param")
-            or text in {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
-        ):
+        is_section = text in {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
+        if not text or text.startswith(":param") or is_section:
             break
         lines.append(text)
     return " ".join(lines)
 
 
-def _resolve_fleeting_names(function: Callable[..., object]) -> None:
-    """Turn string annotations into types while the names they use are still in reach.
+def _resolve_local_annotations(function: Callable[..., object]) -> None:
+    """Turn string annotations into types while the decorator can still see their names.
 
-    A nested function's scope ends; a script's functions travel to other processes without what only annotations name.
+    The scope of a nested function ends. A script's functions are pickled without names that only annotations use.
     """
     annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     is_nested = "<locals>" in getattr(function, "__qualname__", "")
     is_of_a_script = getattr(function, "__module__", "") == "__main__"
     if not (is_nested or is_of_a_script) or not any(isinstance(value, str) for value in annotations.values()):
         return
-    # the frame that applies the decorator; there is no public way
-    frame = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    around = frame.f_back.f_locals if frame.f_back is not None else {}  # the function around a class, for methods
-    with contextlib.suppress(Exception):  # a name defined later: told at resolution, if it is still missing then
+    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  there is no public way
+    while frame.f_globals is globals() and frame.f_back is not None:
+        frame = frame.f_back  # up to the frame that applies the decorator
+    around = frame.f_back.f_locals if frame.f_back is not None else {}  # for methods: the function around the class
+    with contextlib.suppress(Exception):  # a name that is defined later; resolution reports it if it is still missing
         function.__annotations__ = {**annotations, **parameter_types(function, {**around, **frame.f_locals})}

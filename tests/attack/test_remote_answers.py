@@ -69,7 +69,7 @@ async def test_an_mcp_stream_is_unpacked_in_pieces_when_it_is_a_bomb() -> None:
                 await MCP(f"{server.origin}/mcp").resolve()
 
 
-@pytest.mark.parametrize("client", [http_client.http_client, http_client.sse_http_client])
+@pytest.mark.parametrize("client", [http_client.HttpClient, http_client.SseHttpClient])
 async def test_a_refused_answer_of_an_mcp_server_leaves_no_connection_open(
     client: Callable[[ServerAddress], httpx2.AsyncClient],
 ) -> None:

@@ -92,7 +92,7 @@ def test_keys_of_a_file_open_nothing_when_a_database_took_its_place(url: str, ho
     file.add(made("ann"))
     keys = open_keys()
     for look in (keys.read, keys.stamp):
-        with pytest.raises(EnsembleError, match=r"No key was made in postgresql://.* keys add NAME"):
+        with pytest.raises(EnsembleError, match=r"There is no key in postgresql://.* keys add NAME"):
             look()
     keys.add(made("ben"))
     assert [each.name for each in keys.read() or ()] == ["ben"]
@@ -103,7 +103,7 @@ def test_a_newer_version_is_left_alone(url: str, postgres: PostgresServer) -> No
     open_keys().add(made("ann"))
     with postgres.connection(url) as connection:
         connection.execute("UPDATE ensemble_ray_endpoint.version SET version = 2")
-    with pytest.raises(EnsembleError, match="of version 2, this version of ensemble-ray knows 1"):
+    with pytest.raises(EnsembleError, match="have version 2, but this ensemble-ray supports version 1"):
         open_keys().read()
 
 

@@ -24,7 +24,13 @@ from ensemble_ray import ChatMessage, OpenAIChatModel, ToolConfigurationError
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.execute.review.notifiers import SlackNotifier
 from ensemble_ray.llm.failures import fault_of
-from ensemble_ray.tools.a2a.connecting import AgentAddress, Losses, RemoteAgentError, connect, open_http_client
+from ensemble_ray.tools.a2a.connecting import (
+    AgentAddress,
+    ConnectionFailures,
+    RemoteAgentError,
+    connect,
+    open_http_client,
+)
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.session import ask_server
 from ensemble_ray.tools.web import net
@@ -182,7 +188,7 @@ async def test_a_remote_agent_with_a_flaw_is_asked_once(untrusted: Port) -> None
     address = AgentAddress.of(f"https://127.0.0.1:{untrusted.number}")
     async with open_http_client(address, 60) as http:
         with pytest.raises(RemoteAgentError, match=FLAWS["self-signed"]):
-            await connect(address, http, Losses(asyncio.get_running_loop().time() + 60))
+            await connect(address, http, ConnectionFailures(asyncio.get_running_loop().time() + 60))
     assert untrusted.tries == 1
 
 

@@ -21,7 +21,7 @@ from ensemble_ray.tools.mcp import program
 from ensemble_ray.tools.mcp import session as connection
 from ensemble_ray.tools.mcp import session as listing
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.session import ErrorLines, ServerLostError, ask_server, mend_listing
+from ensemble_ray.tools.mcp.session import ErrorLines, ServerLostError, ask_server, repair_listing
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, ended, offered, use
 from tests.template import ForkedProgram
@@ -73,9 +73,9 @@ async def test_a_listing_is_mended_beside_the_loop(tmp_path: Path, monkeypatch: 
 
     def mend(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), library_loop()).result(PATIENCE_S)
-        return mend_listing(tools, server)
+        return repair_listing(tools, server)
 
-    monkeypatch.setattr(listing, "mend_listing", mend)
+    monkeypatch.setattr(listing, "repair_listing", mend)
     assert "put" in await offered(MCP(broken(tmp_path / "journal", "plain")))
 
 

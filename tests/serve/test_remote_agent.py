@@ -141,7 +141,7 @@ def test_its_data_is_a_typed_answer(url: str) -> None:
     ("word", "text"),
     [
         ("fail", "it failed: no ink"),
-        ("ask", "waits for input on its task '.*', which a team cannot give: Which colour"),
+        ("ask", "waits for input on its task '.*', which a team cannot provide: Which colour"),
     ],
 )
 def test_its_failures_and_questions_fail_the_task(url: str, remote: Remote, word: str, text: str) -> None:
@@ -196,7 +196,7 @@ def test_a_redirect_is_not_followed_and_a_refusal_is_told(
 ) -> None:
     """S-INT-81, S-INT-83: keys go to nobody else, and stand in no error."""
     monkeypatch.setattr(connecting, "_AGAIN_S", (0.0,))
-    for status, text in ((307, "Redirects are not followed"), (401, "It wants a key"), (503, "HTTP 503")):
+    for status, text in ((307, "Redirects are not followed"), (401, "It requires a valid key"), (503, "HTTP 503")):
         remote.refusal = status
         with pytest.raises(TaskExecutionError) as found:
             team(RemoteAgent(url, headers={"X-Key": "secret"}), "well").run()
@@ -212,7 +212,7 @@ def test_a_card_that_names_another_host_is_not_followed() -> None:
     remote.card_url = "http://other.example/rpc"
     with served_remote(remote) as url:
         told = ask(RemoteAgent(url).as_tool(), "say-well")
-    assert "asked at [http://other.example/rpc], which is another host" in (told.error_message or "")
+    assert "its card names [http://other.example/rpc], which are other hosts" in (told.error_message or "")
     assert not remote.asked
 
 

@@ -1,1 +1,1 @@
-"""One agent at work: the loop of model calls and tool calls, and what is made of its answers."""
+"""The agent loop of a task: model calls, tool calls, and structured answers."""

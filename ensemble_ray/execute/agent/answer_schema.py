@@ -1,9 +1,4 @@
-"""From a task's type to the JSON schema that an endpoint can enforce. Pure: a type in, data out.
-
-Endpoints agree on the form of values (types, fields, choices) and differ in whatever else a schema can say, so the
-schema tells the form only and the parser judges the rest. Must never happen: a field that the parser would refuse, or
-a schema called strict that leaves the subset which strict endpoints take.
-"""
+"""Convert a task's output type to the JSON schema that endpoints enforce."""
 
 from __future__ import annotations
 
@@ -22,56 +17,51 @@ _log = bounded_logger(__name__)
 
 Node = Mapping[str, Any]
 
-#: What an endpoint takes as a schema's name.
+#: Characters that endpoints do not accept in a schema's name.
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST_NAME = 64
-#: Keywords that are taken over as they are.
+#: Keywords that are copied.
 _PLAIN = ("type", "enum", "const", "required", "description")
-#: Formats whose absence would cost corrections: the parser refuses other spellings.
+#: Formats that are copied, since the parser refuses other spellings.
 _FORMATS = frozenset({"date", "time", "date-time", "duration", "uuid"})
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
 @lru_cache(maxsize=256)
 def answer_schema(output_type: Hashable) -> JsonSchema | None:
-    """Return the schema of a type's JSON; None where an endpoint cannot be held to it (S-OUT-46).
+    """Return the JSON schema of an output type; None if endpoints cannot enforce one (S-OUT-46).
 
-    Args:
-        output_type: Whatever a task's `output_type` may be.
+    The schema describes types, fields and choices, which all endpoints know. The parser checks the rest.
     """
+    name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
+    name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
     try:
-        generated: Node = adapter_of(output_type).json_schema(schema_generator=_Generator)
-        root = _root(generated)
-    except Exception as error:  # noqa: BLE001  a type's own hooks may raise anything; the prompt asks for it all the same
-        _log.debug("No JSON schema for %s: %s", _name(output_type), error)
+        root = _root(adapter_of(output_type).json_schema(schema_generator=_Generator))
+    except Exception as error:  # noqa: BLE001  a type's own hooks may raise anything; the prompt describes the type, too
+        _log.debug("No JSON schema for %s: %s", name, error)
         return None
     if root.get("type") != "object":
         return None
-    return JsonSchema(name=_name(output_type), schema=root, strict=_is_strict(root))
+    return JsonSchema(name=name, schema=root, strict=_is_strict(root))
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's own, for a writer of JSON: every field that can be given is to be given."""
+    """Requires each field that the type accepts."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: FBT001  pydantic's signature
-        """Defaults or not; only keys of a `TypedDict` may say that they can be absent."""
+        # Only keys of a `TypedDict` may be absent.
         return bool(field.get("required", total)) if field["type"] == "typed-dict-field" else True
 
     def field_is_present(self, field: Any) -> bool:
-        """Not those that the class makes by itself: given, they would be refused."""
+        # The parser refuses fields with `init=False`.
         return field.get("init") is not False and super().field_is_present(field)
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
-        """Quiet: what cannot be said of defaults and the like is left out here anyway."""
-
-
-def _name(output_type: object) -> str:
-    name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
-    return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
+        """Do not warn about defaults, which the schema leaves out."""
 
 
 def _root(generated: Node) -> dict[str, Any]:
-    """Return the form of the whole; a recursive type's root is a mere reference, which endpoints do not take."""
+    """Return the whole schema. The root of a recursive type is a reference, which endpoints do not accept."""
     definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}
     root = _form(generated)
     reference: object = root.get("$ref")
@@ -81,9 +71,9 @@ def _root(generated: Node) -> dict[str, Any]:
 
 
 def _form(node: Node) -> dict[str, Any]:
-    """Return what that schema says of the form, in keywords that endpoints know."""
+    """Return a schema reduced to keywords that all endpoints know."""
     if "$ref" in node:
-        return {"$ref": node["$ref"]}  # nothing may stand beside it
+        return {"$ref": node["$ref"]}  # the only keyword
     form: dict[str, Any] = {name: node[name] for name in _PLAIN if name in node}
     if node.get("format") in _FORMATS:
         form["format"] = node["format"]
@@ -100,19 +90,14 @@ def _form(node: Node) -> dict[str, Any]:
     if node.get("type") == "object":
         form["properties"] = {name: _form(each) for name, each in node.get("properties", {}).items()}
         form.setdefault("required", [])
-        form["additionalProperties"] = _more(node)
+        by_pattern = tuple(node.get("patternProperties", {}).values())
+        more: object = node.get("additionalProperties", by_pattern[0] if len(by_pattern) == 1 else bool(by_pattern))
+        form["additionalProperties"] = _form(cast("Node", more)) if isinstance(more, Mapping) else more
     return form
 
 
-def _more(node: Node) -> object:
-    """Return what an object may hold beside its fields."""
-    by_pattern = tuple(node.get("patternProperties", {}).values())
-    more: object = node.get("additionalProperties", by_pattern[0] if len(by_pattern) == 1 else bool(by_pattern))
-    return _form(cast("Node", more)) if isinstance(more, Mapping) else more
-
-
 def _is_strict(node: Node) -> bool:
-    """Whether endpoints that enforce to the letter take it (S-OUT-45)."""
+    """Whether a schema is in the subset that strict endpoints accept (S-OUT-45)."""
     if not all(map(_is_strict, node.get("$defs", {}).values())):
         return False
     if "$ref" in node:

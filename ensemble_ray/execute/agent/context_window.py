@@ -1,9 +1,7 @@
-"""The requests of one task, held to its context budget. Pure.
+"""Cut the requests of one task to its context budget.
 
-In: the conversation of a task as it is. Out: as much of it as may be sent, and what was cut. What fits is sent as it is. The
-task, its expected output and format, revision feedback, the system prompt, the model's own words and the descriptions of tools
-are never cut (S-MEM-132); where they alone are too much, no request is made (S-MEM-137).
-Must never happen: a request over the budget; another request for the same conversation, since a resumed run builds it again.
+The task, its expected output and format, revision feedback, the system prompt, the model's own words and tool
+descriptions are never cut (S-MEM-132). The same conversation always has the same cuts: a resumed run builds it again.
 """
 
 from __future__ import annotations
@@ -11,23 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
-from ensemble_ray.prompts.packing import fixed_size, pack_sections
-from ensemble_ray.prompts.task import SEPARATOR, Piece, Section, SectionKind, render_parts
+from ensemble_ray.prompts.packing import PackedSection, SectionCut, fixed_size, pack_sections
+from ensemble_ray.prompts.task import SEPARATOR, Piece, PromptPart, Section, SectionKind, render_parts
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
-from ensemble_ray.values.messages import ChatMessage
+from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
-if TYPE_CHECKING:
-    from ensemble_ray.prompts.packing import PackedSection, SectionCut
-    from ensemble_ray.prompts.task import PromptPart
-    from ensemble_ray.values.messages import ToolSpec
+#: Messages of the system prompt, and of a turn of the history: a question and its answer.
+_SYSTEM, _TURN = 1, 2
+#: Most cuts that one line lists.
+_LISTED = 3
 
 
 def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Characters of the messages of a request, and of its tool descriptions."""
+    """Count the characters of a request's messages and tool descriptions."""
     characters = sum(len(message.content or "") for message in messages)
     characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
     fields = (message.provider_fields for message in messages)
@@ -36,13 +33,18 @@ def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec
 
 
 def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Input tokens of a request: a token for each four characters of its messages and tool descriptions (S-BUD-2)."""
+    """Estimate the input tokens of a request: one for each four characters (S-BUD-2)."""
     return estimate_tokens(request_characters(messages, tools))
 
 
-_SYSTEM = 1
-#: A question of the history and its answer.
-_TURN = 2
+def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
+    """Raise `ValidationError` if the budget of the task `name` is below the characters that are never cut (S-MEM-137)."""
+    if characters > budget_tokens * CHARACTERS_PER_TOKEN:
+        needed = -(-characters // CHARACTERS_PER_TOKEN)
+        raise ValidationError(
+            f"Task '{name}': context_budget {budget_tokens:,} is too small: what is never cut (instructions, tools, the task "
+            f"with its expected output, format and revision feedback, and the model's own words) needs at least {needed:,} tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +52,10 @@ class FittedRequest:
     """A conversation as it is sent."""
 
     messages: Sequence[ChatMessage]
-    #: in the order of the request; empty: all of it is sent
+    #: in the order of the request; empty: the conversation is complete
     cuts: tuple[SectionCut, ...] = ()
-    #: tokens of the whole
+    #: tokens of the complete conversation
     needed_tokens: int = 0
-
-
-def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
-    """Refuse a budget that what is never cut does not fit into (S-MEM-137).
-
-    Args:
-        name: Of the task.
-        budget_tokens: Its budget.
-        characters: What is never cut.
-
-    Raises:
-        ValidationError: it is too small; the text says what is needed.
-    """
-    if characters > budget_tokens * CHARACTERS_PER_TOKEN:
-        needed = -(-characters // CHARACTERS_PER_TOKEN)
-        raise ValidationError(
-            f"Task '{name}': context_budget {budget_tokens:,} is too small: what is never cut (instructions, tools, the task "
-            f"with its expected output, format and revision feedback, and the model's own words) needs at least {needed:,} tokens"
-        )
 
 
 class ContextWindow:
@@ -87,15 +70,7 @@ class ContextWindow:
         history: Sequence[ChatMessage] = (),
         tools: Sequence[ToolSpec] = (),
     ) -> None:
-        """Make one for a task.
-
-        Args:
-            name: Of the task, for errors.
-            budget_tokens: Most tokens of a request.
-            parts: What its user prompt is made of.
-            history: What was said before it.
-            tools: What is offered with each request.
-        """
+        """Create a window for requests with these parts of the user prompt, a history before it, and tools."""
         self.budget_tokens = budget_tokens
         self._name = name
         self._parts = parts
@@ -104,27 +79,19 @@ class ContextWindow:
         self._first_answer = _SYSTEM + len(history) + 1
 
     def fit(self, messages: Sequence[ChatMessage]) -> FittedRequest:
-        """Return as much of a conversation as fits; the same messages where all of it does.
-
-        Args:
-            messages: System prompt, history, user prompt, and what was said and called since.
-
-        Raises:
-            ValidationError: what is never cut does not fit.
-        """
+        """Cut a conversation to the budget; if it fits, the result has the same `messages` object."""
         characters = request_characters(messages, ()) + self._tool_characters
         room = self.budget_tokens * CHARACTERS_PER_TOKEN - characters
         if room >= 0:
             return FittedRequest(messages=messages)
         prompt = [part for part in self._parts if isinstance(part, Section)]
-        sections = [*prompt, _history_section(self._history), _results_section(messages[self._first_answer :])]
+        others = [_history_section(self._history), _results_section(messages[self._first_answer :])]
         sizes = [
             *(len(part.render()) + len(SEPARATOR) for part in prompt),
-            *(sum(piece.size - fixed_size(each, piece) for piece in each.pieces) for each in sections[len(prompt) :]),
+            *(sum(piece.size - fixed_size(each, piece) for piece in each.pieces) for each in others),
         ]
-        room += sum(sizes)
         check_context_budget(self._name, self.budget_tokens, characters - sum(sizes))
-        packed = pack_sections(sections, sizes, room)
+        packed = pack_sections([*prompt, *others], sizes, room + sum(sizes))
         return FittedRequest(
             messages=self._rebuild(messages, packed),
             cuts=tuple(cut for each in (packed[-2], *packed[:-2], packed[-1]) for cut in each.cuts),
@@ -132,30 +99,26 @@ class ContextWindow:
         )
 
     def _rebuild(self, messages: Sequence[ChatMessage], packed: Sequence[PackedSection]) -> list[ChatMessage]:
-        """Return the conversation with the packed sections in place of the whole ones."""
+        """Return the conversation with packed sections in place of the complete ones."""
         *prompt, history, results = (each.section for each in packed)
+        kept: list[ChatMessage] = []
+        for turn, piece in zip(packed[-2].kept, history.pieces, strict=True):
+            question, answer = self._history[turn * _TURN : (turn + 1) * _TURN]
+            if history.note and not kept:  # the first question reports the turns that were cut before it
+                question = replace(question, content=f"{history.note}{SEPARATOR}{question.content}")
+            kept += [question, replace(answer, content=piece.text)]
         sections = iter(prompt)
         parts = [next(sections) if isinstance(part, Section) else part for part in self._parts]
         texts = iter(results.pieces)
         return [
             *messages[:_SYSTEM],
-            *self._kept_history(history, packed[-2].kept),
+            *kept,
             replace(messages[self._first_answer - 1], content=render_parts(parts)),
             *(
                 replace(message, content=next(texts).text) if message.role == "tool" else message
                 for message in messages[self._first_answer :]
             ),
         ]
-
-    def _kept_history(self, section: Section, kept: Sequence[int]) -> list[ChatMessage]:
-        """Return the turns that are kept; the first question says what was left out before it."""
-        found: list[ChatMessage] = []
-        for turn, piece in zip(kept, section.pieces, strict=True):
-            question, answer = self._history[turn * _TURN : (turn + 1) * _TURN]
-            if section.note and not found:
-                question = replace(question, content=f"{section.note}{SEPARATOR}{question.content}")
-            found += [question, replace(answer, content=piece.text)]
-        return found
 
 
 def _history_section(history: Sequence[ChatMessage]) -> Section:
@@ -170,31 +133,22 @@ def _history_section(history: Sequence[ChatMessage]) -> Section:
 
 
 def _results_section(messages: Sequence[ChatMessage]) -> Section:
-    """Return what tools gave; each request of the model keeps an answer, if only a marker."""
     results = [message for message in messages if message.role == "tool"]
     return Section(
         kind=SectionKind.TOOL_RESULTS,
         pieces=tuple(Piece(label=each.name or "tool", text=each.content or "") for each in results),
         first_to_go="first",
-        keeps_all=True,
+        keeps_all=True,  # each tool call needs a result, at least a marker
     )
 
 
-#: Cuts that a line names; a long tool loop has many.
-_NAMED = 3
+# Cuts in traces and log lines.
 
 
 def context_data(
     cuts: Sequence[SectionCut], *, turn: int, budget_tokens: int, needed_tokens: int
 ) -> Mapping[str, object]:
-    """Return what a trace tells of a request that was cut (S-MEM-136).
-
-    Args:
-        cuts: Of its sections, in the order of the request; whole ones count, and are not listed.
-        turn: Number of the model call.
-        budget_tokens: What the request may have.
-        needed_tokens: What all of it would have had.
-    """
+    """Return the trace's data of a request that was cut (S-MEM-136); complete sections only count."""
     return {
         "turn": turn,
         "budget_tokens": budget_tokens,
@@ -208,12 +162,10 @@ def context_data(
 
 
 def describe_cuts(data: Mapping[str, object]) -> list[str]:
-    """Return a text for each cut of such data."""
-    found = [as_mapping(entry) for entry in as_sequence(data.get("cut"))]
+    """Return a text for each cut in data of `context_data`."""
     return [
-        f"{as_text(entry.get('name'))} cut by {as_count(entry.get('cut_tokens')):,} of "
-        f"{as_count(entry.get('tokens')):,} tokens"
-        for entry in found
+        f"{as_text(cut.get('name'))} cut by {as_count(cut.get('cut_tokens')):,} of {as_count(cut.get('tokens')):,} tokens"
+        for cut in map(as_mapping, as_sequence(data.get("cut")))
     ]
 
 
@@ -221,5 +173,5 @@ def describe_context(data: Mapping[str, object]) -> str:
     """Return such data on one line: `3 of 5 sections whole, writer cut by 1,200 of 2,000 tokens`."""
     cuts = describe_cuts(data)
     counts = f"{as_count(data.get('whole'))} of {as_count(data.get('sections'))} sections whole"
-    more = [f"{len(cuts) - _NAMED:,} more cut"] if len(cuts) > _NAMED else []
-    return ", ".join((counts, *cuts[:_NAMED], *more))
+    more = [f"{len(cuts) - _LISTED:,} more cut"] if len(cuts) > _LISTED else []
+    return ", ".join((counts, *cuts[:_LISTED], *more))

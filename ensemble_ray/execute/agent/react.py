@@ -1,15 +1,4 @@
-"""The ReAct loop of one task as a machine. Pure: no model, tool, clock or log is touched here.
-
-Rules:
-1. Without tools there is exactly one model call; tool requests in its answer are ignored (S-ENG-31).
-2. The loop ends at the first response without tool requests; its text is the answer (S-ENG-33).
-3. One counter counts tool requests, not model calls, in request order, over-limit ones included (S-ENG-40, S-ENG-46).
-4. A request over the limit is not run and gets the stop text (S-ENG-41).
-5. An answer with requests over the limit counts as one stop, however many they are (S-ENG-44). At the third stop the task
-   fails at once: its stop texts are never sent, no further model call follows (S-ENG-43).
-6. An answer that a guardrail wants again stays in the conversation, with the guardrail's words behind it (S-GRD-17); the
-   counters go on.
-"""
+"""The agent loop of one task as a machine: answers and tool results in, the next step out."""
 
 from __future__ import annotations
 
@@ -18,6 +7,9 @@ from dataclasses import dataclass
 from typing import Union, assert_never
 
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
+
+#: Answers with calls over the limit after which the task fails (S-ENG-43).
+MAX_STOPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,39 +21,39 @@ class AnswerReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsReturned:
-    """The texts of the allowed requests, in request order."""
+    """The allowed tool calls returned these texts, in request order."""
 
     texts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallModel:
-    """Ask the model with the whole conversation. `turn` counts from 0."""
+    """Call the model with the whole conversation. `turn` counts from 0."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTools:
-    """Run these requests; the stopped ones are over the limit and only get the stop text (S-ENG-40, S-ENG-41)."""
+    """Call the allowed tools. The stopped calls are over the limit and only get the stop text (S-ENG-40, S-ENG-41)."""
 
     turn: int
     allowed: Sequence[ToolCall]
     stopped: Sequence[ToolCall]
-    #: number of answers with stopped requests so far, this one included; one WARN each (S-ENG-42)
+    #: number of answers with stopped calls, including this one; one warning each (S-ENG-42)
     stop_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """This text is the answer."""
+    """Accept this text as the answer."""
 
     text: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
-    """The agent went on calling tools; end the task (S-ENG-43)."""
+    """Fail the task: the agent did not stop calling tools (S-ENG-43)."""
 
     tool_calls_made: int
 
@@ -70,12 +62,8 @@ StepStimulus = Union[AnswerReceived, ToolsReturned]  # noqa: UP007  a name for t
 StepInstruction = Union[CallModel, CallTools, Finish, Fail]  # noqa: UP007
 
 
-#: Answers with requests over the limit after which the task fails (S-ENG-43).
-MAX_STOPS = 3
-
-
 def stop_text(max_iterations: int) -> str:
-    """Return the text that a request over the limit gets as its result (S-ENG-41)."""
+    """Return the result of a tool call over the limit (S-ENG-41)."""
     return (
         f"STOP: Maximum tool iterations ({max_iterations}) reached. "
         "You must provide your best final answer now based on information gathered so far."
@@ -83,7 +71,7 @@ def stop_text(max_iterations: int) -> str:
 
 
 class ReactMachine:
-    """Holds the conversation and the counters of one task's loop."""
+    """Conversation and counters of one task's loop."""
 
     def __init__(
         self,
@@ -94,86 +82,72 @@ class ReactMachine:
         has_tools: bool,
         history: Sequence[ChatMessage] = (),
     ) -> None:
-        """Begin the conversation; `history` is what was said before it (S-DOM-77)."""
+        """Start the conversation; `history` are messages before the user prompt (S-DOM-77)."""
         self.messages: list[ChatMessage] = [
             ChatMessage(role="system", content=system_prompt),
             *history,
             ChatMessage(role="user", content=user_prompt),
         ]
+        #: tool calls so far, not model calls, stopped ones included (S-ENG-40, S-ENG-46)
+        self.tool_call_count = 0
         self._max_iterations = max_iterations
         self._has_tools = has_tools
         self._turn = 0
-        self._requests = 0
         self._stops = 0
-        self._asked: tuple[ToolCall, ...] = ()
+        self._calls: tuple[ToolCall, ...] = ()
         self._allowed = 0
 
-    @property
-    def tool_call_count(self) -> int:
-        """Tool requests so far, stopped ones included (S-ENG-46)."""
-        return self._requests
-
     def start(self) -> StepInstruction:
-        """Return the first step."""
         return CallModel(turn=0)
 
     def remind(self, text: str) -> StepInstruction:
-        """Tell the model that its answer is not accepted yet, and ask again."""
+        """Refuse the last answer with that text, and call the model again."""
         self.messages.append(ChatMessage(role="user", content=text))
         self._turn += 1
         return CallModel(turn=self._turn)
 
     def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
-        """Tell the model why its answer, as it was corrected, is refused, and ask for another one (S-GRD-17).
+        """Refuse the answer with the text of a guardrail, and call the model again (S-GRD-17). Counters continue.
 
-        Args:
-            text: Why.
-            answer: What takes the place of the last answer in the conversation.
-            turn: Number of the next model call; corrections of the answer have had numbers too.
+        `answer` is the answer after corrections, and `turn` the number of the next model call, which counts them.
         """
         self.messages[-1] = ChatMessage(role="assistant", content=answer)
         self._turn = turn - 1
         return self.remind(text)
 
     def handle(self, stimulus: StepStimulus) -> StepInstruction:
-        """Take what happened, give the next step."""
         match stimulus:
-            case AnswerReceived():
-                return self._on_answer(stimulus)
-            case ToolsReturned():
-                return self._on_return(stimulus)
+            case AnswerReceived(response=response):
+                return self._on_answer(response)
+            case ToolsReturned(texts=texts):
+                return self._on_return(texts)
             case _:
                 assert_never(stimulus)
 
-    def _on_answer(self, stimulus: AnswerReceived) -> StepInstruction:
-        response = stimulus.response
-        if not self._has_tools or not response.tool_calls:
-            self.messages.append(
-                ChatMessage(role="assistant", content=response.text, provider_fields=response.provider_fields)
-            )
-            return Finish(text=response.text)
-        self._asked = tuple(response.tool_calls)
+    def _on_answer(self, response: ChatResponse) -> StepInstruction:
+        # Without tools there is one model call, and tool calls in its answer are ignored (S-ENG-31). Else the first
+        # answer without tool calls ends the loop (S-ENG-33).
+        calls = tuple(response.tool_calls) if self._has_tools else ()
         self.messages.append(
             ChatMessage(
-                role="assistant",
-                content=response.text,
-                tool_calls=self._asked,
-                provider_fields=response.provider_fields,
+                role="assistant", content=response.text, tool_calls=calls, provider_fields=response.provider_fields
             )
         )
-        remaining = max(0, self._max_iterations - self._requests)
-        self._allowed = min(remaining, len(self._asked))
-        stopped = self._asked[self._allowed :]
-        self._requests += len(self._asked)
-        self._stops += bool(stopped)
-        return CallTools(turn=self._turn, allowed=self._asked[: self._allowed], stopped=stopped, stop_count=self._stops)
+        if not calls:
+            return Finish(text=response.text)
+        self._calls = calls
+        self._allowed = min(max(0, self._max_iterations - self.tool_call_count), len(calls))
+        stopped = calls[self._allowed :]
+        self.tool_call_count += len(calls)
+        self._stops += bool(stopped)  # however many calls are stopped (S-ENG-44)
+        return CallTools(turn=self._turn, allowed=calls[: self._allowed], stopped=stopped, stop_count=self._stops)
 
-    def _on_return(self, stimulus: ToolsReturned) -> StepInstruction:
-        if self._stops >= MAX_STOPS:
-            return Fail(tool_calls_made=self._requests)
+    def _on_return(self, allowed_texts: Sequence[str]) -> StepInstruction:
+        if self._stops >= MAX_STOPS:  # without another model call (S-ENG-43)
+            return Fail(tool_calls_made=self.tool_call_count)
         stop = stop_text(self._max_iterations)
-        texts = [*stimulus.texts, *([stop] * (len(self._asked) - self._allowed))]
-        for call, text in zip(self._asked, texts, strict=True):
+        texts = [*allowed_texts, *([stop] * (len(self._calls) - self._allowed))]
+        for call, text in zip(self._calls, texts, strict=True):
             self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=call.id, name=call.name))
         self._turn += 1
         return CallModel(turn=self._turn)

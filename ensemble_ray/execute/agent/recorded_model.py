@@ -1,14 +1,15 @@
-"""Answers of models as facts and back, and a model that keeps its answers so."""
+"""Conversion of model answers to facts and back, and a model that records its answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, require_usable
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import PermitWait, use_permit_wait
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.messages import (
@@ -20,13 +21,9 @@ from ensemble_ray.values.messages import (
     whole_response,
 )
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import Spending
-    from ensemble_ray.ports import ChatModel
-
 
 def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
-    """Return an answer, and what it took to get it, as it is recorded."""
+    """Return the fact of an answer."""
     response = effect.response
     usage = response.usage or TokenUsage()
     return ModelAnswered(
@@ -49,7 +46,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
 
 
 def effect_of(answer: ModelAnswered) -> ModelEffect:
-    """Return the answer that was recorded."""
+    """Return the answer of a fact."""
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
@@ -69,43 +66,33 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
 
 
 class RecordedModel:
-    """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
+    """Records the model calls outside of tasks, such as calls of an LLM-based synthesizer (S-SET-46)."""
 
     def __init__(
         self,
         model: ChatModel,
         run_id: str,
         name: str,
-        keep: Callable[[Fact], object],
+        store: Callable[[Fact], object],
         *,
         recorded: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
-        """Make one.
-
-        Args:
-            model: Whom it asks.
-            run_id: The run's id.
-            name: The name of its facts.
-            keep: Takes them.
-            recorded: The answers that the record has of a run that goes on, in the order of the calls.
-            spending: What may be spent for others; None: as much as it likes.
-        """
+        """Wrap a model; `store` receives its facts. The `recorded` answers of a resumed run replace its first calls."""
         self._model = model
         self._run_id = run_id
         self._name = name
-        self._keep = keep
+        self._store = store
         self._recorded = iter(recorded)
         self._spending = spending
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Ask the model and note its answer; one that is recorded is given instead."""
-        fact = next(self._recorded, None)
-        if fact is not None:
+        """Return the next recorded answer, or call the model and record its answer."""
+        if (fact := next(self._recorded, None)) is not None:
             return effect_of(require_usable(fact).data).response
         started_at, wait = 0.0, PermitWait(time.time)
 
-        async def ask() -> ChatResponse:
+        async def attempt() -> ChatResponse:
             nonlocal started_at
             started_at = time.time()
             offered = (tools,) if tools else ()
@@ -114,19 +101,18 @@ class RecordedModel:
 
         estimated: tuple[int, int] | None = None
         if self._spending is None:
-            response = await ask()
+            response = await attempt()
         else:
             request = self._spending.request("synthesis", self._model, messages, tools)
-            response = await request.send(ask)
+            response = await request.send(attempt)
             estimated = request.estimated
-        latency_s = time.time() - started_at
         effect = ModelEffect(
             started_at=started_at,
-            latency_s=latency_s,
+            latency_s=time.time() - started_at,
             response=response,
             is_final=True,
             waited_s=wait.waited_s,
             estimated=estimated,
         )
-        self._keep(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
+        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
         return response

@@ -1,13 +1,7 @@
-"""From an answer's text to the declared type. Pure: no model, clock or log is touched here.
+"""Parse the text of an answer as the declared type, with corrections by the model.
 
-In: texts of a model. Out: parsed objects, correction prompts, and at the end an object or `OutputParsingError`.
-
-Rules of the retries (`StructuredMachine`):
-1. There are 1 + max_output_retries attempts; the agent's own answer is the first (S-OUT-30).
-2. Each further one is one model call with the system prompt and a correction prompt, which holds the latest answer and
-   what was wrong with it (S-OUT-31).
-3. The first attempt that parses ends it; when none is left, the error tells of every one (S-OUT-32, S-OUT-33).
-4. An empty answer is a failed attempt (S-OUT-38).
+There are 1 + `max_output_retries` attempts; the agent's own answer is the first (S-OUT-30). Each further attempt is one
+model call with a correction prompt (S-OUT-31), and the first one that parses ends it (S-OUT-32).
 """
 
 from __future__ import annotations
@@ -35,50 +29,284 @@ from ensemble_ray.text.answers import iter_json
 from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
 from ensemble_ray.values.task_output import OutputType, type_name
 
-#: What `adapter_of` raises for a type of which pydantic can make nothing.
+#: Levels of log lines, as `logging` numbers them; the machine returns lines and does not log.
+_INFO, _WARNING = 20, 30
+#: A fenced block: its tag and its content. Tags other than json must match, too, so that fences pair correctly.
+_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
+#: Possible start of an object or array.
+_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
+#: Values and fenced blocks of one answer that are examined, the last ones.
+_MOST_VALUES = 100
+#: Characters of an answer without JSON in its error (S-OUT-21).
+_SHOWN = 200
+#: Mistakes that a correction prompt lists.
+_SHOWN_MISTAKES = 20
+#: Errors of `adapter_of` for a type that pydantic does not support.
 UNKNOWN_TYPE = (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation)
-
-#: Before this, pydantic takes a `TypedDict` only from the backport.
+#: Earlier Python needs `TypedDict` of typing_extensions for pydantic.
 _NEEDS_BACKPORT = sys.version_info < (3, 12)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseResult(Generic[T]):
+    """Result of parsing one text: a value, or the reason of a failure."""
+
+    #: None if parsing failed
+    value: T | None = None
+    #: None if parsing succeeded
+    error_message: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether parsing succeeded."""
+        return self.error_message is None
+
+
+def extract_json(raw: str | None) -> str | None:
+    """Return the last JSON object or array in a model's answer as text; None if there is none.
+
+    Examples:
+        >>> extract_json('Perhaps {"city": "Bern"}? It is {"city": "Zurich"}.')
+        '{"city": "Zurich"}'
+    """
+    values = _find_values((raw or "").strip())
+    return values[-1] if values else None
+
+
+def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
+    """Parse a model's answer as an object of that type: the last JSON value in it that fits.
+
+    Unknown properties are ignored unless the type itself forbids them. A bare JSON scalar is accepted
+    if it fits the type.
+
+    Args:
+        raw: The answer.
+        output_type: Any type that pydantic can validate.
+    """
+    text = (raw or "").strip()
+    if not text:
+        return ParseResult(error_message="LLM produced an empty response")
+    try:
+        adapter, form = adapter_of(cast("Hashable", output_type)), _form_of(cast("Hashable", output_type))
+    except UNKNOWN_TYPE as error:
+        return ParseResult(error_message=error.message)
+    if form.is_text and (plain := _parse_plain(text, output_type)).is_success:
+        return plain
+    found = _find_values(text)
+    problem: str | None = None
+    # Without an object or array, the whole text may be a bare scalar (S-OUT-21).
+    for value in reversed(found or [text]):
+        try:
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
+        except pydantic.ValidationError as error:
+            problem = problem or mistakes_of(error)
+    if not form.is_object:
+        plain = _parse_plain(text, output_type, found)
+        if plain.is_success or not found:
+            return plain
+    if not found:
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
+    return ParseResult(error_message=f"JSON could not be deserialized as {type_name(output_type)}: {problem}")
+
+
+def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResult[T]:
+    """Restore an object of that type from recorded JSON data."""
+    try:
+        # From JSON text, which strict types accept for dates and enums, unlike Python data.
+        value = adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
+    except (ValueError, RecursionError, *UNKNOWN_TYPE) as error:
+        return ParseResult(
+            error_message=mistakes_of(error) if isinstance(error, pydantic.ValidationError) else str(error)
+        )
+    return ParseResult(value=cast("T", value))
+
+
+def mistakes_of(error: pydantic.ValidationError) -> str:
+    """Describe the mistakes and their places, without the values."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    parts: list[str] = []
+    for found in mistakes[:_SHOWN_MISTAKES]:
+        where = ".".join(str(part) for part in found["loc"])
+        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+    if len(mistakes) > _SHOWN_MISTAKES:
+        parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
+    return "; ".join(parts)
+
+
+class StructuredTask(Protocol):
+    """The part of a task that the machine reads."""
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def output_type(self) -> OutputType | None: ...
+
+    @property
+    def max_output_retries(self) -> int: ...
+
+
+class StructuredMachine:
+    """Decides whether an answer is accepted, is to be corrected, or was the last one."""
+
+    def __init__(self, task: StructuredTask, *, agent_role: str, first_response: str | None) -> None:
+        if task.output_type is None:
+            msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
+            raise IllegalStateError(msg)
+        self._output_type: OutputType = task.output_type
+        self._description = task.description
+        self._agent_role = agent_role
+        self._attempts = 1 + max(0, task.max_output_retries)
+        self._errors: list[str] = []
+        self._log: list[tuple[int, str]] = []
+        self._response = ""
+        self._parsed: ParseResult[object] = ParseResult()
+        self._parse(first_response)
+
+    def next_prompt(self) -> str | None:
+        """Return the correction prompt of the next attempt; None if there is none."""
+        if self._parsed.is_success or len(self._errors) >= self._attempts:
+            return None
+        return correction_prompt(self._output_type, problem=self._errors[-1], response=self._response)
+
+    def accept(self, response: str | None) -> None:
+        """Parse the answer to the last prompt."""
+        if self.next_prompt() is None:
+            msg = f"Task '{self._description[:80]}': an answer came after the last attempt"
+            raise IllegalStateError(msg)
+        self._parse(response)
+
+    def result(self, incomplete: str = "") -> object:
+        """Return the parsed object, or raise `OutputParsingError` (S-OUT-33).
+
+        `incomplete` is the problem of a last answer that was cut off, for the error.
+        """
+        if self._parsed.is_success:
+            return self._parsed.value
+        if self.next_prompt() is not None:
+            msg = f"Task '{self._description[:80]}': attempt {len(self._errors) + 1} has not been answered"
+            raise IllegalStateError(msg)
+        reason, answer = brief(self._errors[-1]), brief(self._response)
+        text = (
+            f"Structured output parsing failed for task '{self._description[:80]}' "
+            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}. {reason}"
+        )
+        if answer.removesuffix("...") not in reason:  # the reason contains an answer without JSON
+            text = f"{text}. Last answer: {answer}"
+        if incomplete:
+            text = f"{text}. {incomplete}"
+        raise OutputParsingError(
+            text,
+            self._response,
+            self._output_type,
+            tuple(self._errors),
+            self._attempts,
+            self._description,
+            self._agent_role,
+        )
+
+    def log_lines(self) -> list[tuple[int, str]]:
+        """Return the (level, text) of log lines since the last call (S-OUT-36)."""
+        lines, self._log = self._log, []
+        return lines
+
+    def _parse(self, response: str | None) -> None:
+        self._response = response or ""
+        self._parsed = parse_output(self._response, self._output_type)  # an empty answer fails (S-OUT-38)
+        attempt = f"attempt {len(self._errors) + 1}/{self._attempts}"
+        subject = f"Agent '{self._agent_role}': structured output"
+        if self._parsed.error_message is None:
+            self._log.append((_INFO, f"{subject} parsed on {attempt}"))
+            return
+        self._errors.append(self._parsed.error_message)
+        self._log.append((_WARNING, f"{subject} not parsed on {attempt}: {self._parsed.error_message}"))
+
+
+# Answers.
+
+
+def _find_values(text: str) -> list[str]:
+    """Return the JSON objects and arrays of an answer in order; those in code of other languages come first."""
+    spans = list(deque(((each.start, each.end) for each in iter_json(text, _OPENING)), _MOST_VALUES))
+    code: list[tuple[int, int]] = []
+    for block in (*deque(_FENCED.finditer(text), _MOST_VALUES), None):
+        start, end = (0, len(text)) if block is None else block.span(2)
+        if block is not None and block[1].lower() not in {"", "json"}:
+            code += [each for each in spans if start <= each[0] < end]
+            continue
+        content = text[start:end]
+        start, end = start + len(content) - len(content.lstrip()), start + len(content.rstrip())
+        looks_like_json = end - start > 1 and text[start] + text[end - 1] in {"{}", "[]"}
+        if looks_like_json and all(each[1] != end for each in spans):
+            # The value is broken; a valid part of it is not the answer.
+            spans = [*(each for each in spans if not start <= each[0] < end), (start, end)]
+    spans.sort(key=lambda span: (span not in code, span))
+    return [text[start:end] for start, end in spans]
+
+
+def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
+    """Parse an answer without a fitting object (S-LLM-50 to S-LLM-53): a text, number, or choice.
+
+    `found` are the JSON values of the answer; the value may be the only member of an object.
+    """
+    adapter, form = adapter_of(cast("Hashable", output_type)), _form_of(cast("Hashable", output_type))
+    fenced = _FENCED.fullmatch(text)
+    bare = (text if fenced is None else fenced[2]).strip().strip("\"'`*").rstrip(".!").rstrip("\"'`*")
+    problem: str | None = None
+    for each in filter(None, (text, bare, form.choices.get(bare.casefold()))):
+        with suppress(pydantic.ValidationError):
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(each))))
+        try:
+            return ParseResult(value=cast("T", adapter.validate_python(whole_text(each))))
+        except pydantic.ValidationError as error:
+            problem = problem or mistakes_of(error)
+    for each in reversed(found):
+        with suppress(ValueError):  # broken JSON, or a value that does not fit either
+            members: object = from_json(each)
+            if isinstance(members, dict) and len(cast("dict[str, object]", members)) == 1:
+                (inner,) = cast("dict[str, object]", members).values()
+                return ParseResult(value=cast("T", adapter.validate_json(to_json(inner))))
+    return ParseResult(error_message=f"The response is no {type_name(output_type)}: {problem}")
+
+
+# Types.
 
 
 @functools.lru_cache(maxsize=256)
 def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
-    """Return the adapter of a type; building one costs a hundred parses.
-
-    Raises:
-        PydanticUserError, PydanticUndefinedAnnotation: pydantic can make nothing of the type.
-    """
+    """Return the adapter of a type, or raise one of `UNKNOWN_TYPE`. Building one takes as long as a hundred parses."""
     adapter = pydantic.TypeAdapter(
-        typing.cast("type[object]", _readable(annotation, ()) if _NEEDS_BACKPORT else annotation)
+        typing.cast("type[object]", _use_backport(annotation, ()) if _NEEDS_BACKPORT else annotation)
     )
-    if not adapter.pydantic_complete:  # it names a class that was not there; here it raises, and not at its first use
+    if not adapter.pydantic_complete:  # an undefined name in the type raises here, not at the first use
         adapter.rebuild()
     return adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
-    """What an answer of a type looks like, as far as its JSON schema says."""
+class _AnswerForm:
+    """Form of a type's answers, according to its JSON schema."""
 
-    #: whether its JSON is a string, so that a text without quotes can be one
+    #: the JSON is a string, so a text without quotes can be the answer
     is_text: bool = False
-    #: whether its JSON is an object, so that nothing else can be one
+    #: the JSON is always an object
     is_object: bool = True
-    #: texts that it is one of, by their case-folded form
+    #: texts that the answer can be, by their case-folded form
     choices: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @functools.lru_cache(maxsize=256)
-def form_of(annotation: Hashable) -> AnswerForm:
-    """Return the form of a type's answers."""
+def _form_of(annotation: Hashable) -> _AnswerForm:
     try:
         schema = adapter_of(annotation).json_schema()
     except Exception:  # noqa: BLE001  a type's own hooks may raise anything
-        return AnswerForm()
+        return _AnswerForm()
     alternatives = [each for each in _alternatives(schema, schema.get("$defs", {})) if each.get("type") != "null"]
     choices = [text for each in alternatives for text in (*each.get("enum", ()), each.get("const"))]
-    return AnswerForm(
+    return _AnswerForm(
         is_text=all(each.get("type") == "string" for each in alternatives),
         is_object=all(each.get("type") == "object" for each in alternatives),
         choices={text.casefold(): text for text in choices if isinstance(text, str)},
@@ -95,14 +323,14 @@ def _alternatives(node: typing.Any, definitions: Mapping[str, typing.Any]) -> It
         yield node
 
 
-def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    """Return the type with its `typing.TypedDict`s as the backport's; `within` are those that it stands in."""
+def _use_backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
+    """Replace each `typing.TypedDict` in a type by one of typing_extensions; `within` are the enclosing ones."""
     if typing.is_typeddict(annotation):
-        # One of the backport's is fine, and one that holds itself is for pydantic to judge.
+        # Pydantic supports a backported one, and decides about one that contains itself.
         is_old = type(annotation).__module__ == "typing" and annotation not in within
         return _backport(annotation, within) if is_old else annotation
     arguments = typing.get_args(annotation)
-    changed = tuple(_readable(argument, within) for argument in arguments)
+    changed = tuple(_use_backport(argument, within) for argument in arguments)
     if all(new is old for new, old in zip(changed, arguments, strict=True)):
         return annotation
     origin: typing.Any = typing.get_origin(annotation)
@@ -114,292 +342,17 @@ def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
 
 
 def _backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    import typing_extensions  # pydantic's own dependency; only types of this kind need it here
+    import typing_extensions  # a dependency of pydantic, needed only here
 
-    fields: dict[str, object] = {}
+    members: dict[str, object] = {}
     for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
-        field = _readable(hint, (*within, annotation))
-        says_so = typing.get_origin(hint) in {typing.Required, typing.NotRequired}
-        fields[name] = field if says_so or name in annotation.__required_keys__ else typing.NotRequired[field]
+        member = _use_backport(hint, (*within, annotation))
+        is_marked = typing.get_origin(hint) in {typing.Required, typing.NotRequired}
+        members[name] = member if is_marked or name in annotation.__required_keys__ else typing.NotRequired[member]
     make: typing.Any = typing_extensions.TypedDict
-    rebuilt = make(annotation.__name__, fields)
+    rebuilt = make(annotation.__name__, members)
     rebuilt.__module__, rebuilt.__doc__ = annotation.__module__, annotation.__doc__
     config: object = getattr(annotation, "__pydantic_config__", None)
     if config is not None:
         rebuilt.__pydantic_config__ = config
     return rebuilt
-
-
-#: Levels of log lines as the runner's `logging` numbers them; a machine tells lines, it does not log.
-_INFO, _WARNING = 20, 30
-
-T = TypeVar("T")
-
-#: A fenced block: its tag and its content. Tags other than json are matched too, so that fences pair up rightly.
-_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
-#: Where an object or array may begin.
-_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
-#: Values of one answer, and fenced blocks, that are looked at: the last ones.
-_MOST_VALUES = 100
-#: Characters of an answer without JSON that its error shows (S-OUT-21).
-_SHOWN = 200
-#: Mistakes of an answer that its correction prompt names; an answer may have one for every two of its characters.
-_SHOWN_MISTAKES = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParseResult(Generic[T]):
-    """What came of parsing one text."""
-
-    #: the object; None where parsing failed
-    value: T | None = None
-    #: why parsing failed; None where it did not
-    error_message: str | None = None
-
-    @property
-    def is_success(self) -> bool:
-        """Whether there is an object."""
-        return self.error_message is None
-
-
-def extract_json(raw: str | None) -> str | None:
-    """Return the last JSON object or array in a model's answer as text; None when there is none.
-
-    Examples:
-        >>> extract_json('Perhaps {"city": "Bern"}? It is {"city": "Zurich"}.')
-        '{"city": "Zurich"}'
-    """
-    values = _find_values((raw or "").strip())
-    return values[-1] if values else None
-
-
-def _find_values(text: str) -> list[str]:
-    """Return the objects and arrays in an answer, in its order; those in code of other languages come first."""
-    spans = list(deque(((each.start, each.end) for each in iter_json(text, _OPENING)), _MOST_VALUES))
-    code: list[tuple[int, int]] = []
-    for block in (*deque(_FENCED.finditer(text), _MOST_VALUES), None):
-        start, end = (0, len(text)) if block is None else block.span(2)
-        if block is not None and block[1].lower() not in {"", "json"}:
-            code += [each for each in spans if start <= each[0] < end]
-            continue
-        content = text[start:end]
-        start, end = start + len(content) - len(content.lstrip()), start + len(content.rstrip())
-        if _looks_like_json(text[start:end]) and all(each[1] != end for each in spans):
-            # It is broken: a part of it is not the answer.
-            spans = [*(each for each in spans if not start <= each[0] < end), (start, end)]
-    spans.sort(key=lambda span: (span not in code, span))
-    return [text[start:end] for start, end in spans]
-
-
-def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type: the last JSON value in it that fits.
-
-    Unknown properties are ignored unless the type itself forbids them. A bare JSON scalar is accepted
-    where the type takes one.
-
-    Args:
-        raw: The answer.
-        output_type: Any type that pydantic can validate.
-    """
-    text = (raw or "").strip()
-    if not text:
-        return ParseResult(error_message="LLM produced an empty response")
-    try:
-        adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
-    except UNKNOWN_TYPE as error:
-        return ParseResult(error_message=error.message)
-    if form.is_text and (plain := _read_plain(text, output_type)).is_success:
-        return plain
-    found = _find_values(text)
-    problem: str | None = None
-    # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-    for value in reversed(found or [text]):
-        try:
-            return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
-        except pydantic.ValidationError as error:
-            problem = problem or mistakes_of(error)
-    if not form.is_object:
-        plain = _read_plain(text, output_type, found)
-        if plain.is_success or not found:
-            return plain
-    if not found:
-        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-        return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
-    return ParseResult(error_message=f"JSON could not be deserialized as {type_name(output_type)}: {problem}")
-
-
-def _read_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
-    """Read an answer without JSON (S-LLM-50 to S-LLM-53): a text, a number, a choice; or a value alone in an object.
-
-    Args:
-        text: The answer, stripped.
-        output_type: A type whose JSON is no object.
-        found: The JSON values in the answer.
-    """
-    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
-    fenced = _FENCED.fullmatch(text)
-    bare = (text if fenced is None else fenced[2]).strip().strip("\"'`*").rstrip(".!").rstrip("\"'`*")
-    problem: str | None = None
-    for each in filter(None, (text, bare, form.choices.get(bare.casefold()))):
-        with suppress(pydantic.ValidationError):
-            return ParseResult(value=cast("T", adapter.validate_json(whole_json(each))))
-        try:
-            return ParseResult(value=cast("T", adapter.validate_python(whole_text(each))))
-        except pydantic.ValidationError as error:
-            problem = problem or mistakes_of(error)
-    for each in reversed(found):
-        with suppress(ValueError):  # it is broken, or does not fit either
-            members: object = from_json(each)
-            if isinstance(members, dict) and len(cast("dict[str, object]", members)) == 1:
-                (inner,) = cast("dict[str, object]", members).values()
-                return ParseResult(value=cast("T", adapter.validate_json(to_json(inner))))
-    return ParseResult(error_message=f"The response is no {type_name(output_type)}: {problem}")
-
-
-def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Restore an object of that type from recorded JSON data.
-
-    Args:
-        data: What the record holds.
-        output_type: Any type that pydantic can validate.
-    """
-    try:
-        # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-        value = adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
-    except (ValueError, RecursionError, *UNKNOWN_TYPE) as error:
-        return ParseResult(
-            error_message=mistakes_of(error) if isinstance(error, pydantic.ValidationError) else str(error)
-        )
-    return ParseResult(value=cast("T", value))
-
-
-class StructuredTask(Protocol):
-    """What the machine needs to know of a task."""
-
-    @property
-    def description(self) -> str:
-        """What is to be done."""
-        ...
-
-    @property
-    def output_type(self) -> OutputType | None:
-        """Type of the answer."""
-        ...
-
-    @property
-    def max_output_retries(self) -> int:
-        """How many corrections may be asked for."""
-        ...
-
-
-class StructuredMachine:
-    """Decides whether an answer is good, is to be corrected, or was the last one.
-
-    Args:
-        task: Its description, output type and retries.
-        agent_role: Who answers.
-        first_response: The agent's own answer.
-
-    Raises:
-        IllegalStateError: the task has no output type.
-    """
-
-    def __init__(self, task: StructuredTask, *, agent_role: str, first_response: str | None) -> None:
-        if task.output_type is None:
-            msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
-            raise IllegalStateError(msg)
-        self._output_type: OutputType = task.output_type
-        self._description = task.description
-        self._agent_role = agent_role
-        self._attempts = 1 + max(0, task.max_output_retries)
-        self._errors: list[str] = []
-        self._log: list[tuple[int, str]] = []
-        self._response = ""
-        self._parsed: ParseResult[object] = ParseResult()
-        self._judge(first_response)
-
-    def next_prompt(self) -> str | None:
-        """Return the correction prompt of the next attempt; None when nothing is left to ask."""
-        if self._parsed.is_success or len(self._errors) >= self._attempts:
-            return None
-        return correction_prompt(self._output_type, problem=self._errors[-1], response=self._response)
-
-    def accept(self, response: str | None) -> None:
-        """Take the answer to the last prompt.
-
-        Raises:
-            IllegalStateError: none was asked for.
-        """
-        if self.next_prompt() is None:
-            msg = f"Task '{self._description[:80]}': an answer came after the last attempt"
-            raise IllegalStateError(msg)
-        self._judge(response)
-
-    def result(self, incomplete: str = "") -> object:
-        """Return the parsed object.
-
-        Args:
-            incomplete: What the error says of a last answer that was cut off; empty: it was whole.
-
-        Raises:
-            OutputParsingError: no attempt gave one.
-            IllegalStateError: an attempt is still open.
-        """
-        if self._parsed.is_success:
-            return self._parsed.value
-        if self.next_prompt() is not None:
-            msg = f"Task '{self._description[:80]}': attempt {len(self._errors) + 1} has not been answered"
-            raise IllegalStateError(msg)
-        reason, answer = brief(self._errors[-1]), brief(self._response)
-        text = (
-            f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}. {reason}"
-        )
-        if answer.removesuffix("...") not in reason:  # an answer without JSON is part of the reason
-            text = f"{text}. Last answer: {answer}"
-        if incomplete:
-            text = f"{text}. {incomplete}"
-        raise OutputParsingError(
-            text,
-            self._response,
-            self._output_type,
-            tuple(self._errors),
-            self._attempts,
-            self._description,
-            self._agent_role,
-        )
-
-    def log_lines(self) -> list[tuple[int, str]]:
-        """(level, text) of what happened since the last call, for the runner to log (S-OUT-36)."""
-        lines, self._log = self._log, []
-        return lines
-
-    def _judge(self, response: str | None) -> None:
-        self._response = response or ""
-        self._parsed = parse_output(self._response, self._output_type)
-        attempt = f"attempt {len(self._errors) + 1}/{self._attempts}"
-        whose = f"Agent '{self._agent_role}': structured output"
-        if self._parsed.error_message is None:
-            self._log.append((_INFO, f"{whose} parsed on {attempt}"))
-            return
-        self._errors.append(self._parsed.error_message)
-        self._log.append((_WARNING, f"{whose} not parsed on {attempt}: {self._parsed.error_message}"))
-
-
-# Parts of parsing.
-
-
-def _looks_like_json(text: str) -> bool:
-    return len(text) > 1 and text[0] + text[-1] in {"{}", "[]"}
-
-
-def mistakes_of(error: pydantic.ValidationError) -> str:
-    """Say what was wrong and where, without the values: the answer is shown beside it."""
-    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
-    parts: list[str] = []
-    for found in mistakes[:_SHOWN_MISTAKES]:
-        where = ".".join(str(part) for part in found["loc"])
-        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
-    if len(mistakes) > _SHOWN_MISTAKES:
-        parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
-    return "; ".join(parts)

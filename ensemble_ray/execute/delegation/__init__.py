@@ -1,1 +1,1 @@
-"""Work that an agent hands to another."""
+"""Delegation of work from one agent to another."""

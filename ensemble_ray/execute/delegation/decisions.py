@@ -1,23 +1,25 @@
-"""What is decided of the calls that hand work on, before anybody is asked.
+"""Decisions about delegations, before any worker starts.
 
-In: a turn's calls of the delegation tool. Out: a decision for each, on record. Rules:
-1. Calls are decided in request order, and the decisions are on record, before any worker of that turn starts
-   (S-SET-45): a cap of three lets three of fifty calls pass, also when the process dies in between.
-2. A decision that is on record is recalled, never made again: no policy is asked twice about one call.
+Calls of one turn are decided in request order, and all decisions are recorded before a worker of that turn starts
+(S-SET-45). So a limit of three delegations lets three of fifty calls pass, also if the process dies in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.execute.callables import callable_path
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
@@ -32,82 +34,67 @@ from ensemble_ray.values.delegation import (
     spoken_role,
 )
 from ensemble_ray.values.ids import effect_name, uuid_of
-from ensemble_ray.values.messages import ToolSpec
+from ensemble_ray.values.messages import ToolCall, ToolSpec
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.plan.plan import HierarchyRules
-    from ensemble_ray.values.messages import ToolCall
+_log = bounded_logger(__name__)
+
+#: Expected output of every delegated task (S-HIER-23, S-DEL-3).
+EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationRefusal:
-    """Why a worker is not asked."""
+    """Reason to refuse a delegation."""
 
-    #: what events and the response say
+    #: for events and the response
     reason: str
-    #: what helps the model to do better, told behind the reason
+    #: advice that the model receives after the reason
     hint: str = ""
 
     @property
     def text(self) -> str:
-        """What the model is told."""
+        """Text for the model."""
         return f"{self.reason}\n{self.hint}" if self.hint else self.reason
 
 
-class DelegationGate(Protocol):
-    """The rules of one delegating task."""
+class DelegationGate(ABC):
+    """Rules of one delegating task."""
 
-    @property
-    def depth(self) -> int:
-        """How deep the delegating task is; 0 for one of the plan (S-DEL-11)."""
-        ...
+    #: depth of the delegating task; 0 for a task of the plan (S-DEL-11)
+    depth: int = 0
+    #: roles of possible workers, for policies (S-DEL-44)
+    roles: tuple[str, ...]
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that may be asked, as policies see them (S-DEL-44)."""
-        ...
-
+    @abstractmethod
     def find(self, role: str) -> Peer | DelegationRefusal:
-        """Apply the guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
-        ...
+        """Return the worker of that role, if the guards allow it (S-DEL-73 to S-DEL-75, S-HIER-21)."""
 
-    def approve(self, worker: Peer) -> DelegationRefusal | None:
-        """Apply the checks before the policies; an approved attempt counts from here on (S-HIER-41)."""
-        ...
-
+    @abstractmethod
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
-        """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
-        ...
+        """Return the worker after the policies, which may have changed the role (S-DEL-77, S-DEL-78, S-HIER-46)."""
 
-    def reapply_recorded(self, charged: str) -> None:
-        """Count an attempt again that the record says was approved for that role."""
-        ...
+    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002
+        """Check the constraints before the policies; an approved attempt counts from now on (S-HIER-41)."""
+        return None
 
-    def record_success(self, role: str, description: str) -> str:
-        """Note that a worker returned its result; return a notice for the asking model, or nothing."""
-        ...
+    def reapply_recorded(self, charged: str) -> None:  # noqa: B027
+        """Count a recorded attempt for the role that it was charged to."""
+
+    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002
+        """Count a result of a worker. Return a notice for the model, or ""."""
+        return ""
 
     def turn_ended(self) -> bool:
-        """All calls of a turn returned; whether nothing has been achieved for so long that it should end."""
-        ...
+        """Count a finished turn. Return whether there has been no progress for too many turns."""
+        return False
 
     def reminder(self) -> str | None:
-        """Return the reminder for an asking model that wants to finish too early; None if it may."""
-        ...
+        """Return a reminder for a model that finishes too early, or None."""
+        return None
 
 
-def _join_roles(roles: tuple[str, ...]) -> str:
-    return f"[{', '.join(roles)}]"
-
-
-def _describe_change(role: str) -> str:
-    return f"A policy modified agent_role to '{role}'"
-
-
-class PeerGate:
-    """An agent with `allow_delegation` asks a colleague."""
+class PeerGate(DelegationGate):
+    """Rules of an agent with `allow_delegation`: no constraints, and only its limit of tool calls ends the task."""
 
     def __init__(self, context: DelegationContext, *, role: str, depth: int) -> None:
         self._context = context
@@ -116,7 +103,6 @@ class PeerGate:
         self.roles = tuple(each for each in context.roles if not self._is_self(each))
 
     def find(self, role: str) -> Peer | DelegationRefusal:
-        """Depth, then self, then unknown."""
         most = self._context.max_depth
         if self.depth >= most:
             return DelegationRefusal(
@@ -125,51 +111,25 @@ class PeerGate:
             )
         if self._is_self(role):
             return DelegationRefusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
-        roles = _join_roles(self._context.roles)
-        found = self._context.find(role)
-        return found or DelegationRefusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
+        unknown = f"Agent not found with role '{role.strip()}'. {_available(self._context)}"
+        return self._context.find(role) or DelegationRefusal(unknown)
 
-    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002  between peers nothing is counted
-        """Nothing stands before the policies."""
-        return None
-
-    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:  # noqa: ARG002  nothing was charged
-        """Unknown, then self."""
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:  # noqa: ARG002
         found = self._context.find(role)
         if found is None:
-            roles = _join_roles(self._context.roles)
-            return DelegationRefusal(
-                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
-            )
+            return _unknown_after_change(role, self._context)
         if self._is_self(role):
             return DelegationRefusal(
-                f"{_describe_change(role)} which results in self-delegation. Choose a different agent."
+                f"A policy modified agent_role to '{role}' which results in self-delegation. Choose a different agent."
             )
         return found
-
-    def reapply_recorded(self, charged: str) -> None:
-        """Nothing is counted."""
-
-    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
-        """No notice."""
-        return ""
-
-    def turn_ended(self) -> bool:
-        """Leave the end to the agent's own limit of tool calls."""
-        return False
-
-    def reminder(self) -> str | None:
-        """Let it finish when it likes."""
-        return None
 
     def _is_self(self, role: str) -> bool:
         return spoken_role(role) == spoken_role(self._role)
 
 
-class ManagerGate:
-    """A manager asks a worker, under its constraints."""
-
-    depth = 0
+class ManagerGate(DelegationGate):
+    """Rules of a manager with its constraints."""
 
     def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
         self._context = context
@@ -177,64 +137,55 @@ class ManagerGate:
         self.roles = context.roles
 
     def find(self, role: str) -> Peer | DelegationRefusal:
-        """Only whether there is one."""
-        roles = _join_roles(self._context.roles)
-        found = self._context.find(role)
-        return found or DelegationRefusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
-
-    def approve(self, worker: Peer) -> DelegationRefusal | None:
-        """Check the constraints, by the worker's own role (S-HIER-45)."""
-        reason = self._enforcer.approve(worker.role)
-        return None if reason is None else self._reject(reason)
+        unknown = f"No agent found with role '{role.strip()}'. {_available(self._context)}"
+        return self._context.find(role) or DelegationRefusal(unknown)
 
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
-        """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
         found = self._context.find(role)
         if found is None:
-            roles = _join_roles(self._context.roles)
-            return DelegationRefusal(
-                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
-            )
+            return _unknown_after_change(role, self._context)
+        # The attempt counts for the new worker instead (S-HIER-46).
         if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
             return self._reject(reason)
         return found
 
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
+        reason = self._enforcer.approve(worker.role)  # in the worker's own spelling (S-HIER-45)
+        return None if reason is None else self._reject(reason)
+
     def reapply_recorded(self, charged: str) -> None:
-        """Count the attempt as when it was approved."""
         self._enforcer.reapply_recorded(charged)
 
     def record_success(self, role: str, description: str) -> str:
-        """Tell a manager that repeats itself."""
         notice = self._enforcer.check_repetition(role, description)
         self._enforcer.record_success(role, description)
         return notice or ""
 
     def turn_ended(self) -> bool:
-        """So many turns without progress are a stall."""
         return self._enforcer.turn_ended()
 
     def reminder(self) -> str | None:
-        """Once, of required workers that are missing."""
         return self._enforcer.reminder()
 
     def _reject(self, reason: str) -> DelegationRefusal:
         return DelegationRefusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())
 
 
-#: What every delegated task is to give (S-HIER-23, S-DEL-3).
-EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
+def _unknown_after_change(role: str, context: DelegationContext) -> DelegationRefusal:
+    return DelegationRefusal(
+        f"A policy modified agent_role to '{role}' but no agent found with that role. {_available(context)}"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class AskedDelegation:
-    """What a call asks for."""
+def _available(context: DelegationContext) -> str:
+    return f"Available roles: [{', '.join(context.roles)}]"
 
-    agent_role: str
-    task_description: str
+
+# The tool.
 
 
 def manager_tool(context: DelegationContext, rules: HierarchyRules, constraints: str) -> ToolSpec:
-    """Describe the manager's only tool (S-HIER-20); `constraints` are its constraints in words."""
+    """Describe the manager's only tool (S-HIER-20); `constraints` describes its constraints."""
     allowed = set(rules.allowed_workers)
     roles = [role for role in context.roles if not allowed or role in allowed]
     text = (
@@ -257,64 +208,70 @@ def peer_tool(context: DelegationContext, role: str) -> ToolSpec:
 
 def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) -> ToolSpec:
     role: dict[str, object] = {"type": "string", "description": "Role of the agent that shall do it."}
-    if roles:  # an empty enum is no valid schema
+    if roles:  # JSON schema forbids an empty enum
         role["enum"] = list(roles)
     properties = {"agent_role": role, text_field: {"type": "string", "description": "What to do, with all details."}}
     parameters = {"type": "object", "properties": properties, "required": ["agent_role", text_field]}
     return ToolSpec(name, description, parameters)
 
 
-def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> AskedDelegation | str:
-    """Return what a call asks for, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
+@dataclass(frozen=True, slots=True)
+class DelegationCall:
+    """Arguments of a call of the delegation tool."""
+
+    agent_role: str
+    task_description: str
+
+
+def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> DelegationCall | str:
+    """Return the arguments of a call, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
+
+    def malformed(problem: str) -> str:
+        return f'Error: {problem}. Call it with {{"agent_role": "...", "{text_field}": "..."}}.'
+
     try:
         data: object = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:  # the latter: nested beyond reason
-        return _describe_malformed(text_field, f"the arguments are no valid JSON ({error})")
+    except (ValueError, RecursionError) as error:
+        return malformed(f"the arguments are no valid JSON ({error})")
     if not isinstance(data, dict):
-        return _describe_malformed(text_field, "the arguments are no JSON object")
+        return malformed("the arguments are no JSON object")
     fields = cast("Mapping[str, object]", data)
     texts: list[str] = []
     for name in ("agent_role", text_field):
         value = fields.get(name)
         if value is not None and not isinstance(value, str):
-            return _describe_malformed(text_field, f"{name} must be a string")
+            return malformed(f"{name} must be a string")
         if value is None or not value.strip():
-            return f"Error: {'task_description' if name == text_field else name} must not be None or blank." + (
-                ""
-                if text_field == "task_description"
-                else f" Give both agent_role (one of [{', '.join(roles)}]) and task."
-            )
+            shown = "task_description" if name == text_field else name
+            advice = f" Give both agent_role (one of [{', '.join(roles)}]) and task."
+            return f"Error: {shown} must not be None or blank." + ("" if text_field == "task_description" else advice)
         texts.append(value)
-    return AskedDelegation(texts[0], texts[1])
+    return DelegationCall(texts[0], texts[1])
 
 
-def _describe_malformed(text_field: str, what: str) -> str:
-    return f'Error: {what}. Call it with {{"agent_role": "...", "{text_field}": "..."}}.'
-
-
-_log = bounded_logger(__name__)
+# The decisions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationDecision:
-    """What was decided of one call."""
+    """Decision about one call."""
 
     request: DelegationRequest
-    #: who is asked; None: nobody
+    #: None: the call is refused
     worker: Peer | None
-    #: when the request was made, Unix time, s
+    #: time of the request, Unix time, s
     at: float
     #: turn and index of the call
     position: tuple[int, int]
-    #: role whose cap it counts for; None: none's
+    #: role that the attempt counts for, or None
     charged: str | None = None
     refusal: DelegationRefusal | None = None
-    #: whether a policy failed, so that the model is told of an error
+    #: a policy failed, and the model receives an error
     is_error: bool = False
 
 
 class Decisions:
-    """The decisions of one task."""
+    """Decisions of one task."""
 
     def __init__(self, scope: TaskScope, gate: DelegationGate, text_field: str) -> None:
         self._scope = scope
@@ -323,94 +280,97 @@ class Decisions:
         self._gate = gate
         self._text_field = text_field
         self._decisions: dict[str, DelegationDecision] = {}
-        #: error texts of calls that ask for nothing
+        #: error texts of malformed calls
         self._malformed: dict[str, str] = {}
 
     def of(self, name: str) -> DelegationDecision | str:
-        """Return what was decided of the call of that name, or the error text of one that asks for nothing."""
+        """Return the decision about a call, or the error text of a malformed one."""
         return self._malformed[name] if name in self._malformed else self._decisions[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
-        """Decide these calls of a turn, by their index, in request order; return when that is on record.
-
-        Raises:
-            IllegalStateError: a policy gave no verdict (S-DEL-43).
-        """
+        """Decide these calls of a turn, by index, and commit the decisions. A recorded decision is not made again."""
         is_new = False
         for index in sorted(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
-            asked = read_call(calls[index].arguments, self._text_field, self._context.roles)
-            if isinstance(asked, str):
-                self._malformed[name] = asked
+            call = read_call(calls[index].arguments, self._text_field, self._context.roles)
+            if isinstance(call, str):
+                self._malformed[name] = call
                 continue
             fact = self._scope.find_recorded(name, DelegationDecided)
             if fact is not None:
                 self._decisions[name] = self._recall(fact, (turn, index))
                 continue
-            decision = self._decisions[name] = await self._decide(name, asked, (turn, index))
-            await self._scope.note(name, _fact_of(decision))
+            decision = self._decisions[name] = await self._decide(name, call, (turn, index))
+            refusal = decision.refusal
+            fact_data = DelegationDecided(
+                request=decision.request.model_dump(mode="json"),
+                worker=None if decision.worker is None else decision.worker.key,
+                charged=decision.charged,
+                started_at=decision.at,
+                refusal=None if refusal is None else RecordedRefusal(refusal.reason, refusal.hint),
+                is_error=None if refusal is None else decision.is_error,
+            )
+            await self._scope.note(name, fact_data)
             is_new = True
         if is_new:
-            await self._write()
+            await self._commit()
 
-    async def _write(self) -> None:
-        """Return when everything that the task noted is on record."""
+    def _recall(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> DelegationDecision:
+        data = fact.data
+        if data.charged is not None:
+            self._gate.reapply_recorded(data.charged)
+        return DelegationDecision(
+            request=read_request(fact),
+            worker=next((each for each in self._context.peers if each.key == data.worker), None),
+            at=data.started_at,
+            position=position,
+            charged=data.charged,
+            refusal=None if data.refusal is None else DelegationRefusal(*data.refusal),
+            is_error=data.is_error is True,
+        )
+
+    async def _commit(self) -> None:
+        """Commit all facts of the task."""
         await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
 
-    async def _decide(self, name: str, asked: AskedDelegation, position: tuple[int, int]) -> DelegationDecision:
-        at = self._scope.ports.clock.now()
+    async def _decide(self, name: str, call: DelegationCall, position: tuple[int, int]) -> DelegationDecision:
         request = DelegationRequest(
             task_id=uuid_of(f"{self._order.run_id}/{name}"),
-            agent_role=asked.agent_role,
-            task_description=asked.task_description,
+            agent_role=call.agent_role,
+            task_description=call.task_description,
         )
-        found = self._gate.find(asked.agent_role)
-        refusal = found if isinstance(found, DelegationRefusal) else self._gate.approve(found)
-        if refusal is not None:
-            return DelegationDecision(request=request, worker=None, at=at, position=position, refusal=refusal)
-        return await self._under_policies(request, cast("Peer", found), at, position)
+        decision = DelegationDecision(request=request, worker=None, at=self._scope.ports.clock.now(), position=position)
+        worker = self._gate.find(call.agent_role)
+        if isinstance(worker, DelegationRefusal):
+            return replace(decision, refusal=worker)
+        if (refusal := self._gate.approve(worker)) is not None:
+            return replace(decision, refusal=refusal)
+        return await self._apply_policies(replace(decision, charged=worker.role), worker)
 
-    async def _under_policies(
-        self, request: DelegationRequest, worker: Peer, at: float, position: tuple[int, int]
-    ) -> DelegationDecision:
-        """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
-        charged = worker.role
-        if self._context.policies:  # user code depends on the answer, and on what was decided before, from here on
-            await self._write()
+    async def _apply_policies(self, decision: DelegationDecision, worker: Peer) -> DelegationDecision:
+        """Evaluate the policies in order; the attempt counts for the final worker (S-DEL-41, S-HIER-46)."""
+        if self._context.policies:  # user code depends on the model's answer, and on earlier decisions
+            await self._commit()
         for index, name in enumerate(self._context.policies):
             try:
-                verdict = await self._asked_policy(index, request)
+                verdict = await self._evaluate_policy(index, decision.request)
             except (ExitEarlyError, IllegalStateError, asyncio.CancelledError):
                 raise
             except USER_ERRORS as error:
-                # What it raised is told with the delegation's failure; here is where it did.
+                # The failure of the delegation reports the error; this line has its place in the user's code.
                 where = TextLine(f"\n{user_traceback(error)}")
                 _log.warning("Delegation policy '%s' raised %s%s", name, type(error).__name__, where)
-                reason = DelegationRefusal(f"Error: {message_of(error)}")
-                return DelegationDecision(
-                    request=request,
-                    worker=None,
-                    at=at,
-                    position=position,
-                    charged=charged,
-                    refusal=reason,
-                    is_error=True,
-                )
+                return replace(decision, refusal=DelegationRefusal(f"Error: {message_of(error)}"), is_error=True)
             if verdict.verdict == "reject":
-                reason = DelegationRefusal(f"Delegation rejected by policy: {verdict.reason}")
-                return DelegationDecision(
-                    request=request, worker=None, at=at, position=position, charged=charged, refusal=reason
-                )
+                return replace(decision, refusal=DelegationRefusal(f"Delegation rejected by policy: {verdict.reason}"))
             if verdict.request is not None:
-                request = verdict.request  # under the id that it has (S-DEL-50)
-        target = self._gate.change(worker, request.agent_role)
+                decision = replace(decision, request=verdict.request)  # which keeps its id (S-DEL-50)
+        target = self._gate.change(worker, decision.request.agent_role)
         if isinstance(target, DelegationRefusal):
-            return DelegationDecision(
-                request=request, worker=None, at=at, position=position, charged=charged, refusal=target
-            )
-        return DelegationDecision(request=request, worker=target, at=at, position=position, charged=target.role)
+            return replace(decision, refusal=target)
+        return replace(decision, worker=target, charged=target.role)
 
-    async def _asked_policy(self, index: int, request: DelegationRequest) -> DelegationPolicyResult:
+    async def _evaluate_policy(self, index: int, request: DelegationRequest) -> DelegationPolicyResult:
         context = DelegationPolicyContext(
             delegating_agent_role=self._order.agent_role,
             current_depth=self._gate.depth,
@@ -419,32 +379,3 @@ class Decisions:
         )
         answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
         return cast("DelegationPolicyResult", answer)
-
-    def _recall(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> DelegationDecision:
-        """Return the decision that is on record; what it counted for counts again."""
-        data = fact.data
-        worker = next((each for each in self._context.peers if each.key == data.worker), None)
-        if data.charged is not None:
-            self._gate.reapply_recorded(data.charged)
-        return DelegationDecision(
-            request=read_request(fact),
-            worker=worker,
-            at=data.started_at,
-            position=position,
-            charged=data.charged,
-            refusal=None if data.refusal is None else DelegationRefusal(*data.refusal),
-            is_error=data.is_error is True,
-        )
-
-
-def _fact_of(decision: DelegationDecision) -> DelegationDecided:
-    """Return what is recorded of a decision."""
-    refusal = decision.refusal
-    return DelegationDecided(
-        request=decision.request.model_dump(mode="json"),
-        worker=None if decision.worker is None else decision.worker.key,
-        charged=decision.charged,
-        started_at=decision.at,
-        refusal=None if refusal is None else RecordedRefusal(refusal.reason, refusal.hint),
-        is_error=None if refusal is None else decision.is_error,
-    )

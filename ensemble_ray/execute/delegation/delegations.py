@@ -1,10 +1,6 @@
-"""A task's delegations: decided, then carried out by other agents.
+"""Delegations of one task: calls of the delegation tool, carried out by other agents.
 
-In: a model's calls of the delegation tool. Out: what each worker gave, as the tool's text. Rules:
-1. Nothing is asked of a worker before it was decided and the decision is on record (`delegation_decisions`).
-2. A worker's task has an instance of its own inside the call's name. Handing it out again repeats nothing that it
-   recorded.
-3. Every attempt leaves a request and a response in the trace, in the order of the attempts; malformed calls leave none.
+A worker's task has its own instance inside the call's name. A second dispatch does not repeat its recorded effects.
 """
 
 from __future__ import annotations
@@ -14,8 +10,8 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -42,29 +38,24 @@ from ensemble_ray.execute.delegation.decisions import (
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect, recorded_output, recorded_trace
 from ensemble_ray.execute.orders import Peers, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.review.gates import ReviewOpenError
-from ensemble_ray.execute.scope import exit_of
+from ensemble_ray.execute.scope import TaskScope, exit_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, Peer
 from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.values.messages import ToolCall, ToolSpec
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
 
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.values.messages import ToolCall, ToolSpec
-
-
 _log = bounded_logger(__name__)
-#: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.
-_PATIENCE_S = 5.0
-#: What came of a delegation whose asking task was stopped.
-_STOPPED = "Stopped before the worker was done"
-#: What came of a delegation whose worker was put down, in the trace until it is picked up.
+#: Time for a stopped worker to report its trace, s.
+_STOP_GRACE_S = 5.0
+#: Result if the delegating task is stopped.
+_STOPPED = "Stopped before the worker completed"
+#: Result while the worker is suspended.
 _AT_GATE = "Waits for a review"
 
 
@@ -81,15 +72,15 @@ class Delegations:
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
-        #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
+        #: by name of the call: attempts without a result, and started workers
         self._open: dict[str, tuple[DelegationDecision, Peer]] = {}
-        self._begun: set[str] = set()
-        #: what a worker gave that ends more than its task
-        self._beyond: BaseException | None = None
+        self._started: set[str] = set()
+        #: error of a worker that ends the delegating task, too
+        self._fatal: BaseException | None = None
 
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
-        """Those of a task that an agent does; None where it may delegate nothing."""
+        """Return the delegations of an agent's task; None: it must not delegate."""
         order, context = scope.order, scope.context.delegation
         if scope.is_manager:
             rules = scope.context.hierarchy or HierarchyRules()
@@ -98,50 +89,30 @@ class Delegations:
             return cls(scope, gate, manager_tool(context, rules, rules_text(rules)))
         if not agent.allow_delegation:
             return None
-        # A worker of a manager is at depth 1 already (S-HIER-27).
+        # A manager's worker has depth 1 (S-HIER-27).
         peer = PeerGate(context, role=agent.role, depth=order.depth)
         return cls(scope, peer, peer_tool(context, agent.role))
 
     async def decide(self, calls: Mapping[int, ToolCall], turn: int) -> None:
-        """Decide these calls of a turn, by their index, in request order; return when that is on record.
-
-        Raises:
-            IllegalStateError: a policy gave no verdict (S-DEL-43).
-        """
+        """Decide these calls of a turn; see `Decisions.make`."""
         await self._decisions.make(calls, turn)
 
     def reminder(self) -> str | None:
-        """Return the reminder for a model that wants to finish too early; None if it may."""
+        """Return a reminder for a model that finishes too early, or None."""
         return self._gate.reminder()
 
     def turn_ended(self) -> None:
-        """All calls of a turn returned.
-
-        Raises:
-            ManagerStalledError: nothing has been achieved for too many turns.
-        """
+        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
         if self._gate.turn_ended():
             rules = self._scope.context.hierarchy or HierarchyRules()
             texts = [each.text for each in self._scope.effects.delegations]
             raise ManagerStalledError(rules.stall_turns, texts[-rules.stall_turns :], self._order.task.description)
 
-    # Carrying out.
-
     async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Persistence]:
-        """Carry out what was decided of a call; gives its effect, and how safe its record must be before anything follows.
+        """Carry out the decision about a call. Return its effect, and how safe the effect's fact must be.
 
-        A worker's result is on record as the worker's own output, and a refusal as the decision: from them the same effect
-        comes again. What became of a worker that gave nothing only its asker knows.
-
-        Args:
-            call: As the model wrote it.
-            name: The effect's name.
-
-        Raises:
-            ExitEarlyError: the worker ended the run (S-DEL-5).
-            ReviewOpenError: the worker waits at an open gate (S-REV-115).
-            IllegalStateError: the worker is set up wrongly (S-DEL-5).
-            StaleEpochError, RecordError: this run's record is somebody else's, or cannot be written.
+        The record of the worker's output, or of a refusal, already determines the effect. Only a failure of the worker
+        must be committed here. Errors that end the delegating task, too, are raised (S-DEL-5).
         """
         decision = self._decisions.of(name)
         if isinstance(decision, str):
@@ -152,16 +123,16 @@ class Delegations:
             return self._refuse(call, decision), Persistence.QUEUED
         self._open[name] = (decision, decision.worker)
         async with self._slots:
-            if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
+            if self._fatal is not None:  # no worker starts when the run ends (S-PAR-30)
                 del self._open[name]
-                self._note_failure(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
-                raise self._beyond
+                self._add_effect(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
+                raise self._fatal
             result = await self._perform(name, decision, decision.worker)
         effect = self._conclude(name, decision, decision.worker, result)
-        return self._tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
+        return _tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
     async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
-        """Replay a call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
+        """Add a call with a recorded result to the trace and the counters, as when it was made."""
         decision = self._decisions.of(name)
         if isinstance(decision, str):
             return
@@ -173,17 +144,70 @@ class Delegations:
         effect = self._conclude(name, decision, decision.worker, result, took_s=recorded.duration_s)
         effect.text = recorded.text
 
+    def record_stop(self) -> None:
+        """Add the open attempts of a cancelled task to its trace."""
+        for name, (decision, worker) in self._open.items():
+            effect = self._add_effect(decision, worker.role, _STOPPED, errors=(_STOPPED,))
+            if name in self._started:
+                effect.is_started, effect.instance = True, delegated_instance(name)
+        self._open.clear()
+
+    # Workers.
+
+    async def _perform(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskResult:
+        order = self._worker_order(name, decision, worker)
+        self._announce_start(decision, worker)
+        _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
+        peers = self._scope.peers
+        if peers is None:
+            raise IllegalStateError("This process cannot reach other agents")
+        self._started.add(name)
+        work = asyncio.ensure_future(peers.perform(order))
+        try:
+            async with self._scope.slot.waiting():
+                result = await self._wait(work, order, peers)
+        finally:
+            work.cancel()  # no effect on finished work
+        del self._open[name]
+        fatal = _fatal_error(result)
+        if result.status != "waiting" and fatal is None:
+            return result
+        reason = _AT_GATE if fatal is None else message_of(fatal)
+        effect = self._add_effect(decision, worker.role, reason, errors=(reason,))
+        effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
+        if fatal is None:
+            raise ReviewOpenError(result.open_reviews)
+        self._fatal = self._fatal or fatal
+        if isinstance(fatal, IllegalStateError):  # an early end is no failure (S-DEL-52)
+            self._announce_failure(effect, reason, fatal)
+        raise fatal
+
+    async def _wait(self, work: asyncio.Future[TaskResult], order: TaskOrder, peers: Peers) -> TaskResult:
+        """Return the result, or a timeout with the worker's trace so far (S-HIER-85, S-TRC-43)."""
+        limit_s = self._context.timeout_s
+        await asyncio.wait([work], timeout=limit_s)
+        if work.done() or limit_s is None:
+            return work.result()
+        peers.stop((order.instance,))
+        await asyncio.wait([work], timeout=_STOP_GRACE_S)
+        stopped = work.result() if work.done() else None
+        if stopped is not None and stopped.status == "completed":
+            return stopped  # it completed at the last moment
+        text = f"Agent '{order.agent_role}' was stopped, since it did not finish within {limit_s:g} s"
+        error = AgentExecutionError(text, order.agent_role, order.task.description)
+        return self._failed_result(order, error, None if stopped is None else stopped.trace)
+
     async def _recorded_result(
         self, name: str, decision: DelegationDecision, worker: Peer, recorded: ToolEffect
     ) -> TaskResult:
-        """Return the result of a worker, as the record has it."""
+        """Return the recorded result of a worker."""
         order = self._worker_order(name, decision, worker)
         facts = await self._scope.ports.journal.lookup_recorded(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
             return self._failed_result(order, error, recorded_trace(facts, order.instance))
         output = recorded_output(facts, order.instance)
-        if output is None:  # in a run whose facts are written later (durability `run`), the last ones may be lost
+        if output is None:  # with durability `run`, the last facts may be lost
             output = TaskOutput(
                 raw=recorded.text,
                 task_description=order.task.description,
@@ -195,62 +219,15 @@ class Delegations:
             key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
         )
 
-    async def _perform(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskResult:
-        order = self._worker_order(name, decision, worker)
-        self._announce_start(decision, worker)
-        _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
-        peers = self._scope.peers
-        if peers is None:
-            raise IllegalStateError("This process cannot reach other agents")
-        self._begun.add(name)
-        limit = self._context.timeout_s
-        work = asyncio.ensure_future(peers.perform(order))
-        try:
-            async with self._scope.slot.waiting():
-                result = await self._within(limit, work, order, peers)
-        finally:
-            work.cancel()  # where this task is cancelled itself; else it is done
-        del self._open[name]
-        if result.status == "waiting":
-            effect = self._note_failure(decision, worker.role, _AT_GATE, errors=(_AT_GATE,))
-            effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
-            raise ReviewOpenError(result.open_reviews)
-        if (beyond := _beyond_the_worker(result)) is not None:
-            self._beyond = self._beyond or beyond
-            reason = message_of(beyond)
-            effect = self._note_failure(decision, worker.role, reason, errors=(reason,))
-            effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
-            if isinstance(beyond, IllegalStateError):  # an early end is no failure (S-DEL-52)
-                self._announce_failure(effect, reason, beyond)
-            raise beyond
-        return result
-
-    async def _within(
-        self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, peers: Peers
-    ) -> TaskResult:
-        """Return the result, or a timeout with what the worker had done until then (S-HIER-85, S-TRC-43)."""
-        await asyncio.wait([work], timeout=limit_s)
-        if work.done() or limit_s is None:
-            return work.result()
-        peers.stop((order.instance,))
-        await asyncio.wait([work], timeout=_PATIENCE_S)
-        stopped = work.result() if work.done() else None
-        if stopped is not None and stopped.status == "completed":
-            return stopped  # it was done at that very moment
-        text = f"Agent '{order.agent_role}' was stopped, since it did not finish within {limit_s:g} s"
-        error = AgentExecutionError(text, order.agent_role, order.task.description)
-        return self._failed_result(order, error, None if stopped is None else stopped.trace)
-
     def _worker_order(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskOrder:
         instance = delegated_instance(name)
-        task = Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT)
         return TaskOrder(
             run_id=self._order.run_id,
             key=instance.rpartition("#")[0],
             instance=instance,
             epoch=self._order.epoch,
             index=0,
-            task=task,
+            task=Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT),
             agent_key=worker.key,
             agent_role=worker.role,
             is_streaming=worker.is_streaming,
@@ -266,47 +243,37 @@ class Delegations:
         now, failure = self._scope.ports.clock.now(), TaskFailure(error=error, trace=trace)
         return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, failure=failure)
 
-    def record_stop(self) -> None:
-        """Record in the trace of a cancelled task what it was waiting for."""
-        for name, (decision, worker) in self._open.items():
-            effect = self._note_failure(decision, worker.role, _STOPPED, errors=(_STOPPED,))
-            if name in self._begun:
-                effect.is_started, effect.instance = True, delegated_instance(name)
-        self._open.clear()
-
-    # What came of it.
+    # Effects.
 
     def _refuse(self, call: ToolCall, decision: DelegationDecision, *, took_s: float | None = None) -> ToolEffect:
         refusal = decision.refusal or DelegationRefusal("")
         found = self._context.find(decision.request.agent_role)
         role = decision.request.agent_role if found is None else found.role
-        effect = self._note_failure(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
+        effect = self._add_effect(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
         self._announce_failure(effect, refusal.reason, None)
-        # A refusal is an answer of the tool, and no failure of it (S-EVT-14); a policy that broke is one.
-        return self._tool_effect(call, effect, "error" if decision.is_error else "success")
+        # The tool succeeds if it refuses (S-EVT-14), and fails if a policy failed.
+        return _tool_effect(call, effect, "error" if decision.is_error else "success")
 
     def _conclude(
         self, name: str, decision: DelegationDecision, worker: Peer, result: TaskResult, *, took_s: float | None = None
     ) -> DelegationEffect:
-        output = result.output
+        output, error = result.output, result.error or RuntimeError("the worker returned no result")
+        reason = message_of(error)
         if output is None:
-            error = result.error or RuntimeError("the worker gave no result")
-            reason = message_of(error)
-            effect = self._note_failure(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
+            effect = self._add_effect(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
         else:
-            error, reason = None, ""
             notice = self._gate.record_success(worker.role, decision.request.task_description)
             text = f"{output.raw}\n\n{notice}" if notice else output.raw
-            effect = self._note_failure(decision, worker.role, text, raw=output.raw, took_s=took_s)
+            effect = self._add_effect(decision, worker.role, text, raw=output.raw, took_s=took_s)
         effect.is_started, effect.instance, effect.output = True, delegated_instance(name), output
         effect.trace = result.trace if output is None else output.trace
-        if error is None:
-            self._announce_success(effect)
-        else:
+        if output is None:
             self._announce_failure(effect, reason, error)
+        else:
+            self._announce_success(effect)
         return effect
 
-    def _note_failure(
+    def _add_effect(
         self,
         decision: DelegationDecision,
         worker_role: str,
@@ -316,6 +283,7 @@ class Delegations:
         raw: str | None = None,
         took_s: float | None = None,
     ) -> DelegationEffect:
+        """Add an attempt to the effects of the task; with errors it failed."""
         took = self._scope.ports.clock.now() - decision.at if took_s is None else took_s
         response = DelegationResponse(
             task_id=decision.request.task_id,
@@ -334,18 +302,11 @@ class Delegations:
             position=decision.position,
             text=text,
         )
-        # Workers end in any order; attempts are told in theirs (S-DEL-31).
+        # Workers end in any order; the trace has request order (S-DEL-31).
         insort(self._scope.effects.delegations, effect, key=lambda each: each.position)
         return effect
 
-    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: CallOutcome | None = None) -> ToolEffect:
-        return ToolEffect(
-            call=call,
-            outcome=outcome or ("success" if effect.is_success else "error"),
-            text=effect.text,
-            started_at=effect.started_at,
-            duration_s=effect.response.duration.total_seconds(),
-        )
+    # Events.
 
     def _announce_start(self, decision: DelegationDecision, worker: Peer) -> None:
         self._scope.emit(
@@ -394,14 +355,24 @@ class Delegations:
         )
 
 
-def _beyond_the_worker(result: TaskResult) -> BaseException | None:
-    """Return the error, if it ends more than the worker's task and so the asking task too; else None (S-DEL-5)."""
+def _tool_effect(call: ToolCall, effect: DelegationEffect, outcome: CallOutcome | None = None) -> ToolEffect:
+    return ToolEffect(
+        call=call,
+        outcome=outcome or ("success" if effect.is_success else "error"),
+        text=effect.text,
+        started_at=effect.started_at,
+        duration_s=effect.response.duration.total_seconds(),
+    )
+
+
+def _fatal_error(result: TaskResult) -> BaseException | None:
+    """Return the error of a worker that ends the delegating task, too, or None (S-DEL-5)."""
     error = result.error
     if result.status == "exited":
         return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)
     if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
         return error
-    if is_out_of_credit(error):  # the asking agent would only be refused too (S-DUR-152)
+    if is_out_of_credit(error):  # the delegating agent would also be refused (S-DUR-152)
         return error
     cause = None if error is None else error.__cause__
     return cause if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError) else None

@@ -1,1 +1,1 @@
-"""Gates of tasks: when somebody is asked, what is recorded of it, what follows from the decision; the handlers that decide."""
+"""Review gates of tasks, and the handlers that decide at them."""

@@ -1,7 +1,7 @@
-"""Asks a person at a terminal (S-REV-44 to S-REV-48).
+"""Ask a person at a terminal (S-REV-44 to S-REV-48).
 
-In: a request. Out: the decision. One person has one terminal: questions of several tasks, tools and runs of this process come
-one after the other. A question that timed out, or whose run was cancelled, leaves nothing that reads the next answer.
+All questions of this process share the terminal, one after the other. A question that timed out or was
+cancelled does not consume the answer to the next one.
 """
 
 from __future__ import annotations
@@ -38,143 +38,39 @@ _log = bounded_logger(__name__)
 _RULE = "== Review Required " + "=" * 41
 _MOST_DESCRIPTION = 200
 _MOST_OUTPUT = 500
-#: How soon a reader finds that nobody wants its line any more, s.
+#: Interval at which a reader checks for a cancelled question, s.
 _TICK_S = 0.2
 _CHOICES = "[c] Continue  [e] Edit  [x] Exit early"
-#: Words of each choice (S-REV-46). Whatever else is typed decides nothing.
+#: Words of the choices (S-REV-46). Other words have no effect.
 _CONTINUE = frozenset({"c", "y", "yes", "continue", "approve"})
 _EDIT = frozenset({"e", "edit"})
 _EXIT = frozenset({"x", "n", "no", "q", "exit"})
 _HELP = (
     f"Type one of these words: {', '.join(sorted(_CONTINUE))}; {', '.join(sorted(_EDIT))}; {', '.join(sorted(_EXIT))}."
 )
-#: What the countdown calls the action that is coming.
+#: Names of the timeout actions in the countdown.
 _COMING = {"continue": "auto-c", "exit_early": "auto-x", "fail": "auto-fail"}
 
 
-class LineSource(Protocol):
-    """Reads lines of a person or a program, one at a time."""
-
-    def read(self, stream: TextIO, timeout_s: float) -> str | None:
-        """Return the next line with its end, `""` at the end of input, None where none came in time.
-
-        Raises:
-            OSError, ValueError: it cannot be read.
-        """
-        ...
-
-    def put_back(self, line: str) -> None:
-        """Keep a line that nobody wanted for whoever reads next."""
-        ...
-
-
-class _KeptLines:
-    """Lines that were read for a question that is not asked any more."""
-
-    def __init__(self) -> None:
-        self._kept: list[str] = []
-
-    def put_back(self, line: str) -> None:
-        """Keep a line for whoever reads next."""
-        self._kept.append(line)
-
-
-class _TerminalLines(_KeptLines):
-    """Lines of a terminal, which is asked whether it has one before it is read: no thread is left waiting in it."""
-
-    def read(self, stream: TextIO, timeout_s: float) -> str | None:
-        """Return the next line; see `LineSource`."""
-        if self._kept:
-            return self._kept.pop(0)
-        ready, _, _ = select.select([stream], [], [], timeout_s)
-        return stream.readline() if ready else None
-
-
-class _ThreadedLines(_KeptLines):
-    """Lines of a stream that cannot be asked whether it has one: a thread reads a line when somebody wants one.
-
-    A line that comes after its question timed out is the answer to the next one, and is lost to nobody.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-        self._is_reading = False
-
-    def read(self, stream: TextIO, timeout_s: float) -> str | None:
-        """Return the next line; see `LineSource`."""
-        if self._kept:
-            return self._kept.pop(0)
-        if not self._is_reading:
-            self._is_reading = True
-            threading.Thread(target=self._read_one, args=(stream,), name="ensemble-ray-console", daemon=True).start()
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        self._is_reading = False
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    def _read_one(self, stream: TextIO) -> None:
-        try:
-            self._lines.put(stream.readline())
-        except (OSError, ValueError) as error:
-            self._lines.put(error)
-
-
-_sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
-after_fork(_sources.clear)
-
-
-def line_source(stream: TextIO) -> LineSource:
-    """Return the one reader that a stream has in this process."""
-    source = _sources.get(stream)
-    if source is None:
-        can_ask = os.name != "nt" and is_terminal(stream)
-        source = _sources[stream] = _TerminalLines() if can_ask else _ThreadedLines()
-    return source
-
-
-def render_header(request: ReviewRequest) -> str:
-    """Return what a person is shown of a request (S-REV-44)."""
-    lines = ["", _RULE, f"Task:   {_cut(request.task_description, _MOST_DESCRIPTION)}"]
-    if request.task_output.strip():
-        lines.append(f"Output: {_cut(request.task_output, _MOST_OUTPUT)}")
-    elif request.timing is ReviewTiming.DURING_EXECUTION:
-        lines.append(f"Question: {request.task_description}")
-    if request.prompt is not None:
-        lines.append(f"Prompt: {request.prompt}")
-    return escape_controls("\n".join([*lines, "---", ""]))
-
-
 class ConsoleReviewHandler:
-    """Asks at a terminal. Fulfils `Reviewing`."""
+    """Asks at a terminal. Implements `Reviewing`."""
 
     def __init__(
         self,
         input: Callable[[], TextIO],  # noqa: A002  the public name of the argument (S-REV-42)
         output: Callable[[], TextIO],
         *,
-        lines: Callable[[TextIO], LineSource] = line_source,
+        lines: Callable[[TextIO], LineSource] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make one.
-
-        Args:
-            input: Returns the stream of the answers; asked anew for each request.
-            output: Returns the stream of the questions.
-            lines: Returns what reads the answers.
-            now: Time that only goes forward, s.
-        """
+        """Create a handler. The streams are called for each request; `now` is monotonic time, s."""
         self._input = input
         self._output = output
-        self._lines = lines
+        self._lines = lines or _line_source
         self._now = now
 
     def warn_without_terminal(self) -> None:
-        """Warn that no person can answer: standard input is the console, and no terminal."""
+        """Warn if standard input is the console but no terminal, so that no person can answer."""
         stream = self._input()
         if stream is sys.stdin and not is_terminal(stream):
             _log.warning(
@@ -183,28 +79,24 @@ class ConsoleReviewHandler:
             )
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
-        """Ask in a thread; a cancelled caller ends the question."""
-        given_up = threading.Event()
+        """Ask in a thread; cancelling the caller ends the question."""
+        is_cancelled = threading.Event()
         try:
-            return await threads.run(self._ask, request, given_up)
+            return await threads.run(self._ask, request, is_cancelled)
         except asyncio.CancelledError:
-            given_up.set()
+            is_cancelled.set()
             raise
 
-    def _ask(self, request: ReviewRequest, given_up: threading.Event) -> ReviewDecision:
+    def _ask(self, request: ReviewRequest, is_cancelled: threading.Event) -> ReviewDecision:
         while not terminal_lock.acquire(timeout=_TICK_S):
-            if given_up.is_set():
+            if is_cancelled.is_set():
                 return Continue()
         try:
-            return self._ask_question(request, given_up)
+            return _Question(request, self._input(), self._output(), self._lines, self._now, is_cancelled).ask()
         except (OSError, ValueError) as error:
             return _unanswered(request, f"the console cannot be read: {message_of(error)}")
         finally:
             terminal_lock.release()
-
-    def _ask_question(self, request: ReviewRequest, given_up: threading.Event) -> ReviewDecision:
-        question = _Question(request, self._input(), self._output(), self._lines, self._now, given_up)
-        return question.ask()
 
 
 @dataclass(slots=True)
@@ -216,15 +108,14 @@ class _Question:
     output: TextIO
     lines_of: Callable[[TextIO], LineSource]
     now: Callable[[], float]
-    #: set when nobody wants the answer any more
-    given_up: threading.Event
+    #: set when the caller was cancelled
+    is_cancelled: threading.Event
 
     def ask(self) -> ReviewDecision:
-        """Show it, and return what is typed, or what follows when nothing is."""
-        self._show(render_header(self.request))
+        self._show(_header(self.request))
         limit_s = self.request.timeout_s
         ends_at = None if limit_s is None else self.now() + limit_s
-        while (line := self._choice(ends_at)) is not None:
+        while (line := self._read_choice(ends_at)) is not None:
             word = line.strip().lower()
             if not line:
                 return _unanswered(self.request, "the input of the console has ended")
@@ -236,29 +127,31 @@ class _Question:
                 return ExitEarly()
             self._show(f"{_HELP}\n")
         self._show("\n")
-        if self.given_up.is_set():
+        if self.is_cancelled.is_set():
             return Continue()
         return decision_at_timeout(self.request, limit_s or 0.0)
 
     def _edit(self) -> ReviewDecision:
-        """Read the new text; who is writing it is not hurried."""
+        """Read the new text, without a time limit."""
         self._show("New text: ")
         text = None
-        while text is None and not self.given_up.is_set():
+        while text is None and not self.is_cancelled.is_set():
             text = self._read(_TICK_S)
-        if not text and not self.given_up.is_set():
+        if not text and not self.is_cancelled.is_set():
             return _unanswered(self.request, "the input of the console has ended before the new text")
         return Edit((text or "").rstrip("\r\n"))
 
-    def _choice(self, ends_at: float | None) -> str | None:
-        """Return a line, showing the time that is left before it; None: there was none in time."""
+    def _read_choice(self, ends_at: float | None) -> str | None:
+        """Return a line, while the prompt counts down; None: there was no line in time."""
         shown = ""
-        while not self.given_up.is_set():
+        while not self.is_cancelled.is_set():
             left_s = None if ends_at is None else ends_at - self.now()
             if left_s is not None and left_s <= 0:
                 return None
-            waiting = "" if left_s is None else f" {_countdown(left_s, self.request.on_timeout)}"
-            prompt = f"{_CHOICES}{waiting} > "
+            prompt = f"{_CHOICES} > "
+            if left_s is not None:
+                minutes, seconds = divmod(math.ceil(left_s), 60)
+                prompt = f"{_CHOICES} ({_COMING[self.request.on_timeout]} in {minutes}:{seconds:02d}) > "
             if prompt != shown:
                 self._show(f"\r{prompt}" if shown else prompt)
                 shown = prompt
@@ -270,22 +163,37 @@ class _Question:
     def _read(self, timeout_s: float) -> str | None:
         lines = self.lines_of(self.input)
         line = lines.read(self.input, timeout_s)
-        if line is not None and self.given_up.is_set():  # it is the answer to the next question
+        if line is not None and self.is_cancelled.is_set():  # the line answers the next question
             lines.put_back(line)
             return None
         return line
 
     def _show(self, text: str) -> None:
-        # A character that a terminal lacks is no reason to lose the question (S-LLM-34).
+        # Escape characters that the terminal lacks (S-LLM-34).
         self.output.write(escape_unencodable(text, getattr(self.output, "encoding", None)))
         self.output.flush()
 
 
-def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
-    """Return what follows when no answer can come: never that the run continues (S-REV-46).
+def _header(request: ReviewRequest) -> str:
+    """Return the text above a question (S-REV-44)."""
+    lines = ["", _RULE, f"Task:   {_cut(request.task_description, _MOST_DESCRIPTION)}"]
+    if request.task_output.strip():
+        lines.append(f"Output: {_cut(request.task_output, _MOST_OUTPUT)}")
+    elif request.timing is ReviewTiming.DURING_EXECUTION:
+        lines.append(f"Question: {request.task_description}")
+    if request.prompt is not None:
+        lines.append(f"Prompt: {request.prompt}")
+    return escape_controls("\n".join([*lines, "---", ""]))
 
-    Raises:
-        ReviewTimeoutError: the gate fails its task, or it is a question of a tool, which passes the error to its model.
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
+    """Return the decision without an answer, which never lets the run continue (S-REV-46).
+
+    `ReviewTimeoutError` fails the task; if a tool asked, its model receives the error.
     """
     is_question = request.timing is ReviewTiming.DURING_EXECUTION and request.ends_run
     if request.on_timeout is OnTimeoutAction.FAIL or (is_question and request.on_timeout is OnTimeoutAction.CONTINUE):
@@ -294,11 +202,70 @@ def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
     return ExitEarly(timed_out=True)
 
 
-def _countdown(left_s: float, action: OnTimeoutAction) -> str:
-    """Return the time that is left in whole seconds, the one that has begun included."""
-    minutes, seconds = divmod(math.ceil(left_s), 60)
-    return f"({_COMING[action]} in {minutes}:{seconds:02d})"
+# Readers.
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
+class LineSource(Protocol):
+    """Reads lines of a person or a program, one at a time."""
+
+    def read(self, stream: TextIO, timeout_s: float) -> str | None:
+        """Return the next line with its end, `""` at the end of input, None at the timeout.
+
+        Raises:
+            OSError, ValueError: the stream cannot be read.
+        """
+        ...
+
+    def put_back(self, line: str) -> None:
+        """Keep a line for the next reader."""
+        ...
+
+
+class _Lines:
+    """Lines of a stream. A terminal is read when it has a line; another stream is read by a thread on request."""
+
+    def __init__(self, *, can_select: bool) -> None:
+        self._can_select = can_select
+        #: lines that were put back
+        self._kept: list[str] = []
+        self._read_lines: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self._is_reading = False
+
+    def put_back(self, line: str) -> None:
+        self._kept.append(line)
+
+    def read(self, stream: TextIO, timeout_s: float) -> str | None:
+        if self._kept:
+            return self._kept.pop(0)
+        if self._can_select:
+            ready, _, _ = select.select([stream], [], [], timeout_s)
+            return stream.readline() if ready else None
+        if not self._is_reading:
+            self._is_reading = True
+            threading.Thread(target=self._read_one, args=(stream,), name="ensemble-ray-console", daemon=True).start()
+        try:
+            line = self._read_lines.get(timeout=timeout_s)
+        except queue.Empty:  # the thread keeps reading, for the next question
+            return None
+        self._is_reading = False
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    def _read_one(self, stream: TextIO) -> None:
+        try:
+            self._read_lines.put(stream.readline())
+        except (OSError, ValueError) as error:
+            self._read_lines.put(error)
+
+
+_sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
+after_fork(_sources.clear)
+
+
+def _line_source(stream: TextIO) -> LineSource:
+    """Return the reader of a stream in this process."""
+    source = _sources.get(stream)
+    if source is None:
+        source = _sources[stream] = _Lines(can_select=os.name != "nt" and is_terminal(stream))
+    return source

@@ -1,13 +1,10 @@
-"""A review gate as a form that a client of MCP shows to its user, and what the user filled in. Pure.
-
-Both kinds of server ask with it: the one on standard input and output, and the endpoint's. Nothing of the protocol's package is needed.
-"""
+"""Review gates as forms of MCP clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult
 
@@ -17,25 +14,24 @@ if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
     from mcp_types import InputResponse
 
-
-#: Characters of a task's description and of its output that a form shows.
+#: Characters of a task's description and output in a form.
 _SHOWN_TASK, _SHOWN_OUTPUT = 500, 4000
 
-#: What the user fills in; the protocol allows flat objects of plain fields alone.
+#: Schema of the form; MCP allows only flat objects of plain fields.
 GATE_FORM: Mapping[str, object] = {
     "type": "object",
     "properties": {
         "decision": {
             "type": "string",
             "title": "Decision",
-            "description": "approve goes on, edit goes on with your text, exit ends the run",
+            "description": "approve continues, edit continues with your text, exit ends the run",
             "enum": ["approve", "edit", "exit"],
             "default": "approve",
         },
         "text": {
             "type": "string",
             "title": "Text",
-            "description": "What takes the place of what is shown; with the decision edit alone",
+            "description": "Replacement of the shown text; only with the decision edit",
         },
     },
     "required": ["decision"],
@@ -43,36 +39,47 @@ GATE_FORM: Mapping[str, object] = {
 
 
 class ShownGate(Protocol):
-    """An open gate, as far as a form shows it."""
+    """The part of an open gate that a form shows."""
 
     @property
-    def task_description(self) -> str:
-        """What was asked for."""
-        ...
+    def task_description(self) -> str: ...
 
     @property
     def task_output(self) -> str:
-        """What came of it; empty before the task."""
+        """Output of the task; empty before the task."""
         ...
 
     @property
     def prompt(self) -> str | None:
-        """What the team asks the reviewer."""
+        """Question of the team to the reviewer."""
         ...
 
     @property
     def required_role(self) -> str | None:
-        """Who is to decide."""
+        """Role of the reviewer."""
         ...
 
     @property
-    def expires_at(self) -> datetime | None:
-        """Until when."""
-        ...
+    def expires_at(self) -> datetime | None: ...
+
+
+def shows_forms(context: ServerRequestContext[dict[str, Any]]) -> bool:
+    """Whether the client of a call can show forms.
+
+    A client that declares no kind of elicitation can show forms; one that declares only URLs cannot.
+    """
+    capabilities = context.session.client_capabilities
+    elicitation = None if capabilities is None else capabilities.elicitation
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def make_gate_form(gate: ShownGate) -> ElicitRequest:
+    """Return the request to show an open gate."""
+    return ElicitRequest(params=ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM)))
 
 
 def gate_message(gate: ShownGate) -> str:
-    """Return what the user is shown above the form."""
+    """Return the text above the form."""
     lines = [f"Review: {_cut(gate.task_description, _SHOWN_TASK)}"]
     if gate.prompt:
         lines.append(gate.prompt)
@@ -85,17 +92,18 @@ def gate_message(gate: ShownGate) -> str:
     return "\n".join(lines)
 
 
-def read_answer(
-    action: Literal["accept", "decline", "cancel"], content: Mapping[str, object] | None
-) -> ReviewDecision | None:
-    """Return what a user decided; None: nothing, and the gate stays open.
+def read_client_answer(answer: InputResponse | None) -> ReviewDecision | None:
+    """Return the user's decision; None: the gate stays open.
 
-    Who declines ends the run; who closes the form, or fills it in so that nothing follows, has decided nothing.
+    Declining the form ends the run. Closing it, or leaving it incomplete, has no effect.
     """
-    if action == "decline":
+    if not isinstance(answer, ElicitResult):
+        return None
+    if answer.action == "decline":
         return ExitEarly()
-    decision, text = (content or {}).get("decision"), (content or {}).get("text")
-    match action, decision:
+    content: Mapping[str, object] = answer.content or {}
+    text = content.get("text")
+    match answer.action, content.get("decision"):
         case "accept", "approve":
             return Continue()
         case "accept", "edit" if isinstance(text, str):
@@ -108,23 +116,3 @@ def read_answer(
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
-
-
-def shows_forms(context: ServerRequestContext[dict[str, Any]]) -> bool:
-    """Return whether the client of a call shows forms to its user.
-
-    One that names no kind of question can show forms; one that names pages alone cannot.
-    """
-    capabilities = context.session.client_capabilities
-    elicitation = None if capabilities is None else capabilities.elicitation
-    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
-
-
-def make_gate_form(gate: ShownGate) -> ElicitRequest:
-    """Return the request that has a client show an open gate."""
-    return ElicitRequest(params=ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM)))
-
-
-def read_client_answer(answer: InputResponse | None) -> ReviewDecision | None:
-    """Return what a client's user decided; None: nothing, and the gate stays open."""
-    return read_answer(answer.action, answer.content) if isinstance(answer, ElicitResult) else None

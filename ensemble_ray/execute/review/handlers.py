@@ -1,8 +1,4 @@
-"""Handlers of review gates that are ready made (S-REV-40 to S-REV-42).
-
-A handler is any callable of a `ReviewRequest`, sync or async, or an object with `review`; nothing has to derive from
-`ReviewHandler`.
-"""
+"""Review handlers of the library (S-REV-40 to S-REV-42), and the reviewer that calls a run's handler."""
 
 from __future__ import annotations
 
@@ -13,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TextIO, cast
 
-from ensemble_ray.errors import ExitEarlyError, ValidationError
+from ensemble_ray.errors import ExitEarlyError, ValidationError, message_of
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,
     ExitEarly,
+    Review,
     ReviewAnswer,
     ReviewDecision,
     ReviewFunction,
@@ -26,22 +24,29 @@ from ensemble_ray.values.reviews import (
     ReviewRequest,
 )
 
+_log = bounded_logger(__name__)
+#: Reviewer of the gates that were not asked because the run was ending.
+_RUN_ENDING = "(run ending)"
+
 
 class ReviewHandler(ABC):
-    """Decides at review gates; its class methods make those that most teams need."""
+    """Decides at review gates. The static methods return common handlers.
+
+    A handler need not derive from this class: any callable of a `ReviewRequest`, or object with `review`, is one.
+    """
 
     @abstractmethod
     def review(self, request: ReviewRequest, /) -> ReviewDecision | Awaitable[ReviewDecision]:
-        """Decide; may be `async`. What it raises fails the task."""
+        """Decide; may be `async`. An error fails the task."""
 
     @staticmethod
     def auto_approve() -> Reviewing:
-        """Return a handler that approves at once."""
+        """Return a handler that approves immediately."""
         return AutoApproval(timedelta())
 
     @staticmethod
     def auto_approve_with_delay(delay: timedelta | float) -> Reviewing:
-        """Return a handler that approves after a time, a `timedelta` or seconds.
+        """Return a handler that approves after a delay, a `timedelta` or seconds.
 
         Raises:
             ValidationError: the delay is None or negative.
@@ -58,41 +63,58 @@ class ReviewHandler(ABC):
         """Return a handler that asks a person at a terminal.
 
         Args:
-            input: Where answers come from; None: the standard input, as it is when somebody is asked.
-            output: Where questions go; None: the standard output.
+            input: Stream of the answers; None: the current `sys.stdin` of every question.
+            output: Stream of the questions; None: the current `sys.stdout` of every question.
         """
-        from ensemble_ray.execute.review.console import ConsoleReviewHandler  # most handlers need no terminal
+        from ensemble_ray.execute.review.console import ConsoleReviewHandler  # only for terminals
 
         return ConsoleReviewHandler(lambda: input or sys.stdin, lambda: output or sys.stdout)
 
     @staticmethod
     def notifying(handler: Reviewing | ReviewFunction, *notifiers: Callable[[ReviewRequest], object]) -> Reviewing:
-        """Return a handler that tells notifiers of each request, and then asks that handler."""
-        from ensemble_ray.execute.review.notifiers import NotifyingHandler  # which needs an HTTP client
-
+        """Return a handler that calls notifiers for each request, and then the given handler."""
         return NotifyingHandler(handler, notifiers)
 
 
 class AutoApproval(ReviewHandler):
-    """Approves whatever it is asked."""
+    """Approves each request."""
 
     def __init__(self, delay: timedelta) -> None:
         self._delay_s = delay.total_seconds()
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
-        """Approve."""
         del request
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return Continue()
 
 
-#: Who decided where nobody was asked, since the run was ending.
-_RUN_ENDING = "(run ending)"
+class NotifyingHandler:
+    """Calls notifiers for each request, one after the other, and then a handler. Implements `Reviewing`."""
+
+    def __init__(self, handler: object, notifiers: tuple[object, ...]) -> None:
+        self._handler = handler
+        self._notifiers = notifiers
+        #: copied from the handler (S-WEB-58, S-WEB-51)
+        self.is_concurrent = bool(getattr(handler, "is_concurrent", False))
+        self.default_review: Review | None = getattr(handler, "default_review", None)
+
+    async def review(self, request: ReviewRequest, /) -> ReviewDecision:
+        for notify in self._notifiers:
+            try:
+                await call_user(cast("Callable[[ReviewRequest], object]", notify), request)
+            except Exception as error:  # noqa: BLE001  user code that only watches must not end the run
+                _log.warning("A review notifier failed: %s", message_of(error))
+        return cast("ReviewDecision", await _call_handler(self._handler, request))
+
+
+def _call_handler(handler: object, request: ReviewRequest) -> Awaitable[object]:
+    """Call a handler: an object with `review`, or a function."""
+    return call_user(cast("Callable[[ReviewRequest], object]", getattr(handler, "review", handler)), request)
 
 
 class LocalReviewer:
-    """Asks the handler of one run. Fulfils `Reviewer`."""
+    """Calls the handler of one run. Implements `Reviewer`."""
 
     def __init__(self, handler: object) -> None:
         self._handler = handler
@@ -101,16 +123,14 @@ class LocalReviewer:
         self._ending = asyncio.Event()
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Ask, when it is the request's turn; see `Reviewer`.
+        """Call the handler for one request after the other, or for several together if it is concurrent.
 
-        Raises:
-            ValidationError: the handler returned no decision.
-            BaseException: what the handler raised.
+        Requests without `ends_run` do not wait for others.
         """
         if not request.ends_run:
             return await self._answer(request)
         if getattr(self._handler, "is_concurrent", False):
-            return await self._ask_beside_others(request)
+            return await self._ask_concurrently(request)
         async with self._turn:
             if self._ending.is_set():
                 return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
@@ -119,7 +139,7 @@ class LocalReviewer:
                 self._ending.set()
             return answer
 
-    async def _ask_beside_others(self, request: ReviewRequest) -> ReviewAnswer:
+    async def _ask_concurrently(self, request: ReviewRequest) -> ReviewAnswer:
         """Ask while other gates are open; the first decision that ends the run answers them all."""
         if self._ending.is_set():
             return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
@@ -138,24 +158,15 @@ class LocalReviewer:
             ending.cancel()
 
     async def _answer(self, request: ReviewRequest) -> ReviewAnswer:
+        name = str(getattr(self._handler, "__name__", type(self._handler).__name__))
         try:
-            decision = await self._ask(request)
+            decision = await _call_handler(self._handler, request)
         except ExitEarlyError as exit_early:
             decision = ExitEarly(timed_out=exit_early.timed_out)
-        return ReviewAnswer(decision=decision, by=_name_of(self._handler))
-
-    async def _ask(self, request: ReviewRequest) -> ReviewDecision:
-        ask = cast("Callable[[ReviewRequest], object]", getattr(self._handler, "review", self._handler))
-        decision = await call_user(ask, request)
         if isinstance(decision, Continue | Edit | ExitEarly):
-            return decision
+            return ReviewAnswer(decision=decision, by=name)
         returned = "None" if decision is None else type(decision).__name__
         raise ValidationError(
-            f"Review handler '{_name_of(self._handler)}' returned {returned}, expected a ReviewDecision. Return "
+            f"Review handler '{name}' returned {returned}, expected a ReviewDecision. Return "
             "ReviewDecision.continue_execution(), .edit(text) or .exit_early()"
         )
-
-
-def _name_of(handler: object) -> str:
-    """Return what records and messages call a handler."""
-    return str(getattr(handler, "__name__", type(handler).__name__))

@@ -1,1 +1,1 @@
-"""Tool calls of an agent: their effects, and effects whose outcome is unknown."""
+"""Tool calls of an agent, and calls with an unknown outcome."""

@@ -1,8 +1,4 @@
-"""A task's tool calls: the agent's own tool set, the record around each call, events, several calls at once.
-
-Package: execute. A call whose result is recorded is not made again (S-DUR-22). What may change the world is on the disk
-as begun before it is called (S-DUR-3); its result is in the record before anything depends on it.
-"""
+"""Tool calls of a task: the agent's tool set, the record around each call, events, and parallel calls."""
 
 from __future__ import annotations
 
@@ -14,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
@@ -24,148 +21,36 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
-from ensemble_ray.events import Event, ToolCallEvent
-from ensemble_ray.execute.agent.attempts import Attempts
+from ensemble_ray.events import ToolCallEvent
+from ensemble_ray.execute.agent.attempts import Attempts, chat
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError
-from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
-from ensemble_ray.execute.scope import describe_exit
-from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
+from ensemble_ray.execute.review.tool_reviews import ToolReviews, can_repeat_at_gate, tool_reviews
+from ensemble_ray.execute.scope import TaskScope, describe_exit
+from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
-from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, expand_providers, resolve_tools
+from ensemble_ray.tools.cpu import ToolOutcome
+from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.waiting import GuardedToolMetrics, TimeLimit
 from ensemble_ray.values.ids import effect_name, uuid_of
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, unusual_finish_reason, whole_response
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.tools.cpu import ToolOutcome
-    from ensemble_ray.tools.registry import BoundTool
-    from ensemble_ray.values.messages import ToolCall, ToolSpec
-
-
-class ToolSampling:
-    """Asks for one call of a tool."""
-
-    def __init__(self, scope: TaskScope, call: str, model: ChatModel) -> None:
-        """Belong to a call.
-
-        Args:
-            scope: The task.
-            call: Name of the call's effect.
-            model: The agent's.
-        """
-        self._scope = scope
-        self._call = call
-        self._model = model
-        self._asked = 0
-        #: by name, what the model said in this execution, which `scope.recorded` does not have
-        self._given: dict[str, SamplingAnswered] = {}
-
-    def begin_again(self) -> None:
-        """Count the questions from the first again: the call is made again, and asks the same ones."""
-        self._asked = 0
-
-    async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        """Ask the model; see `AsksModel`."""
-        scope, name = self._scope, f"{self._call}-sampling-{self._asked}"
-        self._asked += 1
-        digest = _digest(messages)
-        answer = self._given.get(name)
-        if answer is None or answer.request_digest != digest:
-            recorded = scope.find_recorded(name, SamplingAnswered)
-            if recorded is not None and recorded.data.request_digest == digest:
-                answer = recorded.data
-            else:
-                answer = await self._send(name, digest, messages)
-                await scope.note(name, answer, until=Persistence.COMMITTED)
-            self._given[name] = answer
-            scope.effects.sampled.append((name, answer))
-        usage = TokenUsage(answer.input_tokens, answer.output_tokens)
-        return ChatResponse(text=answer.text, usage=usage, finish_reason=answer.finish_reason)
-
-    async def _send(self, name: str, digest: str, messages: Sequence[ChatMessage]) -> SamplingAnswered:
-        scope, order = self._scope, self._scope.order
-        started_at = 0.0
-
-        async def attempt() -> ChatResponse:
-            nonlocal started_at
-            started_at = scope.ports.clock.now()
-            with use_effect_key(uuid_of(f"{order.run_id}/{name}")):
-                return whole_response(await call_user(self._model.chat, list(messages)))
-
-        spending, request, send = scope.ports.spending, None, attempt
-        if spending is not None:
-            request = spending.request(order.agent_key or order.agent_role, self._model, messages)
-            send = partial(request.send, attempt)
-        response = await Attempts(scope, self._model).answer(send, lambda: False)
-        usage = response.usage or TokenUsage()
-        return SamplingAnswered(
-            request_digest=digest,
-            started_at=started_at,
-            latency_s=max(0.0, scope.ports.clock.now() - started_at),
-            text=response.text,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            finish_reason=unusual_finish_reason(response),
-            estimated_tokens=(request.estimated if request is not None else None) or (),
-        )
-
-
-def _digest(messages: Sequence[ChatMessage]) -> str:
-    text = json.dumps([(message.role, message.content) for message in messages])
-    return hashlib.sha256(text.encode()).hexdigest()
-
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    unusual_finish_reason,
+)
 
 _log = bounded_logger(__name__)
 #: How often one tool may ask the model of one task to try again (S-TOOL-54).
 MOST_TRIES = 3
-
-
-def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
-    """Return the result that was recorded."""
-    return ToolEffect(
-        call=call,
-        outcome=cast("CallOutcome", recorded.outcome),
-        text=recorded.text,
-        started_at=recorded.started_at,
-        duration_s=recorded.duration_s,
-        structured_output=recorded.structured_output,
-        asks_again=recorded.asks_again,
-        repairs=recorded.repairs,
-    )
-
-
-def _result_of(effect: ToolEffect) -> ToolReturned:
-    """Return a result as it is recorded."""
-    return ToolReturned(
-        outcome=effect.outcome,
-        text=effect.text,
-        structured_output=effect.structured_output,
-        started_at=effect.started_at,
-        duration_s=effect.duration_s,
-        asks_again=effect.asks_again,
-        repairs=effect.repairs,
-    )
-
-
 _NO_TOOLS = ResolvedTools()
-
-
-async def _resolve_tools(scope: TaskScope, entries: Sequence[object], reserved: Sequence[str]) -> ResolvedTools:
-    # What a provider offers may depend on whether a person can be asked.
-    asking = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
-    with use_tool_context(asking):
-        return resolve_tools(await expand_providers(entries), reserved=reserved)
 
 
 class ToolCalls:
@@ -182,40 +67,41 @@ class ToolCalls:
         self._metrics = GuardedToolMetrics(scope.ports.tool_metrics)
         #: calls of the turn that have not returned
         self._open = 0
-        #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
+        #: (tool, arguments) of calls that may be in a lost part of the record; the model was warned
         self._warned: set[tuple[str, str]] = set()
         #: how often each tool has asked the model to try again
         self._tries: Counter[str] = Counter()
-        #: what the model is told; the library's own tool comes first (S-TOOL-30)
+        #: tools that the model sees; the delegation tool comes first (S-TOOL-30)
         self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
-        """Return the tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
-
-        Raises:
-            ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
-        """
+        """Return the tools of an agent; dynamic providers are expanded once, now (S-TOOL-32)."""
         delegations = Delegations.of(scope, agent)
         reserved = () if delegations is None else (delegations.spec.name,)
-        tools = await _resolve_tools(scope, agent.tools, reserved) if agent.tools else _NO_TOOLS
+        tools = _NO_TOOLS
+        if agent.tools:
+            # A provider may offer other tools if a person can answer.
+            context = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
+            with use_tool_context(context):
+                tools = resolve_tools(await expand_providers(agent.tools), reserved=reserved)
         if delegations is not None and tools.get(delegations.spec.name) is not None:
-            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-TOOL-34
+            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-ENG-60, S-TOOL-34
         return cls(scope, tools, delegations, agent.llm)
 
     def reminder(self) -> str | None:
-        """Return what a model is told that wants to finish too early; None: it may."""
+        """Return a reminder for a model that finishes too early, or None."""
         return None if self._delegations is None else self._delegations.reminder()
 
-    async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
-        """Run the requests of one turn, several at the same time; effect and text for the model, in request order.
+    def turn_ended(self) -> None:
+        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
+        if self._delegations is not None:
+            self._delegations.turn_ended()
 
-        Raises:
-            AgentExecutionError: the batch took longer than its limit (S-TOOL-83).
-            AgentExecutionError: a tool is set up wrongly (S-ENG-58).
-            ExitEarlyError: a tool ended the run (S-TOOL-85).
-            ReviewOpenError: calls wait at open gates; the others are done (S-REV-115).
-            UnknownOutcomeError: what was begun before a crash fails the task (S-DUR-24).
+    async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
+        """Run the calls of one turn in parallel. Return (effect, text for the model) in request order.
+
+        A tool may end the run (S-TOOL-85). If calls wait at open gates, `ReviewOpenError` follows the others (S-REV-115).
         """
         if not calls:
             return []
@@ -223,18 +109,21 @@ class ToolCalls:
         self._open = len(calls) - len(resolved)
         self._scope.slot.begin(self._open)
         try:
-            await self._decide(calls, turn, resolved)
+            await self._decide_delegations(calls, turn, resolved)
             ended = await call_batch(
-                [partial(self._make_end, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
+                [
+                    partial(self._call_to_gate, call, turn, index, resolved.get(index))
+                    for index, call in enumerate(calls)
+                ],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
-                # A worker or a person may take hours; a worker's limit is the ensemble's, a person's is that of the gate.
+                # Workers and persons may take hours; the ensemble and the gate have limits for them (S-TOOL-83).
                 limit_s=None if any(map(self._may_take_long, calls)) else BATCH_LIMIT_S,
             )
-        except IllegalStateError as error:
+        except IllegalStateError as error:  # a tool is configured wrongly (S-ENG-58)
             role = self._order.agent_role
             raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
-        except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
+        except asyncio.CancelledError:  # the calls themselves are cancelled only later
             if self._delegations is not None:
                 self._delegations.record_stop()
             raise
@@ -246,24 +135,17 @@ class ToolCalls:
             self._announce(effect)
         limit = self._scope.context.max_tool_output_length
         return [
-            # what we tell of an unknown outcome is no tool's output, and of no use when cut
+            # The library's text about an unknown outcome stays complete.
             (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
             for effect in effects
         ]
 
-    def turn_ended(self) -> None:
-        """Note what a turn's calls gave.
-
-        Raises:
-            ManagerStalledError: nothing has been achieved for too many turns.
-        """
-        if self._delegations is not None:
-            self._delegations.turn_ended()
+    # Before the calls.
 
     async def _resolve_recorded(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
-        """Return what of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
+        """Return the calls to skip, by index: those with recorded results (S-DUR-22), unknown tools, unknown outcomes.
 
-        One after the other, and before any call is made: a person may be asked, and the task may fail.
+        They are resolved one after the other, before any call: a person may have to decide, and the task may fail.
         """
         resolved: dict[int, ToolEffect] = {}
         warned: set[tuple[str, str]] = set()
@@ -271,98 +153,87 @@ class ToolCalls:
             name = effect_name(self._order.instance, turn, f"call-{index}")
             recorded = self._scope.find_recorded(name, ToolReturned)
             if recorded is not None:
-                resolved[index] = effect = _effect_of(call, recorded.data)
+                resolved[index] = effect = _recorded_effect(call, recorded.data)
                 self._tries[call.name] += effect.asks_again
-                if self._is_behind_loss(recorded):
+                if self._scope.loss is not None and recorded.seq > self._scope.loss.seq:
                     warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
             intent = self._scope.find_recorded(name, ToolIntended)
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
-                intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
+                intent = lost_intent(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
-            asks_first = bound is not None and bound.asks_first
-            if stands_at_gate(self._scope, name, asks_first=asks_first):
-                continue  # nothing was done behind it
-            if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
+            if can_repeat_at_gate(self._scope, name, asks_first=bound is not None and bound.asks_first):
+                continue
+            if intent is not None and is_unrepeatable(intent.data, "none" if bound is None else bound.effect):
                 text = await resolve_unknown(self._scope, intent)
                 if text is not None:
-                    resolved[index] = await self._make_lost(call, intent, text)
+                    effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
+                    await self._scope.note(name, _result_of(effect), until=Persistence.COMMITTED)
+                    resolved[index] = effect
                     continue
             if bound is None and not self._is_delegation(call):
-                resolved[index] = self._unknown_tool(call)
-        self._warned |= warned  # at the end: what one turn asks for twice was asked for before the model was told
+                _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, brief(call.name))
+                text, now = f"Error: Unknown tool '{call.name}'", self._scope.ports.clock.now()
+                resolved[index] = ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
+        self._warned |= warned  # now, since the model requests all calls of a turn before it is warned
         return resolved
 
-    def _is_behind_loss(self, recorded: Fact) -> bool:
-        return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
-
-    def _may_take_long(self, call: ToolCall) -> bool:
-        bound = self._tools.get(call.name)
-        if isinstance(bound, BoundAgentTool):
-            is_asking = isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
-        else:
-            is_asking = bound is not None and bound.asks_first
-        return self._is_delegation(call) or (is_asking and self._scope.context.review_policy is not None)
-
-    def _is_delegation(self, call: ToolCall) -> bool:
-        return self._delegations is not None and call.name == self._delegations.spec.name
-
-    async def _decide(self, calls: Sequence[ToolCall], turn: int, resolved: Mapping[int, ToolEffect]) -> None:
+    async def _decide_delegations(
+        self, calls: Sequence[ToolCall], turn: int, resolved: Mapping[int, ToolEffect]
+    ) -> None:
         """Decide all delegations of a turn before the first worker starts (S-SET-45)."""
         if self._delegations is None:
             return
-        handed = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
-        await self._delegations.decide(handed, turn)
-        for index, call in handed.items():
+        delegated = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
+        await self._delegations.decide(delegated, turn)
+        for index, call in delegated.items():
             if index in resolved:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
                 await self._delegations.reapply_recorded(call, name, resolved[index])
 
-    async def _make_lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
-        """Return a call that was begun before a crash, and has an unknown outcome for good."""
-        effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
-        await self._scope.note(intent.name, _result_of(effect), until=Persistence.COMMITTED)
-        return effect
+    def _is_delegation(self, call: ToolCall) -> bool:
+        return self._delegations is not None and call.name == self._delegations.spec.name
 
-    def _unknown_tool(self, call: ToolCall) -> ToolEffect:
-        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, brief(call.name))
-        text = f"Error: Unknown tool '{call.name}'"
-        now = self._scope.ports.clock.now()
-        return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
+    def _may_take_long(self, call: ToolCall) -> bool:
+        """Whether a call delegates, or may ask a person."""
+        bound = self._tools.get(call.name)
+        if isinstance(bound, BoundAgentTool):
+            may_ask = isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
+        else:
+            may_ask = bound is not None and bound.asks_first
+        return self._is_delegation(call) or (may_ask and self._scope.context.review_policy is not None)
 
-    async def _make_end(
+    # The calls.
+
+    async def _call_to_gate(
         self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None
     ) -> ToolEffect | ReviewOpenError:
-        """Return what came of a call, also that it waits at a gate: whatever else ends the turn outranks that."""
+        """Return an open gate as a value: other errors of the turn have precedence."""
         try:
-            return await self._call(call, turn, index, resolved)
-        except ReviewOpenError as put_down:
-            return put_down
+            return resolved or await self._call(call, effect_name(self._order.instance, turn, f"call-{index}"))
+        except ReviewOpenError as suspended:
+            return suspended
 
-    async def _call(self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None) -> ToolEffect:
-        if resolved is not None:
-            return resolved
-        name = effect_name(self._order.instance, turn, f"call-{index}")
+    async def _call(self, call: ToolCall, name: str) -> ToolEffect:
         if self._delegations is not None and self._is_delegation(call):
             return await self._delegate(self._delegations, call, name)
-        bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
+        bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also when the call is repeated: a process that was replaced is stopped here, before the effect.
+        # Also before a repeated call: the journal stops a replaced process here, before the effect. A tool that only
+        # reads may still end this process, so the answer that requested it is committed (S-DUR-3).
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
-            # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
             until=Persistence.COMMITTED if bound.effect == "none" else Persistence.SYNCED,
         )
         context, reviews = self._context(call.name, name)
         try:
             with self._scope.effect_span(name):
-                called = await call_tool(bound, call.arguments, context=context)
-            outcome = self._bound_retries(call, called)
+                outcome = self._bound_tries(call, await call_tool(bound, call.arguments, context=context))
         except ExitEarlyError as exit_early:
-            self._leave(call, name, started_at, exit_early)
+            self._note_exit(call, name, started_at, exit_early)
             raise
         finally:
             if reviews is not None:
@@ -381,22 +252,32 @@ class ToolCalls:
             asks_again=outcome.asks_again,
             repairs=outcome.repairs,
         )
-        # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
-        is_safe_later = bound.effect == "none" and self._open > 0
+        # The commit of the last result commits all before it, in time for the next model call. Reads can wait for that.
+        can_wait = bound.effect == "none" and self._open > 0
         await self._scope.note(
-            name, _result_of(effect), until=Persistence.QUEUED if is_safe_later else Persistence.COMMITTED
+            name, _result_of(effect), until=Persistence.QUEUED if can_wait else Persistence.COMMITTED
         )
         return effect
 
-    def _leave(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
-        """Note a call that asks for the end of the run: that end tells of it on record (S-DUR-138), and no event does.
+    async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
+        """Delegate without an intent: the decision is recorded, and a repetition has no further effects."""
+        try:
+            effect, until = await delegations.call(call, name)
+        finally:
+            self._open -= 1
+            self._scope.slot.end()
+        await self._scope.note(name, _result_of(effect), until=until)
+        return effect
 
-        Not of a budget that is spent: with a larger one the call is made again.
+    def _note_exit(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
+        """Keep a call that ended the run for the fact of that end (S-DUR-138); it has no event.
+
+        A call without budget is not one of them: with a larger budget it is made again.
         """
         effects = self._scope.effects
-        if isinstance(exit_early, BudgetExhaustedError) or any(effects.leaving):
+        if isinstance(exit_early, BudgetExhaustedError) or any(effects.early_exit):
             return
-        effects.leaving = (name, str(exit_early))
+        effects.early_exit = (name, str(exit_early))
         effect = ToolEffect(
             call=call,
             outcome="success",
@@ -406,8 +287,8 @@ class ToolCalls:
         )
         effects.models[-1].tools.append(effect)
 
-    def _bound_retries(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
-        """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
+    def _bound_tries(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
+        """Fail a tool that has asked the model to try again too often (S-TOOL-54)."""
         if not outcome.asks_again:
             return outcome
         if self._tries[call.name] < MOST_TRIES:
@@ -416,18 +297,7 @@ class ToolCalls:
         text = f"Tool error: TryAgain: {outcome.text} (it was tried again {MOST_TRIES} times)"
         return replace(outcome, text=text, outcome="error", asks_again=False)
 
-    async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
-        """Hand work on. There is no intent to note: the decision is on record, and a repetition repeats nothing."""
-        try:
-            effect, until = await delegations.call(call, name)
-        finally:
-            self._open -= 1
-            self._scope.slot.end()
-        await self._scope.note(name, _result_of(effect), until=until)
-        return effect
-
     def _context(self, tool_name: str, effect: str) -> tuple[ToolContext, ToolReviews | None]:
-        """Return what a call finds, and the handler of its questions."""
         order = self._order
         limits: list[TimeLimit] = []
         reviews = tool_reviews(self._scope, effect, limits)
@@ -439,17 +309,13 @@ class ToolCalls:
             agent_role=order.agent_role,
             metrics=self._metrics,
             idempotency_key=key_of(self._scope, effect),
-            emit=self._emit,
+            emit=lambda event: self._scope.emit(type(event), lambda: event),
             run_id=order.run_id,
             instance=order.instance,
             task_index=order.index,
             log_truncate_length=self._scope.context.tool_log_truncate_length,
         )
         return context, reviews
-
-    def _emit(self, event: Event) -> None:
-        if self._scope.ports.events.wants(type(event)):
-            self._scope.ports.events.emit(event)
 
     def _announce(self, effect: ToolEffect) -> None:
         if self._tools.get(effect.call.name) is None and not self._is_delegation(effect.call):  # S-SET-25
@@ -469,4 +335,89 @@ class ToolCalls:
                 run_id=order.run_id,
                 instance=order.instance,
             ),
+        )
+
+
+def _recorded_effect(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
+    return ToolEffect(
+        call=call,
+        outcome=cast("CallOutcome", recorded.outcome),
+        text=recorded.text,
+        started_at=recorded.started_at,
+        duration_s=recorded.duration_s,
+        structured_output=recorded.structured_output,
+        asks_again=recorded.asks_again,
+        repairs=recorded.repairs,
+    )
+
+
+def _result_of(effect: ToolEffect) -> ToolReturned:
+    return ToolReturned(
+        outcome=effect.outcome,
+        text=effect.text,
+        structured_output=effect.structured_output,
+        started_at=effect.started_at,
+        duration_s=effect.duration_s,
+        asks_again=effect.asks_again,
+        repairs=effect.repairs,
+    )
+
+
+class ToolSampling:
+    """Calls the agent's model for the server of one tool call. Implements `AsksModel`."""
+
+    def __init__(self, scope: TaskScope, call: str, model: ChatModel) -> None:
+        self._scope = scope
+        #: effect name of the call
+        self._call = call
+        self._model = model
+        self._asked = 0
+        #: answers of this process by name; the scope only has earlier ones
+        self._answers: dict[str, SamplingAnswered] = {}
+
+    def begin_again(self) -> None:
+        """Restart the numbering: a repeated call makes the same requests."""
+        self._asked = 0
+
+    async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
+        """Return the recorded answer to the same request, or call the model; see `AsksModel`."""
+        scope, name = self._scope, f"{self._call}-sampling-{self._asked}"
+        self._asked += 1
+        request = json.dumps([(message.role, message.content) for message in messages])
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        answer = self._answers.get(name)
+        if answer is None or answer.request_digest != digest:
+            recorded = scope.find_recorded(name, SamplingAnswered)
+            if recorded is not None and recorded.data.request_digest == digest:
+                answer = recorded.data
+            else:
+                answer = await self._send(name, digest, messages)
+                await scope.note(name, answer, until=Persistence.COMMITTED)
+            self._answers[name] = answer
+            scope.effects.sampled.append((name, answer))
+        usage = TokenUsage(answer.input_tokens, answer.output_tokens)
+        return ChatResponse(text=answer.text, usage=usage, finish_reason=answer.finish_reason)
+
+    async def _send(self, name: str, digest: str, messages: Sequence[ChatMessage]) -> SamplingAnswered:
+        scope, order = self._scope, self._scope.order
+        started_at = 0.0
+
+        async def attempt() -> ChatResponse:
+            nonlocal started_at
+            started_at = scope.ports.clock.now()
+            with use_effect_key(uuid_of(f"{order.run_id}/{name}")):
+                return await chat(self._model, messages)
+
+        attempts = Attempts(scope, self._model)
+        response = await attempts.answer(attempt, messages)
+        usage = response.usage or TokenUsage()
+        return SamplingAnswered(
+            request_digest=digest,
+            started_at=started_at,
+            latency_s=max(0.0, scope.ports.clock.now() - started_at),
+            text=response.text,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            finish_reason=unusual_finish_reason(response),
+            estimated_tokens=attempts.estimated or (),
         )

@@ -1,8 +1,6 @@
-"""Effects that were begun before a crash and have no result on record.
+"""Calls that were started before a crash and have no recorded result (S-DUR-23 to S-DUR-26).
 
-In: the intent of an effect that must not be done twice. Out: what the model is told, or that it is done again, or the
-error that fails the task (S-DUR-23 to S-DUR-26). A decision is on the disk before anything is done because of it.
-Never: a silent repetition of what may have been done.
+A call that must not be made twice is never repeated silently. A decision about it is on disk before it has any effect.
 """
 
 from __future__ import annotations
@@ -10,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.execute.effects import UnknownEffect
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
@@ -25,47 +24,32 @@ from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.value import utc_of
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.scope import TaskScope
-
-
 _log = bounded_logger(__name__)
 
-#: What is decided of an unknown outcome.
+#: Decision about an unknown outcome.
 Answer = Literal["done", "repeat", "fail"]
-#: The call of a task's handler: in the name of its effect, and as the name of the tool.
-HANDLER = "handler"
-#: The same of the runner of a task's agent.
-RUNNER = "runner"
-#: Name of the driver's service that asks.
+#: Tool name, and last part of the effect name, of a call of a task's handler or of its agent's runner.
+HANDLER, RUNNER = "handler", "runner"
+#: Service of the driver that decides.
 _SERVICE = "unknown_effect"
-#: Characters of the arguments that a question shows.
+#: Characters of the arguments in a question.
 _SHOWN = 500
 
 
 def key_of(scope: TaskScope, name: str) -> str:
-    """Return the idempotency key of an effect of a task: the same for its every repetition."""
+    """Return the idempotency key of an effect, which is the same for each repetition."""
     return uuid_of(f"{scope.order.run_id}/{name}")
 
 
-def effect_of(intent: ToolIntended, declared: Effect) -> Effect:
-    """Return what to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
-    return strongest_effect(intent.effect, declared)
+def is_unrepeatable(intent: ToolIntended, declared: Effect) -> bool:
+    """Whether a started call must not be made twice, by its declaration then or now."""
+    return strongest_effect(intent.effect, declared) == "once"
 
 
-def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect) -> Fact[ToolIntended] | None:
-    """Return what stands for the intent of a call that may have been made in a part of the record that is lost.
-
-    Args:
-        scope: The task.
-        name: Name of the call's effect; nothing is recorded under it.
-        tool_name: What would be called.
-        arguments: With what.
-        effect: What calling it does to the world.
-
-    Returns:
-        None: nothing is lost, or the call may be made twice.
-    """
+def lost_intent(
+    scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect
+) -> Fact[ToolIntended] | None:
+    """Return an intent for a call without facts, if a lost part of the record may have contained it; else None."""
     loss = scope.loss
     if loss is None or effect != "once":
         return None
@@ -74,31 +58,32 @@ def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effec
 
 
 async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
-    """Return what becomes of a call that was begun, must not be done twice, and has no result.
+    """Decide about a started call that must not be made twice and has no result.
 
-    Args:
-        scope: The task.
-        intent: What is recorded of the call.
-
-    Returns:
-        The text in place of the lost result; None: it is to be called again.
-
-    Raises:
-        UnknownOutcomeError: the task fails.
+    Return a text in place of the lost result, or None to repeat the call; `UnknownOutcomeError` fails the task.
     """
-    unknown = _unknown(scope, intent)
+    unknown = UnknownEffect(
+        run_id=scope.order.run_id,
+        task=scope.order.key,
+        agent_role=scope.order.agent_role,
+        tool_name=intent.data.tool_name,
+        arguments=intent.data.arguments,
+        effect=intent.name,
+        idempotency_key=key_of(scope, intent.name),
+        begun_at=utc_of(intent.at),
+        is_lost=intent.data.is_lost,
+    )
     decided = scope.find_recorded(intent.name, OutcomeDecided)
-    # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
-    # outcome of its own, which nobody has decided of.
+    # An earlier decision does not apply to a repetition that was started after it.
     if decided is not None and decided.seq > intent.seq:
         answer = _check(decided.data.answer, unknown)
         _log.info("%s, as was decided: %s", _describe_begun(unknown), answer)
     else:
-        _log.warning("%s: nobody knows whether it was done", _describe_begun(unknown))
-        how = scope.context.on_unknown
-        if how != "ask":
-            if how == "fail" or _is_whole_task(unknown):  # then there is no model to tell
-                raise _failure(unknown, "Nobody knows whether it was done")
+        _log.warning("%s: its outcome is unknown", _describe_begun(unknown))
+        policy = scope.context.on_unknown
+        if policy != "ask":
+            if policy == "fail" or _is_whole_task(unknown):  # without a model to inform
+                raise _failure(unknown, "Its outcome is unknown")
             return _describe(unknown)
         answer = await _ask(scope, unknown)
         await scope.note(intent.name, OutcomeDecided(answer=answer), until=Persistence.SYNCED)
@@ -108,20 +93,11 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         case "done":
             return _describe_confirmed(unknown)
         case "fail":
-            raise _failure(unknown, "It was decided that the task fails")
+            raise _failure(unknown, "The decision was to fail the task")
 
 
 async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], object] | None = None) -> Answer:
-    """Ask in this process what becomes of an unknown outcome.
-
-    Args:
-        effect: Which.
-        ask: The user's callable, sync or async; None: a person at this process's terminal.
-
-    Raises:
-        UnknownOutcomeError: there is no terminal, or the callable failed or gave no answer.
-        ExitEarlyError: the callable ended the run.
-    """
+    """Call the user's callable, sync or async, about an unknown outcome; None: ask at this process's terminal."""
     if ask is None:
         return await threads.run(_ask_at_terminal, effect)
     try:
@@ -134,28 +110,14 @@ async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], obje
 
 
 async def _ask(scope: TaskScope, unknown: UnknownEffect) -> Answer:
-    """Ask where the run was started or resumed."""
+    """Ask in the process that started or resumed the run."""
     driver = scope.ports.services.driver
     if driver is None:
         return await ask_unknown(unknown, scope.ports.ask_unknown)
     try:
         return _check(await driver.ask(_SERVICE, unknown.to_dict()), unknown)
     except IllegalStateError as error:
-        raise _failure(unknown, f"The process that would be asked cannot be: {message_of(error)}") from error
-
-
-def _unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> UnknownEffect:
-    return UnknownEffect(
-        run_id=scope.order.run_id,
-        task=scope.order.key,
-        agent_role=scope.order.agent_role,
-        tool_name=intent.data.tool_name,
-        arguments=intent.data.arguments,
-        effect=intent.name,
-        idempotency_key=key_of(scope, intent.name),
-        begun_at=utc_of(intent.at),
-        is_lost=intent.data.is_lost,
-    )
+        raise _failure(unknown, f"The process that started the run cannot answer: {message_of(error)}") from error
 
 
 def _check(answer: object, unknown: UnknownEffect) -> Answer:
@@ -165,30 +127,54 @@ def _check(answer: object, unknown: UnknownEffect) -> Answer:
     raise _failure(unknown, f"on_unknown must answer 'done', 'repeat' or 'fail', got: {answer!r}")
 
 
+def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
+    """Ask at the terminal, in a daemon thread: an open question does not delay the process's exit."""
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        raise _failure(unknown, "There is no terminal to ask about its outcome")
+    question = (
+        f"\n{_describe_begun(unknown)}.\n"
+        f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
+        f"Idempotency key: {unknown.idempotency_key}\n"
+        "Its outcome is unknown. Was it [d]one, [r]epeat it, or [f]ail the task? "
+    )
+    with terminal_lock:
+        while True:
+            sys.stderr.write(escape_controls(question))
+            sys.stderr.flush()
+            line = sys.stdin.readline()
+            if not line:
+                raise _failure(unknown, "The terminal returned no answer about its outcome")
+            word = line.strip().lower()
+            for answer in get_args(Answer):
+                if word and str(answer).startswith(word):
+                    return cast("Answer", answer)
+            question = "Answer d, r or f: "
+
+
 # Texts.
 
 
 def _is_whole_task(unknown: UnknownEffect) -> bool:
-    """Whether it is no tool that a model called, but what does the task."""
+    """Whether the call is of the task's handler or runner, and not of a tool."""
     return unknown.effect.rpartition("/")[2] in {HANDLER, RUNNER}
-
-
-def _describe_begun(unknown: UnknownEffect) -> str:
-    what = f"its {unknown.tool_name}" if _is_whole_task(unknown) else f"tool '{unknown.tool_name}'"
-    if unknown.is_lost:
-        return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
-    return f"Task '{unknown.task}': {what} was called at {_when(unknown)} and did not return"
 
 
 def _when(unknown: UnknownEffect) -> str:
     return unknown.begun_at.isoformat(timespec="seconds")
 
 
+def _describe_begun(unknown: UnknownEffect) -> str:
+    called = f"its {unknown.tool_name}" if _is_whole_task(unknown) else f"tool '{unknown.tool_name}'"
+    if unknown.is_lost:
+        return f"Task '{unknown.task}': {called} may have been called in the part of the run's record that is lost"
+    return f"Task '{unknown.task}': {called} was called at {_when(unknown)} and did not return"
+
+
 def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
-    is_runner = _is_whole_task(unknown) and unknown.tool_name == RUNNER
+    option = "runner_effect" if _is_whole_task(unknown) and unknown.tool_name == RUNNER else "effect"
     text = (
         f"{_describe_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; a run with "
-        f"on_unknown='ask' asks what to do, and calls declared as {'runner_' * is_runner}effect='idempotent' are repeated"
+        f"on_unknown='ask' asks what to do, and calls declared as {option}='idempotent' are repeated"
     )
     return UnknownOutcomeError(text, unknown.effect, unknown.tool_name)
 
@@ -218,30 +204,3 @@ def _describe_confirmed(unknown: UnknownEffect) -> str:
         f"The call of '{unknown.tool_name}' that was begun at {_when(unknown)} was done: that was confirmed later. "
         "What it returned is lost. It must not be repeated."
     )
-
-
-# The terminal.
-
-
-def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
-    """Ask in a daemon thread, so that a question nobody answers does not hold the process's exit."""
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        raise _failure(unknown, "There is no terminal to ask at whether it was done")
-    question = (
-        f"\n{_describe_begun(unknown)}.\n"
-        f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
-        f"Idempotency key: {unknown.idempotency_key}\n"
-        "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "
-    )
-    with terminal_lock:
-        while True:
-            sys.stderr.write(escape_controls(question))
-            sys.stderr.flush()
-            line = sys.stdin.readline()
-            if not line:
-                raise _failure(unknown, "Nobody answered whether it was done")
-            word = line.strip().lower()
-            for answer in get_args(Answer):
-                if word and str(answer).startswith(word):
-                    return cast("Answer", answer)
-            question = "Answer d, r or f: "

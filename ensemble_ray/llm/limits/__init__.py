@@ -1,4 +1,4 @@
-"""Shared permits: how many model calls may begin in a span of time."""
+"""Limits on model calls: rate limits, budgets of runs, and circuit breakers."""
 
 from ensemble_ray.values.value import RateLimit
 

@@ -1,20 +1,4 @@
-"""A circuit breaker as a machine. Pure: it is given the time, and touches no clock, loop, lock or log.
-
-In: what came of calls, here and in other processes, each with its instant `at` (s, any origin). Out: whether a call
-may go now, or when to ask again. Must never happen: a call that goes while the breaker is open, or two probes at the
-same time within one process.
-
-Rules (S-DUR-64):
-1. Closed: calls go. Failures in a row are counted; any answer sets the count back. The order is that of arrival: a
-   failure that is reported late, and arrived before the last answer, is none of the row.
-2. At the fifth it opens if at least half of the last 20 calls failed: calls wait, for 5 s the first time. A few failures
-   among many answers, in whatever order they come, are left to retries.
-3. Then one call goes as a probe. Its answer closes the breaker; its failure opens it again, twice as long, up to 60 s.
-   A probe that ended as neither, by being cancelled say, leaves its place to the next call.
-4. What calls tell that were sent before it opened: an answer closes it, a failure changes nothing.
-5. While a probe of another process is on its way no other goes, but for no longer than 60 s: that process may be dead.
-   Processes that got an update of the opening wait a little longer than the one that sent it, so that they do not probe at once.
-"""
+"""A circuit breaker and an adaptive concurrency limit as pure machines; `at` is an instant in s, of any origin."""
 
 from __future__ import annotations
 
@@ -23,57 +7,65 @@ from enum import Enum, auto
 from typing import Literal
 
 FAILURES_TO_OPEN = 5
-#: Share of failures among the last calls that opens it, at least.
+#: The breaker opens only if at least this share of the last calls failed.
 SHARE_TO_OPEN = 0.5
-#: How many calls are the last ones.
+#: Number of the last calls.
 WINDOW = 20
 FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
 
 
 class CallAdmission(Enum):
-    """What a call may do."""
+    """Whether a call may be sent."""
 
     GO = auto()
-    #: go, and everybody waits for what comes of it
+    #: send it as the probe; other calls wait for its result
     PROBE = auto()
     WAIT = auto()
 
 
 class Breaker:
-    """Whether one endpoint is asked at all."""
+    """The circuit breaker of one endpoint (S-DUR-64).
+
+    1. Closed: calls are sent, and consecutive failures are counted in order of arrival. An answer resets the count.
+       A failure that arrived before the last answer and is reported later does not count.
+    2. The breaker opens at the fifth consecutive failure if at least half of the last 20 calls failed. Calls wait, 5 s
+       the first time. Retries cover a few failures among many answers.
+    3. Then one call is sent as a probe. Its answer closes the breaker. Its failure opens the breaker again for twice as
+       long, up to 60 s. A probe without a result, such as a cancelled one, leaves its place to the next call.
+    4. Of calls that were sent before the opening, an answer closes the breaker and a failure has no effect.
+    5. A process sends no probe for 60 s after another process sent one: that process may be dead. Processes that learn
+       of the opening from an update wait a little longer than its sender, so that their probes do not coincide.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
         #: whether each of the last calls failed
         self._window: deque[bool] = deque(maxlen=WINDOW)
-        #: instant of the last answer
         self._answered_at = float("-inf")
-        #: None while closed; else how long it was opened for the last time
+        #: the latest waiting time; None while closed
         self._open_s: float | None = None
-        #: while open: the instant from which a probe may go
+        #: while open: the earliest instant of a probe
         self._probe_at = 0.0
         self._is_probing = False
         self.last_failure = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether calls wait."""
         return self._open_s is not None
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing has happened that a breaker would remember."""
+        """Whether the breaker is closed and counts no failures."""
         return self._open_s is None and not self._failures
 
     def state(self, at: float) -> Literal["closed", "open", "half_open"]:
-        """Return whether calls go, wait, or wait for a probe that is on its way or may go."""
         if self._open_s is None:
             return "closed"
         return "half_open" if self._is_probing or at >= self._probe_at else "open"
 
     def enter(self, at: float) -> CallAdmission:
-        """Whether a call may go; the call that gets `PROBE` is the probe."""
+        """Return whether a call may be sent; the call that gets `PROBE` is the probe."""
         if self._open_s is None:
             return CallAdmission.GO
         if self._is_probing or at < self._probe_at:
@@ -82,18 +74,11 @@ class Breaker:
         return CallAdmission.PROBE
 
     def wakes_at(self) -> float | None:
-        """Return when a waiting call should ask again; None: when the probe of this process has ended."""
+        """Return when a waiting call should try again; None: at the end of this process's probe."""
         return None if self._is_probing else self._probe_at
 
     def record_failure(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
-        """Count a call that failed by the endpoint's fault.
-
-        Args:
-            at: When it arrived.
-            what: The failure in words.
-            is_probe: Whether that call was a probe.
-            extra_s: How much longer to wait, in a process that has it from an update.
-        """
+        """Count a failure of the endpoint that arrived at `at`; `extra_s` is additional waiting time for an update."""
         self.last_failure = what
         if self._open_s is not None:
             if is_probe:
@@ -107,24 +92,19 @@ class Breaker:
             self._open(at, FIRST_OPEN_S, extra_s)
 
     def record_answer(self, at: float = float("-inf"), count: int = 1) -> None:
-        """Close again: the endpoint answered.
-
-        Args:
-            at: When the last answer arrived; by default it counts as older than any failure.
-            count: How many calls were answered.
-        """
+        """Close the breaker after `count` answers; by default they count as older than any failure."""
         self._window.extend([False] * min(count, WINDOW))
         self._answered_at = max(self._answered_at, at)
         self._failures = 0
         self._open_s = None
         self._is_probing = False
 
-    def probe_left(self) -> None:
-        """End the probe of this process, from which nothing is known."""
+    def cancel_probe(self) -> None:
+        """End this process's probe without a result."""
         self._is_probing = False
 
-    def probed_elsewhere(self, at: float) -> None:
-        """Note that another process has sent a probe."""
+    def record_remote_probe(self, at: float) -> None:
+        """Delay this process's probe, because another process has sent one."""
         if self._open_s is not None:
             self._probe_at = max(self._probe_at, at + LONGEST_OPEN_S)
 
@@ -135,48 +115,38 @@ class Breaker:
 
 
 class AdaptiveLimit:
-    """Additive increase, multiplicative decrease of one endpoint's calls on their way."""
+    """Additive increase and multiplicative decrease of one endpoint's calls in flight."""
 
     def __init__(self) -> None:
         self._answers = 0
         self._is_fresh = False
-        #: calls that may be on their way; None: any number
+        #: None: no limit
         self.limit: int | None = None
-        #: how often the limit was lowered; a call keeps the number under which it was sent
+        #: number of decreases; a call stores the number under which it was sent
         self.generation = 0
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether there is no limit."""
-        return self.limit is None
-
-    def lets_in(self, sent: int) -> bool:
-        """Whether one more call may go when so many are on their way."""
+    def allows(self, sent: int) -> bool:
+        """Whether another call may be sent while `sent` calls are in flight."""
         return self.limit is None or sent < self.limit
 
     def record_refusal(self, sent: int, generation: int) -> bool:
-        """Lower the limit, since the endpoint asked for fewer calls, and return whether it was lowered.
+        """Lower the limit because the endpoint asked for fewer calls; return whether it was lowered.
 
-        Args:
-            sent: Calls on their way, the refused one included.
-            generation: The number under which the refused one was sent.
+        Of several calls that were sent under one generation, only the first refusal lowers the limit. `sent` includes
+        the refused call.
         """
         if generation != self.generation:
             return False
         self._lower(sent)
         return True
 
-    def refused_elsewhere(self, sent: int) -> None:
-        """Lower the limit, since another process was asked for fewer calls."""
+    def record_remote_refusal(self, sent: int) -> None:
+        """Lower the limit because the endpoint asked another process for fewer calls."""
         if sent and not self._is_fresh:
             self._lower(sent)
 
     def record_answer(self, wanted: int) -> None:
-        """Count an answered call.
-
-        Args:
-            wanted: Calls on their way, waiting, or about to be tried again.
-        """
+        """Count an answer; `wanted` is the number of calls in flight, waiting, or about to be retried."""
         if self.limit is None:
             return
         self._is_fresh = False

@@ -1,11 +1,7 @@
-"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process.
+"""Circuit breakers and adaptive limits of all endpoints that one process calls.
 
-In: calls that want to go, and what came of them; updates on the same from other processes. Out: permission, at once or
-after waiting; updates for other processes. It carries out what `Breaker` and `AdaptiveLimit` say and decides nothing.
-
-While an endpoint makes no trouble, a call costs a look-up and a few set operations: no lock, no wait. Callers may be on
-several event loops and threads. Must never happen: a call that waits on although it may go, or a place that is kept by
-a call that left.
+`EndpointService` and its visits carry out the decisions of `Breaker` and `AdaptiveLimit`. Callers may be on several
+event loops and threads. While an endpoint works, a call costs a look-up and a few set operations, without a lock.
 """
 
 from __future__ import annotations
@@ -26,66 +22,94 @@ from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
 
-
 _log = bounded_logger(__name__)
 
-#: How much longer than the process that sent the update others wait before they probe, s: at least, at most.
+#: How much longer a process waits before its probe if it learned of the failure from an update, s: minimum, maximum.
 _EXTRA_S = (0.1, 1.0)
-#: Characters of a failure that a description has.
+#: Characters of a failure in a description.
 _MOST_FAILURE = 500
+
+
+#: A call failed, a probe failed, an answer arrived after failures, the endpoint asked for fewer calls, a probe was sent.
+_Category = Literal["failed", "probe_failed", "answered", "refused", "probing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointUpdate:
-    """What one process sends to the others about an endpoint; data only, no key."""
+    """A report about an endpoint to other processes; it contains no key."""
 
     endpoint: str
-    #: a call failed, a probe failed, an answer came after failures, it asked for fewer calls, a probe is on its way
-    category: Literal["failed", "probe_failed", "answered", "refused", "probing"]
+    category: _Category
     #: the failure in words
     text: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """One call that waits, on its own loop."""
+class EndpointService:
+    """All endpoints of one process.
 
-    visit: Visit
-    wakeup: Wakeup = field(default_factory=Wakeup)
-    may_go: bool = False
+    `share` sends updates to other processes; it must neither wait nor raise. It may be set later.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
+        self.clock: Clock = clock or MonotonicClock()
+        self.share = share
+        self._endpoints: dict[str, _Endpoint] = {}
+        self.lock = new_lock()
+        track(self)
+
+    def after_fork(self) -> None:
+        self._endpoints = {}
+        self.share = None
+
+    def visit(self, name: str) -> Visit:
+        endpoint = self._endpoints.get(name)
+        return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
+
+    def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
+        """Return descriptions of the endpoints; those with problems and calls in flight first."""
+        with self.lock:
+            at = self.clock.now()
+            chosen = sorted(self._endpoints.copy().values(), key=lambda each: (each.is_calm, -len(each.sent)))[:most]
+            return [each.describe(at) for each in chosen]
+
+    def on_update(self, update: EndpointUpdate) -> None:
+        """Apply an update of another process."""
+        endpoint = self._endpoints.setdefault(update.endpoint, _Endpoint(update.endpoint))
+        with self.lock:
+            at = self.clock.now()
+            endpoint.count_quiet_answers()
+            match update.category:
+                case "failed" | "probe_failed":
+                    extra_s = random.uniform(*_EXTRA_S)  # noqa: S311  spreads probes, keeps no secret
+                    endpoint.breaker.record_failure(
+                        at, update.text, is_probe=update.category == "probe_failed", extra_s=extra_s
+                    )
+                case "answered":
+                    endpoint.breaker.record_answer(at)
+                case "refused":
+                    endpoint.limit.record_remote_refusal(len(endpoint.sent))
+                case "probing":
+                    endpoint.breaker.record_remote_probe(at)
+            endpoint.admit_waiters(at)
+
+    def publish(self, endpoint: _Endpoint, category: _Category, text: str = "") -> None:
+        if self.share is not None:
+            self.share(EndpointUpdate(endpoint=endpoint.name, category=category, text=text))
 
 
-class _Endpoint:
-    """One endpoint, and the calls that want something of it."""
+_process_endpoints = EndpointService()
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.breaker = Breaker()
-        self.limit = AdaptiveLimit()
-        #: calls that want an answer, between two attempts too; sets, since one step of theirs needs no lock
-        self.wanted: set[Visit] = set()
-        #: calls on their way
-        self.sent: set[Visit] = set()
-        self.waiters: deque[_Waiter] = deque()
-        #: whether calls need not ask the service; written under its lock
-        self.is_calm = True
-        #: what the waiters were last woken for: whether the breaker is open, and until when
-        self.announced: tuple[bool, float | None] = (False, None)
-        #: answers not yet counted by the breaker, since all was well, and when the last of them came
-        self.quiet_answers = 0
-        self.answered_at = float("-inf")
 
-    def count_quiet_answers(self) -> None:
-        """Count the answers that came while all was well; under the service's lock."""
-        if self.quiet_answers:
-            self.breaker.record_answer(self.answered_at, self.quiet_answers)
-            self.quiet_answers = 0
+def process_endpoints() -> EndpointService:
+    """Return the service of this process, which all its runs share."""
+    return _process_endpoints
 
 
 class Visit:
-    """One wanted answer of an endpoint, over all its attempts; made by `EndpointService.visit`.
+    """One answer that a caller wants, over all attempts; made by `EndpointService.visit`.
 
-    Each attempt begins with `try_go` or `wait` and ends with `record_answer`, `record_failure`, `record_refusal` or `leave`.
+    Each attempt begins with `try_go` or `wait`. It ends with `record_answer`, `record_failure`, `record_refusal` or
+    `leave`.
     """
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
@@ -98,222 +122,52 @@ class Visit:
         endpoint.wanted.add(self)
 
     def try_go(self) -> bool:
-        """Begin an attempt if nothing hinders it; else `wait` has to be awaited."""
+        """Begin an attempt if the endpoint allows it now and no other call waits; otherwise await `wait`."""
         endpoint = self._endpoint
-        if not endpoint.is_calm:
-            return self._service.admit(self, endpoint)
-        self._generation = endpoint.limit.generation
-        endpoint.sent.add(self)
+        if endpoint.is_calm:
+            self._generation = endpoint.limit.generation
+            endpoint.sent.add(self)
+            return True
+        with self._service.lock:
+            entry = CallAdmission.WAIT if endpoint.waiters else endpoint.enter(self._service.clock.now())
+            if entry is CallAdmission.WAIT:
+                return False
+            self.begin_attempt(entry)
+        self._announce_probe()
         return True
 
     async def wait(self, patience_s: float) -> float:
-        """Begin an attempt when the endpoint's breaker and limit allow it, first come first served.
-
-        Args:
-            patience_s: How long to wait while the breaker is open. Waiting for a place under the limit is not
-                counted: others get their answers then.
-
-        Returns:
-            How long it waited for the breaker, s.
+        """Begin an attempt when breaker and limit allow it, in order of arrival; return the wait for the breaker, s.
 
         Raises:
-            CircuitOpenError: the breaker did not close in time.
+            CircuitOpenError: the breaker was open for `patience_s`. Waiting for the limit does not count, because then
+                other calls receive answers.
         """
-        return await self._service.wait(self, self._endpoint, patience_s)
-
-    def record_answer(self) -> None:
-        """Report that the attempt has its answer, or a refusal that shows that the endpoint is there."""
-        endpoint = self._endpoint
-        endpoint.sent.discard(self)
-        if endpoint.is_calm:
-            # Several threads may lose a count here; the breaker wants a share, not a sum.
-            endpoint.quiet_answers += 1
-            endpoint.answered_at = self._service.now()
-        else:
-            self._service.record_answer(endpoint)
-        self._is_probe = False
-
-    def record_failure(self, what: str, *, ago_s: float = 0.0) -> None:
-        """Report that the attempt failed by the endpoint's fault.
-
-        Args:
-            what: The failure in words.
-            ago_s: How long ago the failure arrived, s: making an error of it may take a while.
-        """
-        self._service.record_failure(self._endpoint, self, what, is_probe=self._is_probe, ago_s=ago_s)
-        self._is_probe = False
-
-    def record_refusal(self) -> None:
-        """Report that the endpoint asked for fewer calls (429)."""
-        self._service.record_refusal(self._endpoint, self, self._generation, is_probe=self._is_probe)
-        self._is_probe = False
-
-    def leave(self) -> None:
-        """Report that the attempt ended, and nothing is known of the endpoint."""
-        endpoint = self._endpoint
-        endpoint.sent.discard(self)
-        if not endpoint.is_calm:
-            self._service.leave(endpoint, is_probe=self._is_probe)
-        self._is_probe = False
-
-    def end(self) -> None:
-        """End the visit: no answer is wanted any more."""
-        self._endpoint.wanted.discard(self)
-
-    def announce_probe(self) -> None:
-        """Let other processes know if this attempt is a probe."""
-        if self._is_probe:
-            self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
-
-    def begin_attempt(self, endpoint: _Endpoint, entry: CallAdmission) -> None:
-        """Begin the attempt; called by the service alone, under its lock."""
-        self._is_probe = entry is CallAdmission.PROBE
-        self._generation = endpoint.limit.generation
-        endpoint.sent.add(self)
-
-
-class EndpointService:
-    """All endpoints, as one process knows them.
-
-    Args:
-        clock: Where time comes from; a steady clock by default. Only differences count.
-        share: Takes updates for other processes; it must neither wait nor raise. May be set later.
-    """
-
-    def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
-        self._clock: Clock = clock or MonotonicClock()
-        self.share = share
-        self._endpoints: dict[str, _Endpoint] = {}
-        self._lock = new_lock()
-        track(self)
-
-    def after_fork(self) -> None:
-        """Begin without calls and callers that wait; those of the parent are its own."""
-        self._endpoints = {}
-        self.share = None
-
-    def now(self) -> float:
-        """Return the instant, s; only differences count."""
-        return self._clock.now()
-
-    def visit(self, name: str) -> Visit:
-        """Say that an answer of that endpoint is wanted."""
-        endpoint = self._endpoints.get(name)
-        return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
-
-    def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
-        """Return how the endpoints stand, those that make trouble first."""
-        with self._lock:
-            at = self._clock.now()
-            chosen = sorted(self._endpoints.copy().values(), key=lambda each: (each.is_calm, -len(each.sent)))[:most]
-            return [_describe(each, at) for each in chosen]
-
-    def on_update(self, update: EndpointUpdate) -> None:
-        """Take over what another process found out; a process gets no update of its own."""
-        endpoint = self._endpoints.setdefault(update.endpoint, _Endpoint(update.endpoint))
-        with self._lock:
-            at = self._clock.now()
-            endpoint.count_quiet_answers()
-            match update.category:
-                case "failed" | "probe_failed":
-                    extra_s = random.uniform(*_EXTRA_S)  # noqa: S311  spreads probes, keeps no secret
-                    endpoint.breaker.record_failure(
-                        at, update.text, is_probe=update.category == "probe_failed", extra_s=extra_s
-                    )
-                case "answered":
-                    endpoint.breaker.record_answer(at)
-                case "refused":
-                    endpoint.limit.refused_elsewhere(len(endpoint.sent))
-                case "probing":
-                    endpoint.breaker.probed_elsewhere(at)
-            self._admit_waiters(endpoint, at)
-
-    # What visits say; each of these is called only where the endpoint makes trouble.
-
-    def admit(self, visit: Visit, endpoint: _Endpoint) -> bool:
-        """Let a call in that found trouble, if nobody came before it."""
-        with self._lock:
-            if endpoint.waiters:
-                return False
-            entry = self._entry(endpoint, self._clock.now())
-            if entry is CallAdmission.WAIT:
-                return False
-            visit.begin_attempt(endpoint, entry)
-        visit.announce_probe()
-        return True
-
-    def record_answer(self, endpoint: _Endpoint) -> None:
-        """Count an answered call."""
-        with self._lock:
-            is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
-            endpoint.breaker.record_answer(self._clock.now())
-            # The call that was answered is still among those that want one.
-            endpoint.limit.record_answer(len(endpoint.wanted) - 1)
-            self._admit_waiters(endpoint, self._clock.now())
-        if was_open:
-            _log.info("Endpoint %s answers again", endpoint.name)
-        if is_change:
-            self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
-
-    def record_failure(self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float) -> None:
-        """Count a call that failed by the endpoint's fault."""
-        with self._lock:
-            endpoint.sent.discard(visit)
-            endpoint.count_quiet_answers()
-            was_open = endpoint.breaker.is_open
-            endpoint.breaker.record_failure(self._clock.now() - ago_s, what, is_probe=is_probe)
-            opens = endpoint.breaker.is_open and (is_probe or not was_open)
-            self._admit_waiters(endpoint, self._clock.now())
-        if opens:
-            _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", endpoint.name, what)
-        # Failures of calls that were sent before it opened change nothing elsewhere either.
-        if is_probe or not was_open:
-            category: Literal["probe_failed", "failed"] = "probe_failed" if is_probe else "failed"
-            self.publish(EndpointUpdate(endpoint=endpoint.name, category=category, text=what))
-
-    def record_refusal(self, endpoint: _Endpoint, visit: Visit, generation: int, *, is_probe: bool) -> None:
-        """Lower the limit: the endpoint asked for fewer calls; it is there, but that is no success either."""
-        with self._lock:
-            is_change = endpoint.limit.record_refusal(len(endpoint.sent), generation)
-            endpoint.sent.discard(visit)
-            if is_probe:
-                endpoint.breaker.record_answer(self._clock.now())
-            self._admit_waiters(endpoint, self._clock.now())
-        if is_probe:
-            self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
-        if is_change:
-            self.publish(EndpointUpdate(endpoint=endpoint.name, category="refused"))
-
-    def leave(self, endpoint: _Endpoint, *, is_probe: bool) -> None:
-        """Let go of a call that ended, and of which nothing is known."""
-        with self._lock:
-            if is_probe:
-                endpoint.breaker.probe_left()
-            self._admit_waiters(endpoint, self._clock.now())
-
-    # Waiting.
-
-    async def wait(self, visit: Visit, endpoint: _Endpoint, patience_s: float) -> float:
-        """Wait until the call may go; `Visit.wait`."""
-        waiter = _Waiter(visit)
-        with self._lock:
+        endpoint, waiter = self._endpoint, _Waiter(self)
+        with self._service.lock:
             endpoint.waiters.append(waiter)
             endpoint.is_calm = False
         try:
-            waited_s = await self._wait_in_queue(waiter, endpoint, patience_s)
+            waited_s = await self._wait_in_queue(waiter, patience_s)
         except BaseException:
-            self._abandon(endpoint, waiter)
+            if waiter.may_go:
+                self.leave()
+            else:
+                with self._service.lock:
+                    endpoint.waiters.remove(waiter)
+                    endpoint.admit_waiters(self._service.clock.now())
             raise
-        visit.announce_probe()
+        self._announce_probe()
         return waited_s
 
-    async def _wait_in_queue(self, waiter: _Waiter, endpoint: _Endpoint, patience_s: float) -> float:
+    async def _wait_in_queue(self, waiter: _Waiter, patience_s: float) -> float:
+        endpoint, clock = self._endpoint, self._service.clock
         waited_s = 0.0
         while True:
             waiter.wakeup.clear()
-            with self._lock:
-                at = self._clock.now()
-                self._admit_waiters(endpoint, at)
+            with self._service.lock:
+                at = clock.now()
+                endpoint.admit_waiters(at)
                 is_open, wakes_at = endpoint.breaker.is_open, endpoint.breaker.wakes_at()
             if waiter.may_go:
                 return waited_s
@@ -321,83 +175,166 @@ class EndpointService:
                 await waiter.wakeup.wait()
                 continue
             if waited_s >= patience_s:
-                raise _open_error(endpoint, waited_s)
+                raise CircuitOpenError(
+                    f"Endpoint {endpoint.name} fails for everybody and is not asked for now; waited {waited_s:.3g} s "
+                    f"for it. Last failure: {endpoint.breaker.last_failure}",
+                    endpoint.name,
+                )
             rest_s = patience_s - waited_s
-            # A probe that is due already waits for a place under the limit, and is woken when there is one.
+            # If the probe is due, this call waits for a place under the limit, and is woken when there is one.
             if wakes_at is not None and wakes_at > at:
                 rest_s = min(rest_s, wakes_at - at)
-            await waiter.wakeup.wait_until(at + rest_s, self._clock)
-            waited_s += self._clock.now() - at
+            await waiter.wakeup.wait_until(at + rest_s, clock)
+            waited_s += clock.now() - at
 
-    def _abandon(self, endpoint: _Endpoint, waiter: _Waiter) -> None:
-        """Take a waiter that gives up out of the queue, or end the attempt that it was admitted to."""
-        if waiter.may_go:
-            waiter.visit.leave()
+    def begin_attempt(self, entry: CallAdmission) -> None:
+        """Begin the attempt; under the lock."""
+        self._is_probe = entry is CallAdmission.PROBE
+        self._generation = self._endpoint.limit.generation
+        self._endpoint.sent.add(self)
+
+    def record_answer(self) -> None:
+        """End the attempt with an answer, or with a refusal that shows that the endpoint works."""
+        endpoint, service = self._endpoint, self._service
+        endpoint.sent.discard(self)
+        self._is_probe = False
+        if endpoint.is_calm:
+            # Threads may overwrite each other's count here. The breaker needs a share, not an exact sum.
+            endpoint.quiet_answers += 1
+            endpoint.answered_at = service.clock.now()
             return
-        with self._lock:
-            endpoint.waiters.remove(waiter)
-            self._admit_waiters(endpoint, self._clock.now())
+        with service.lock:
+            is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
+            endpoint.breaker.record_answer(service.clock.now())
+            # The answered call is still among the wanted ones.
+            endpoint.limit.record_answer(len(endpoint.wanted) - 1)
+            endpoint.admit_waiters(service.clock.now())
+        if was_open:
+            _log.info("Endpoint %s answers again", endpoint.name)
+        if is_change:
+            service.publish(endpoint, "answered")
 
-    # Under the lock.
+    def record_failure(self, what: str, *, ago_s: float = 0.0) -> None:
+        """End the attempt with a failure of the endpoint, in words, that arrived `ago_s` before."""
+        endpoint, service, is_probe = self._endpoint, self._service, self._is_probe
+        self._is_probe = False
+        with service.lock:
+            endpoint.sent.discard(self)
+            endpoint.count_quiet_answers()
+            was_open = endpoint.breaker.is_open
+            endpoint.breaker.record_failure(service.clock.now() - ago_s, what, is_probe=is_probe)
+            opens = endpoint.breaker.is_open and (is_probe or not was_open)
+            endpoint.admit_waiters(service.clock.now())
+        if opens:
+            _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", endpoint.name, what)
+        # Failures of calls that were sent before the opening have no effect in other processes either.
+        if is_probe or not was_open:
+            service.publish(endpoint, "probe_failed" if is_probe else "failed", what)
 
-    @staticmethod
-    def _entry(endpoint: _Endpoint, at: float) -> CallAdmission:
-        # The limit first: asking the breaker may make the call its probe.
-        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else CallAdmission.WAIT
+    def record_refusal(self) -> None:
+        """End the attempt because the endpoint asked for fewer calls (429).
 
-    def _admit_waiters(self, endpoint: _Endpoint, at: float) -> None:
-        """Admit the waiters that may go now, and wake those for whom waiting changed."""
-        while endpoint.waiters:
-            entry = self._entry(endpoint, at)
+        The endpoint works, which ends a probe, but a refusal does not reset the count of failures.
+        """
+        endpoint, service, is_probe = self._endpoint, self._service, self._is_probe
+        self._is_probe = False
+        with service.lock:
+            is_change = endpoint.limit.record_refusal(len(endpoint.sent), self._generation)
+            endpoint.sent.discard(self)
+            if is_probe:
+                endpoint.breaker.record_answer(service.clock.now())
+            endpoint.admit_waiters(service.clock.now())
+        if is_probe:
+            service.publish(endpoint, "answered")
+        if is_change:
+            service.publish(endpoint, "refused")
+
+    def leave(self) -> None:
+        """End the attempt without information about the endpoint."""
+        endpoint, is_probe = self._endpoint, self._is_probe
+        self._is_probe = False
+        endpoint.sent.discard(self)
+        if not endpoint.is_calm:
+            with self._service.lock:
+                if is_probe:
+                    endpoint.breaker.cancel_probe()
+                endpoint.admit_waiters(self._service.clock.now())
+
+    def end(self) -> None:
+        """Report that the caller wants no answer any more."""
+        self._endpoint.wanted.discard(self)
+
+    def _announce_probe(self) -> None:
+        if self._is_probe:
+            self._service.publish(self._endpoint, "probing")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    visit: Visit
+    wakeup: Wakeup = field(default_factory=Wakeup)
+    may_go: bool = False
+
+
+class _Endpoint:
+    """The state of one endpoint; methods are called under the service's lock."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.breaker = Breaker()
+        self.limit = AdaptiveLimit()
+        #: calls that want an answer, also between two attempts; sets, because one operation on them needs no lock
+        self.wanted: set[Visit] = set()
+        #: calls in flight
+        self.sent: set[Visit] = set()
+        self.waiters: deque[_Waiter] = deque()
+        #: whether calls may skip the lock
+        self.is_calm = True
+        #: the state that the waiters were last woken for: whether the breaker is open, and until when
+        self._announced: tuple[bool, float | None] = (False, None)
+        #: number of the answers that the breaker has not counted, and the instant of the last one
+        self.quiet_answers = 0
+        self.answered_at = float("-inf")
+
+    def count_quiet_answers(self) -> None:
+        """Count the answers that arrived while the endpoint was calm."""
+        if self.quiet_answers:
+            self.breaker.record_answer(self.answered_at, self.quiet_answers)
+            self.quiet_answers = 0
+
+    def enter(self, at: float) -> CallAdmission:
+        # The limit first, because the breaker may make this call its probe.
+        return self.breaker.enter(at) if self.limit.allows(len(self.sent)) else CallAdmission.WAIT
+
+    def admit_waiters(self, at: float) -> None:
+        """Admit the waiters that may proceed now, and wake the others if the state of the breaker changed."""
+        while self.waiters:
+            entry = self.enter(at)
             if entry is CallAdmission.WAIT:
                 break
-            waiter = endpoint.waiters.popleft()
+            waiter = self.waiters.popleft()
             waiter.may_go = True
-            waiter.visit.begin_attempt(endpoint, entry)
-            if not waiter.wakeup.wake():  # nobody is there any more
-                endpoint.sent.discard(waiter.visit)
-                endpoint.wanted.discard(waiter.visit)
+            waiter.visit.begin_attempt(entry)
+            if not waiter.wakeup.wake():  # its event loop is closed
+                self.sent.discard(waiter.visit)
+                self.wanted.discard(waiter.visit)
                 if entry is CallAdmission.PROBE:
-                    endpoint.breaker.probe_left()
-        opening = (endpoint.breaker.is_open, endpoint.breaker.wakes_at())
-        if opening != endpoint.announced:
-            endpoint.announced = opening
-            for waiter in endpoint.waiters:
+                    self.breaker.cancel_probe()
+        opening = (self.breaker.is_open, self.breaker.wakes_at())
+        if opening != self._announced:
+            self._announced = opening
+            for waiter in self.waiters:
                 waiter.wakeup.wake()
-        endpoint.is_calm = endpoint.breaker.is_calm and endpoint.limit.is_calm and not endpoint.waiters
+        self.is_calm = self.breaker.is_calm and self.limit.limit is None and not self.waiters
 
-    # Other processes.
-
-    def publish(self, update: EndpointUpdate) -> None:
-        """Send an update to the other processes."""
-        if self.share is not None:
-            self.share(update)
-
-
-def _describe(endpoint: _Endpoint, at: float) -> EndpointDescription:
-    state, wakes_at = endpoint.breaker.state(at), endpoint.breaker.wakes_at()
-    return EndpointDescription(
-        name=endpoint.name,
-        state=state,
-        probe_in_s=wakes_at - at if state == "open" and wakes_at is not None else None,
-        last_failure="" if state == "closed" else endpoint.breaker.last_failure[:_MOST_FAILURE],
-        limit=endpoint.limit.limit,
-        sent=len(endpoint.sent),
-        waiting=len(endpoint.waiters),
-    )
-
-
-def _open_error(endpoint: _Endpoint, waited_s: float) -> CircuitOpenError:
-    text = (
-        f"Endpoint {endpoint.name} fails for everybody and is not asked for now; waited {waited_s:.3g} s for it. "
-        f"Last failure: {endpoint.breaker.last_failure}"
-    )
-    return CircuitOpenError(text, endpoint.name)
-
-
-_process_endpoints = EndpointService()
-
-
-def process_endpoints() -> EndpointService:
-    """Return the service of this process: all its runs share it."""
-    return _process_endpoints
+    def describe(self, at: float) -> EndpointDescription:
+        state, wakes_at = self.breaker.state(at), self.breaker.wakes_at()
+        return EndpointDescription(
+            name=self.name,
+            state=state,
+            probe_in_s=wakes_at - at if state == "open" and wakes_at is not None else None,
+            last_failure="" if state == "closed" else self.breaker.last_failure[:_MOST_FAILURE],
+            limit=self.limit.limit,
+            sent=len(self.sent),
+            waiting=len(self.waiters),
+        )

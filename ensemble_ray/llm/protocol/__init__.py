@@ -1,1 +1,1 @@
-"""Calls of an endpoint of the chat-completions protocol."""
+"""Requests and answers of the chat-completions protocol."""

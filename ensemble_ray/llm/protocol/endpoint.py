@@ -1,7 +1,4 @@
-"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words.
-
-Both adapters of the protocol stand on it: `OpenAIChatModel` for any endpoint, `LocalChatModel` for the embedded one.
-"""
+"""Calls of one endpoint of the chat-completions protocol: send, retry, decode, and raise the provider's errors."""
 
 from __future__ import annotations
 
@@ -43,21 +40,20 @@ from ensemble_ray.llm.protocol.wire import (
 from ensemble_ray.process.context import current_effect_key, current_traceparent
 from ensemble_ray.values.messages import ChatResponse, Reasoning
 
-#: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
+#: A long answer of a large model takes minutes.
 DEFAULT_TIMEOUT_S = 600.0
-#: The header by which a server knows a repeated request.
+#: Header by which a server recognizes a repeated request.
 IDEMPOTENCY_KEY = "Idempotency-Key"
-#: The header of W3C by which a server knows the trace that a request is part of.
+#: W3C's header with the span of a request.
 TRACEPARENT = "traceparent"
-
-#: Endpoints that refused `stream_options` once; they are not asked again by this process.
+#: URLs that refused `stream_options`; this process does not send it there again.
 _without_usage: set[str] = set()
 
 R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends a request's bytes and reads an answer's; the lean one is a module, `transport`."""
+    """Sends the bytes of a request and reads the answer. The default one is the module `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -68,15 +64,15 @@ class Transport(Protocol):
     def open_stream(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
     ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]:
-        """Send a body and read the answer as it comes."""
+        """Send a body and read the answer as it arrives."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where and how to call; made for each call from what the environment says then."""
+    """The target of a call; created for each call, since it depends on the environment."""
 
-    #: of the chat-completions resource
+    #: URL of the chat-completions resource
     url: str
     model: str
     key: str = field(repr=False)
@@ -85,19 +81,11 @@ class Endpoint:
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     transport: Transport = lean_transport
-    #: of system messages; None: the first refusal decides
+    #: role of system messages; None: the first refusal decides
     system_role: SystemRole | None = None
 
     async def complete(self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None) -> ChatResponse:
-        """Return the whole answer.
-
-        Args:
-            encode: Returns the request's body, with messages under these roles.
-            offer: A schema to hold the answer to, where the endpoint takes schemas.
-
-        Raises:
-            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
-        """
+        """Return the whole answer, or raise an `openai.APIError`. `encode` returns the body, with messages under roles."""
         search = RoleSearch(encode, self.origin, self.system_role)
         while True:
             body = search.body
@@ -106,22 +94,14 @@ class Endpoint:
             except CallFailedError as failed:
                 if search.adapt(failed.failure):
                     continue
-                error = await self._provider_error(failed.failure)
+                error = await build_provider_error(failed.failure, self.origin)
                 break
             search.succeed()
             return response
-        raise error
+        raise error  # here, so that the internal error is not its context
 
     async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
-        """Return what the whole answer says, of a resource that does not complete conversations.
-
-        Args:
-            body: The request.
-            read: Reads the answer's body; raises `WireError` where it is none.
-
-        Raises:
-            openai.APIError: as for `complete`.
-        """
+        """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""
 
         async def send() -> R:
             answered = await self._post(body)
@@ -133,18 +113,14 @@ class Endpoint:
         try:
             return await self._retry(send, has_schema=False)
         except CallFailedError as failed:
-            error = await self._provider_error(failed.failure)
+            error = await build_provider_error(failed.failure, self.origin)
         raise error
 
     async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of reasoning (`Reasoning`) and text, then the whole answer.
+        """Yield fragments of reasoning (`Reasoning`) and text, then the whole answer.
 
-        Args:
-            body_with: Returns the request's body, with messages under these roles, with or without a wish for usage;
-                some servers refuse the wish.
-
-        Raises:
-            openai.APIError: as for `complete`, also in the middle of the stream.
+        `body_with` returns the body, with messages under roles, with or without a request for usage, because some
+        servers refuse such a request.
         """
         attempt = 0
         search = RoleSearch(
@@ -152,34 +128,41 @@ class Endpoint:
         )
         while True:
             attempt += 1
-            asks_usage = self.url not in _without_usage
-            spoke = False
+            requests_usage = self.url not in _without_usage
+            has_begun = False
             try:
                 async with contextlib.aclosing(self._stream(search.body)) as parts:
                     async for part in parts:
-                        spoke = True
+                        has_begun = True
                         search.succeed()
                         yield part
             except CallFailedError as failed:
-                if not spoke and search.adapt(failed.failure):
+                failure = failed.failure
+                if not has_begun and search.adapt(failure):
                     continue
-                if asks_usage and _refuses_usage(failed.failure):
+                if requests_usage and failure.status in {400, 422} and b"stream_options" in failure.body:
                     _without_usage.add(self.url)
                     continue
-                delay_s = None if spoke else self._delay(failed.failure, attempt)
+                delay_s = None if has_begun else self._delay(failure, attempt)
                 if delay_s is None:
-                    error = await self._provider_error(failed.failure)
+                    error = await build_provider_error(failure, self.origin)
                     break
                 await asyncio.sleep(delay_s)
             else:
                 return
         raise error
 
-    def _sent_headers(self) -> Mapping[str, str]:
-        """Return the headers with the id of the effect that the request is part of (S-DUR-27), and with its span (S-INT-37).
+    @property
+    def origin(self) -> CallOrigin:
+        return CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
-        Headers of the user's own win.
-        """
+    @property
+    def sender(self) -> str:
+        """Endpoint and model, in the form of `ProviderFields.origin`."""
+        return f"{self.origin.endpoint} {self.model}"
+
+    def _sent_headers(self) -> Mapping[str, str]:
+        """Add the id of the effect (S-DUR-27) and its span (S-INT-37), unless the user has set these headers."""
         key, span = current_effect_key(), current_traceparent()
         if not key and not span:
             return self.headers
@@ -196,9 +179,8 @@ class Endpoint:
         answered = await self.transport.post(
             self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
         )
-        failure = answered.failure
-        if failure is not None:
-            raise CallFailedError(failure)
+        if answered.failure is not None:
+            raise CallFailedError(answered.failure)
         return answered
 
     def _decode(self, answered: Answered) -> ChatResponse:
@@ -217,15 +199,12 @@ class Endpoint:
     async def _stream(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
         async with self.transport.open_stream(
             self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
-        ) as (
-            head,
-            received,
-        ):
+        ) as (head, received):
             if head.failure is not None:
                 raise CallFailedError(head.failure)
             answered, pieces = await self._read_whole(head, received)
             if answered.body:
-                # The server does not stream; its whole answer is one fragment.
+                # The server does not stream; the whole answer is one fragment.
                 whole = self._decode(answered)
                 if whole.reasoning:
                     yield Reasoning(whole.reasoning)
@@ -237,8 +216,8 @@ class Endpoint:
             try:
                 async for data in _stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
-                    if assembler.thought:
-                        yield Reasoning(assembler.thought)
+                    if assembler.reasoning_fragment:
+                        yield Reasoning(assembler.reasoning_fragment)
                     if fragment:
                         yield fragment
                 yield assembler.finish()
@@ -249,7 +228,7 @@ class Endpoint:
     async def _read_whole(
         self, answered: Answered, pieces: AsyncIterator[bytes]
     ) -> tuple[Answered, AsyncIterator[bytes]]:
-        """Read the body to its end where it is no event stream (S-LLM-12); where it is one, return its pieces."""
+        """Return the body if the answer is no event stream (S-LLM-12), otherwise the pieces of the stream."""
         begin, is_stream = b"", None
         try:
             async for piece in pieces:
@@ -258,7 +237,13 @@ class Endpoint:
                 if is_stream is not None:
                     break
             if is_stream:
-                return answered, _joined(begin, pieces)
+
+                async def whole_stream() -> AsyncGenerator[bytes]:
+                    yield begin
+                    async for piece in pieces:
+                        yield piece
+
+                return answered, whole_stream()
             received = bytearray(begin)
             self.limits.check_body(len(received))
             async for piece in pieces:
@@ -281,37 +266,19 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        is_final = failure.is_lasting or failure.told.is_out_of_credit or is_refused_role(failure)
+        is_final = failure.is_lasting or failure.error_body.is_out_of_credit or is_refused_role(failure)
         if attempt > self.max_retries or is_final:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
-        status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time
+        # After an unparsable output of the model, a retry may succeed for any status.
+        status = None if failure.error_body.is_bad_generation else failure.status
         return delay_before_retry(
             status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )
 
-    async def _provider_error(self, failure: CallFailure) -> Exception:
-        return await build_provider_error(failure, self.origin)
-
-    @property
-    def sender(self) -> str:
-        """Endpoint and model, as `ProviderFields.origin` has them."""
-        return f"{self.origin.endpoint} {self.model}"
-
-    @property
-    def origin(self) -> CallOrigin:
-        """Which endpoint it is, as far as errors may tell."""
-        return CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
-
-
-async def _joined(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    yield begin
-    async for piece in pieces:
-        yield piece
-
 
 async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Yield the data of the stream's events, up to and with its end mark, or up to its end."""
+    """Yield the data of the stream's events, including its end mark."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):
@@ -325,11 +292,7 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
     if isinstance(error, AnswerFailedError):
         return CallFailure(reason=str(error), is_broken_off=True)
-    told = error.provider_error if isinstance(error, WireError) else b""
-    # What an error keeps of a body is for people.
-    body = (told or answered.body)[:ERROR_BODY_BYTES]
-    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=bool(told))
-
-
-def _refuses_usage(failure: CallFailure) -> bool:
-    return failure.status in {400, 422} and b"stream_options" in failure.body
+    provider_error = error.provider_error if isinstance(error, WireError) else b""
+    body = (provider_error or answered.body)[:ERROR_BODY_BYTES]
+    is_from_provider = bool(provider_error)
+    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=is_from_provider)

@@ -1,8 +1,4 @@
-"""A model's options as members of its requests. Pure.
-
-In: the options that a user set. Out: bodies of requests, each with the options that it can have: options about tools are
-sent only with tools, and a forced choice of a tool ends with the first tool result (S-LLM-25, S-LLM-26).
-"""
+"""Bodies of requests: the user's options, the roles of messages, and JSON schemas, adapted to refusals of the endpoint."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, 
 
 _log = bounded_logger(__name__)
 
-#: The role that a system message is sent under; `user`: its text goes in front of the next user message.
+#: The role of system messages; `user` prepends their text to the next user message.
 SystemRole = Literal["system", "developer", "user"]
 
-#: Statuses of a refused request; some servers report an error of the template as their own.
-_REFUSALS = frozenset({400, 422, 500, 501})
-_CLIENT_ERROR = 400
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+#: Statuses of a refusal of roles; some servers report an error of their template.
+_ROLE_REFUSALS = frozenset({400, 422, 500, 501})
 _ALTERNATING = re.compile(rb"\broles?\b.{0,40}alternat|alternat.{0,60}\broles?\b|should alternate with", re.DOTALL)
 _SYSTEM = re.compile(
     rb"\b(system|developer)\W{0,4}(roles?|messages?|prompts?|instructions?)\b|\broles?\b.{0,60}\b(system|developer)\b"
@@ -34,6 +30,38 @@ _SYSTEM = re.compile(
     re.DOTALL,
 )
 _NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unknown|\bonly\b|\bmust\b|\bshould\b")
+
+#: Statuses of a refusal of a schema; 404 is the answer of a router that knows no model with schemas.
+_SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})
+#: Names of the mode in the text of a refusal, in lower case.
+_SCHEMA_MODE = (b"response_format", b"json_schema", b"structured output")
+#: The endpoint supports schemas, but not this one.
+_INVALID_SCHEMA = b"invalid schema"
+
+#: Members of the request that only this library sets.
+_OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
+#: Options that a request without tools must not contain.
+_TOOL_OPTIONS = frozenset(
+    {
+        "disable_tool_validation",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "parse_tool_calls",
+        "tool_choice",
+        "tool_stream",
+    }
+)
+#: Choices that do not force a tool call.
+_FREE_CHOICES = ("auto", "none")
+
+# State of this process, by place: endpoint and model.
+
+#: roles that the place accepted after a refusal
+_accepted_roles: dict[str, MessageRoles] = {}
+#: places, and places with a schema's digest, that refused schemas
+_refused: set[str] = set()
+#: places that accepted a schema
+_accepting: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +73,17 @@ class MessageRoles:
     are_merged: bool = False
 
     def arrange(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """Return the conversation under these roles; the same messages where nothing changes."""
+        """Return the conversation under these roles; the same sequence if they change no message."""
         if self == MessageRoles():
             return messages
         arranged: list[ChatMessage] = []
         follows_system = False
         for message in messages:
             is_system = message.role == "system"
-            # The protocol has `developer`, too; no message of ours is made with it.
+            # The protocol has the role `developer`, although `Role` does not.
             sent = replace(message, role=cast("Role", self.system)) if is_system else message
             joins = self.are_merged or (self.system == "user" and (is_system or follows_system))
-            if joins and arranged and _fit_together(arranged[-1], sent):
+            if joins and arranged and _can_merge(arranged[-1], sent):
                 texts = (arranged[-1].content, sent.content)
                 arranged[-1] = replace(arranged[-1], content="\n\n".join(text for text in texts if text))
             else:
@@ -65,12 +93,9 @@ class MessageRoles:
 
 
 class RoleSearch:
-    """One request, sent under other roles where the endpoint refuses them.
+    """One request, sent under other roles if the endpoint refuses them.
 
-    Args:
-        encode: Returns the request's body under roles.
-        origin: The endpoint and the model.
-        declared: The user's choice for system messages; None: the first refusal decides.
+    `declared` is the user's role of system messages; None: the first refusal decides.
     """
 
     def __init__(
@@ -79,17 +104,17 @@ class RoleSearch:
         self._encode = encode
         self._place = f"{origin.endpoint} {origin.model}"
         self._declared = declared
-        known = _accepted.get(self._place, MessageRoles())
+        known = _accepted_roles.get(self._place, MessageRoles())
         self._roles = known if declared is None else replace(known, system=declared)
         self._refusal: CallFailure | None = None
 
     @property
     def body(self) -> bytes:
-        """The request's body under the roles that are tried now."""
+        """The request's body under the current roles."""
         return self._encode(self._roles)
 
     def adapt(self, failure: CallFailure) -> bool:
-        """Choose other roles after a failure; return False when none would help."""
+        """Choose other roles after a failure; return False if no others can help."""
         if not is_refused_role(failure):
             return False
         alternates = self._roles.are_merged or _ALTERNATING.search(_text_of(failure)) is not None
@@ -104,28 +129,27 @@ class RoleSearch:
         return False
 
     def succeed(self) -> None:
-        """Remember the roles that the endpoint accepted after a refusal."""
+        """Store the roles that the endpoint accepted after a refusal."""
         if self._refusal is None:
             return
-        if _accepted.get(self._place) != self._roles:
-            _accepted[self._place] = self._roles
+        if _accepted_roles.get(self._place) != self._roles:
+            _accepted_roles[self._place] = self._roles
+            changes = ["system messages go into the next user message"] if self._roles.system == "user" else []
+            if self._roles.are_merged:
+                changes.append("neighbours of the same role are merged")
             _log.info(
                 "%s refused the roles of the messages (HTTP %s); from now on %s",
                 self._place,
                 self._refusal.status,
-                " and ".join(_describe(self._roles)),
+                " and ".join(changes),
             )
         self._refusal = None
-
-
-#: place -> the roles that it accepted after it had refused others
-_accepted: dict[str, MessageRoles] = {}
 
 
 def is_refused_role(failure: CallFailure) -> bool:
     """Whether a request may have failed because of the roles of its messages."""
     status = failure.status
-    if status is None or (status >= _CLIENT_ERROR and status not in _REFUSALS):
+    if status is None or (status >= _CLIENT_ERROR and status not in _ROLE_REFUSALS):
         return False
     text = _text_of(failure)
     return bool(_ALTERNATING.search(text) or (_SYSTEM.search(text) and _NEGATIVE.search(text)))
@@ -135,7 +159,7 @@ def _text_of(failure: CallFailure) -> bytes:
     return failure.body.lower() + failure.reason.lower().encode()
 
 
-def _fit_together(first: ChatMessage, second: ChatMessage) -> bool:
+def _can_merge(first: ChatMessage, second: ChatMessage) -> bool:
     return (
         first.role == second.role != "tool"
         and first.name == second.name
@@ -144,49 +168,20 @@ def _fit_together(first: ChatMessage, second: ChatMessage) -> bool:
     )
 
 
-def _describe(roles: MessageRoles) -> list[str]:
-    said = ["system messages go into the next user message"] if roles.system == "user" else []
-    return [*said, "neighbours of the same role are merged"] if roles.are_merged else said
-
-
-#: Members of the request that are this library's to set.
-_OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
-#: Options of the protocol, and of servers that speak it, that a request without tools cannot have.
-_TOOL_OPTIONS = frozenset(
-    {
-        "disable_tool_validation",
-        "max_tool_calls",
-        "parallel_tool_calls",
-        "parse_tool_calls",
-        "tool_choice",
-        "tool_stream",
-    }
-)
-#: Choices that leave it to the model whether it calls a tool.
-_FREE_CHOICES = ("auto", "none")
-_NO_ROLES = MessageRoles()
-
-
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Encoded members, without braces, by the requests that have them."""
+    """Encoded members of requests, without braces."""
 
     always: bytes
     with_tools: bytes = b""
-    #: with tools, once one of them has answered
+    #: with tools, after the first tool result (S-LLM-26)
     after_result: bytes = b""
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
-        """Encode options.
+        """Encode the user's options. Those about tools are members of requests with tools only (S-LLM-25).
 
-        Args:
-            model: The model's name in the request.
-            options: Options of the user.
-            what: How errors name the model's class.
-
-        Raises:
-            ValidationError: an option is the library's own, or is not JSON.
+        `what` is the name of the model's class in errors.
         """
         for name in sorted(_OWN_MEMBERS & options.keys()):
             raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
@@ -208,20 +203,12 @@ class RequestOptions:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] = (),
-        roles: MessageRoles = _NO_ROLES,
+        roles: MessageRoles = MessageRoles(),
         *,
         suffix: bytes = b"",
         origin: str = "",
     ) -> bytes:
-        """Return the body of a request.
-
-        Args:
-            messages: The conversation.
-            tools: The tools that are offered.
-            roles: The roles that the endpoint accepts.
-            suffix: Members of this kind of request, such as `"stream":true`.
-            origin: The endpoint and the model that it goes to.
-        """
+        """Return the body of a request; `suffix` has members of this kind of request, such as `"stream":true`."""
         about_tools = b""
         if tools:
             has_result = any(message.role == "tool" for message in messages)
@@ -231,61 +218,38 @@ class RequestOptions:
 
 
 def _free_choice(choice: object) -> object:
-    """Return the choice that remains after the first tool result; None: the endpoint's default."""
+    """Return the choice after the first tool result; None: the endpoint's default."""
     if not isinstance(choice, dict):
         return choice if choice in _FREE_CHOICES else None
     members = cast("Mapping[str, object]", choice)
     allowed = members.get("allowed_tools")
     if isinstance(allowed, dict):
-        # The model may answer from now on; the other tools stay out of its reach.
+        # From now on the model may answer; the set of tools stays.
         return {**members, "allowed_tools": {**cast("Mapping[str, object]", allowed), "mode": "auto"}}
     return members if members.get("type") in _FREE_CHOICES else None
-
-
-#: What an endpoint that does not take schemas answers with; 404 is a router's that knows no model that takes them.
-_REFUSALS_SCHEMA_OFFERS = frozenset({400, 404, 422, 501})
-_SERVER_ERROR = 500
-
-#: How endpoints name the mode in the text of a refusal, in lower case.
-_NAMES = (b"response_format", b"json_schema", b"structured output")
-#: The mode is there, this schema is not taken.
-_INVALID_SCHEMA = b"invalid schema"
-
-#: Where no schema is sent any more: places, and places with a schema's digest.
-_refused: set[str] = set()
-#: Places that took a schema.
-_accepting: set[str] = set()
 
 
 class Send(Protocol):
     """Sends a request."""
 
     async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        """Return the answer; a request with a schema that is refused is not to be repeated."""
+        """Return the answer. With `has_schema`, do not retry after a refusal of the schema."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffer:
-    """A schema to hold an answer to, if the endpoint can."""
+    """A schema of the answer, for endpoints that support schemas."""
 
     schema: JsonSchema
-    #: whether the user says that the endpoint takes schemas; otherwise the first call finds out
+    #: the user says that the endpoint supports schemas; otherwise the first call decides
     is_declared: bool = False
 
     async def answer(self, send: Send, body: bytes, origin: CallOrigin) -> ChatResponse:
-        """Return the answer to a request with the schema; to the same without it where the endpoint does not take it.
-
-        Args:
-            send: Sends a body.
-            body: The request without the schema.
-            origin: Which endpoint and model.
-
-        Raises:
-            CallFailedError: the call failed, and not for the schema's sake.
-        """
+        """Return the answer to the request with the schema, or without it if the endpoint refuses the schema."""
         endpoint = f"{origin.endpoint} {origin.model}"
-        member = _member(self.schema)
+        schema = {"name": self.schema.name, "schema": self.schema.schema, "strict": self.schema.strict}
+        member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})
         this_schema = f"{endpoint} {sha256(member).hexdigest()}"
         if endpoint in _refused or this_schema in _refused:
             return await send(body)
@@ -300,38 +264,27 @@ class SchemaOffer:
             return response
         is_particular = self.is_declared or endpoint in _accepting or _INVALID_SCHEMA in refusal.body.lower()
         refused = this_schema if is_particular else endpoint
-        if _names_the_mode(refusal):
-            self._remember(refused, endpoint, refusal)
-            return await send(body)
-        response = await send(body)
-        self._remember(refused, endpoint, refusal)
-        return response
-
-    def _remember(self, refused: str, endpoint: str, refusal: CallFailure) -> None:
+        # If the refusal does not name the mode, only the success of a request without the schema shows the reason.
+        plain = None if _names_schema_mode(refusal) else await send(body)
         if refused not in _refused:
             _refused.add(refused)
             what = "JSON schemas" if refused == endpoint else f"the JSON schema of '{self.schema.name}'"
             _log.info(
                 "%s does not take %s (HTTP %s); the prompt alone asks for the form", endpoint, what, refusal.status
             )
+        return await send(body) if plain is None else plain
 
 
 def is_refused_schema(failure: CallFailure) -> bool:
-    """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
-    if failure.told.is_bad_generation or failure.told.is_out_of_credit:
+    """Whether a request may have failed because of its schema, so that a request without it may succeed."""
+    if failure.error_body.is_bad_generation or failure.error_body.is_out_of_credit:
         return False
-    if failure.status in _REFUSALS_SCHEMA_OFFERS:
+    if failure.status in _SCHEMA_REFUSALS:
         return True
     is_explained = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR
-    return is_explained and _names_the_mode(failure)
+    return is_explained and _names_schema_mode(failure)
 
 
-def _names_the_mode(failure: CallFailure) -> bool:
-    said = failure.body.lower() + failure.reason.lower().encode()
-    return any(name in said for name in _NAMES)
-
-
-def _member(schema: JsonSchema) -> bytes:
-    """`response_format` as a member of the request's body."""
-    member = {"name": schema.name, "schema": schema.schema, "strict": schema.strict}
-    return b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": member})
+def _names_schema_mode(failure: CallFailure) -> bool:
+    text = _text_of(failure)
+    return any(name in text for name in _SCHEMA_MODE)

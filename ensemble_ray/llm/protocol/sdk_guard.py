@@ -1,7 +1,7 @@
-"""Limits on what a client of the `openai` package reads, and on where it sends a request.
+"""Limits on answers and redirects of the `openai` package's HTTP client.
 
-In: a client's HTTP client. Out: the same with a hook that acts on calls of ours alone. The package reads failures whole,
-unpacks whatever comes, and follows redirects with the prompt; so the limits are kept below it, where bytes arrive.
+The package reads failures without a limit, unpacks all encodings, and follows redirects with the prompt. A hook of the
+HTTP client keeps the limits instead, for the calls of this library alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FAILED = 400
 
 
 class AnswerRefusedError(OpenAIError):
-    """Carries a `CallFailure` through the package, which passes its own errors on without another attempt."""
+    """Carries a `CallFailure` through the package, which does not retry after an `OpenAIError`."""
 
     def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure)
@@ -32,19 +32,17 @@ class AnswerRefusedError(OpenAIError):
 
 @dataclass(slots=True)
 class _GuardedCall:
-    """A call that is being made."""
-
     limits: AnswerLimits
     stream: bool
     redirects: int = 0
 
 
-_guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_watched_call", default=None)
+_guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_guarded_call", default=None)
 
 
 @contextmanager
 def guard_answers(limits: AnswerLimits, *, stream: bool) -> Generator[None]:
-    """Keep these limits on the answers of guarded clients in the block; `stream`: those of streams."""
+    """Apply the limits to answers of guarded clients in the block; `stream` selects the limits of streams."""
     token = _guarded_call.set(_GuardedCall(limits, stream))
     try:
         yield
@@ -53,10 +51,10 @@ def guard_answers(limits: AnswerLimits, *, stream: bool) -> Generator[None]:
 
 
 def guard(client: Any) -> None:
-    """Add the hook to an HTTP client of the package, a user's own too; it does nothing outside of `guarded`."""
+    """Add the hook to an HTTP client of the package or of the user; it has no effect outside `guard_answers`."""
     hooks: dict[str, list[object]] = client.event_hooks
     if _guard_response not in hooks["response"]:
-        # The first one: what a user's own hook reads is counted too.
+        # The first hook, so that the limits also apply to the user's hooks.
         client.event_hooks = {**hooks, "response": [_guard_response, *hooks["response"]]}
 
 

@@ -1,8 +1,7 @@
-"""The `openai` package's own client as a transport of requests, for what only it can do.
+"""The `openai` package's client as a transport, for options that only the client supports.
 
-The lean transport knows keys, URLs and retries; whatever else the package can do (organisations, identity providers,
-own transports, headers) is reached through its client. It gets the same bytes and gives bytes back: `sdk_guard` bounds
-them, and answers are decoded as on the lean path.
+Organizations, identity providers and custom HTTP clients work this way. Requests, limits and decoding of answers are
+the same as with the default transport.
 """
 
 from __future__ import annotations
@@ -28,48 +27,39 @@ if TYPE_CHECKING:
     from httpx2 import Response
     from openai import APIError, AsyncOpenAI
 
-
 T = TypeVar("T")
 
 _PATH = "/chat/completions"
 
 
 class SdkClients:
-    """One model's clients, one per event loop, made on first use; a pickled model leaves them behind.
-
-    Args:
-        options: Keyword arguments of `AsyncOpenAI`; without `http_client` it gets the package's aiohttp transport.
-    """
+    """The clients of one model, one per event loop, created on first use; they are not pickled."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self._options = dict(options)
         self._clients: PerLoop[tuple[object, AsyncOpenAI]] = PerLoop(close=lambda held: held[1].close())
 
     async def get(self, connection: Mapping[str, object]) -> AsyncOpenAI:
-        """Return the running loop's client for that connection.
-
-        Args:
-            connection: Arguments that the environment may change: key, URL, timeout, retries.
-        """
+        """Return the running loop's client; `connection` has the arguments that depend on the environment."""
         held = self._clients.get()
         if held is not None and held[0] == connection:
             return held[1]
-        await threads.run(importlib.import_module, "openai")  # a second of CPU: not on the loop
+        await threads.run(importlib.import_module, "openai")  # it takes a second of CPU
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
-        from ensemble_ray.llm.protocol.sdk_guard import guard  # stands on the package, which is loaded by now
+        from ensemble_ray.llm.protocol.sdk_guard import guard  # it imports the package
 
         options = {**connection, **self._options}
         options["http_client"] = options.get("http_client") or DefaultAioHttpClient()
         guard(options["http_client"])
-        # The keywords are the user's own; the package judges them.
+        # The package checks the user's keywords.
         make = cast("Callable[..., AsyncOpenAI]", AsyncOpenAI)
         return self._clients.put((connection, make(**options)))[1]
 
 
 @dataclass(frozen=True, slots=True)
 class SdkTransport:
-    """Sends requests through a client of the package."""
+    """A `Transport` through a client of the package."""
 
     clients: SdkClients
     connection: Mapping[str, object]
@@ -77,37 +67,24 @@ class SdkTransport:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
     ) -> Answered:
-        """Send a body and read the whole answer.
-
-        Raises:
-            CallFailedError: there was no answer, it is beyond a limit, or it is a failure.
-        """
         async with self._open(url, body, headers, timeout_s, limits, stream=False) as (answered, _):
             return answered
 
     def open_stream(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
     ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]:
-        """Send a body and read the answer as it comes; otherwise as `post`."""
         return self._open(url, body, headers, timeout_s, limits, stream=True)
 
     @contextlib.asynccontextmanager
     async def _open(
-        self,
-        url: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        limits: AnswerLimits,
-        *,
-        stream: bool,
+        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, limits: AnswerLimits, *, stream: bool
     ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
         resource, _, query = url.partition("?")
         connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
         client = await self.clients.get(connection)
         deadline_s = asyncio.get_running_loop().time() + limits.time_s
         with _failures():
-            response = await _in_time(_ask(client, body, query, headers, limits, stream=stream), deadline_s, limits)
+            response = await _in_time(_post(client, body, query, headers, limits, stream=stream), deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
             whole = b"" if stream else b"".join([piece async for piece in pieces])
@@ -116,7 +93,7 @@ class SdkTransport:
             await response.aclose()
 
 
-async def _ask(
+async def _post(
     client: AsyncOpenAI, body: bytes, query: str, headers: Mapping[str, str], limits: AnswerLimits, *, stream: bool
 ) -> Response:
     from httpx2 import Response
@@ -124,12 +101,12 @@ async def _ask(
 
     from ensemble_ray.llm.protocol.sdk_guard import guard_answers
 
-    # What else could be unpacked is not bounded.
+    # Other encodings cannot be unpacked with a limit.
     sent = {"Accept-Encoding": "gzip, deflate"}
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
     with guard_answers(limits, stream=stream):
-        # Asked for as it is, a response is given as it is, also where a stream is asked for.
+        # `cast_to=Response` returns the response itself, also for a stream.
         answered: object = await client.post(
             _PATH,
             body=json.loads(body),
@@ -142,7 +119,6 @@ async def _ask(
 
 
 async def _read(response: Response, deadline_s: float, limits: AnswerLimits) -> AsyncGenerator[bytes]:
-    """Yield the pieces of an answer as they come."""
     pieces = aiter(response.aiter_bytes())
     with _failures():
         while True:
@@ -166,13 +142,13 @@ async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) 
 
 @contextlib.contextmanager
 def _failures() -> Generator[None]:
-    """Turn what the package and its transport raise into failures."""
+    """Convert errors of the package and its transport."""
     from aiohttp import ClientError
     from openai import APIError
 
     from ensemble_ray.llm.protocol.sdk_guard import AnswerRefusedError
 
-    # What gets past the package: errors of reading a stream; a user's own HTTP client may be of either package.
+    # The package does not wrap errors of reading a stream. A user's HTTP client may be of either package.
     packages = (sys.modules.get(name) for name in ("httpx2", "httpx"))
     transport_errors: tuple[type[Exception], ...] = (
         ClientError,
@@ -195,15 +171,15 @@ def _failures() -> Generator[None]:
 
 
 def _failure_of(error: APIError) -> CallFailure:
-    """Return the package's own error as any other failure: its text may hold a key, ours does not."""
+    """Convert an error of the package. Its text may contain a key; the failure's does not."""
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
     if isinstance(error, APIConnectionError):
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__
-        # The package's transport calls a refused connection a timeout; what began the chain tells them apart.
-        # A connection that was not made in time ends with the cancellation by which that limit is kept.
+        # The package's transport reports a refused connection as a timeout, so the start of the chain decides. A
+        # connection attempt that took too long starts it with the cancellation by aiohttp's timer.
         is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
         if is_late or (root is error and isinstance(error, APITimeoutError)):
             return CallFailure(timed_out=True, cause=error.__cause__)

@@ -1,9 +1,8 @@
-"""The chat-completions protocol as bytes. Package: llm; pure: values in, bytes out, and back.
+"""The chat-completions protocol as bytes: encoding of requests, and decoding of whole answers.
 
-A conversation grows by two messages per turn of a tool loop and is sent whole each time, so the encoded form of a
-message is kept: an old message is never encoded twice. What comes back is checked for its form only; the arguments of
-tool calls stay the model's raw text. Must never happen: a body that is no UTF-8; another error than `WireError` because
-of what an answer holds.
+A conversation grows by two messages per turn of a tool loop, and each request contains all of it, so encoded messages
+are cached. Decoding checks the form of an answer only; the arguments of tool calls stay the model's text. Decoding
+raises no other error than `WireError`, for any content of an answer.
 """
 
 from __future__ import annotations
@@ -20,88 +19,100 @@ from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
 
-#: A hundred thousand tokens are half a MiB of text; log probabilities make twenty times as much of them.
+#: A hundred thousand tokens are half a MiB of text; log probabilities add twenty times as much.
 DEFAULT_ANSWER_BYTES = 16 * 2**20
-#: Each token of a stream comes in an envelope of its own, of 200 to 300 bytes.
+#: Each token of a stream has an envelope of 200 to 300 bytes.
 _STREAM_FACTOR = 4
-#: Longest time of a whole streamed answer where its model says nothing else, s.
+#: Default of the longest time of a whole streamed answer, s.
 DEFAULT_ANSWER_TIME_S = 3600.0
-#: What is read of the body of a failure; the rest is left in the connection, which is closed.
+#: Bytes of a failure's body that are read; the connection is closed with the rest.
 ERROR_BODY_BYTES = 64 * 2**10
-#: Events of one stream: one a token, and servers that reason or keep alive send more.
+#: Most events of a stream: one per token, and more for reasoning and pings.
 MOST_EVENTS = 1_000_000
-#: Calls of tools in one answer; endpoints allow 128 tools.
+#: Most tool calls of an answer; endpoints allow 128 tools.
 MOST_TOOL_CALLS = 1_000
+#: A larger number of tokens is an error.
+_MOST_TOKENS = 10**9
+#: Characters of an answer in an error.
+_SHOWN = 200
+#: Characters of a `finish_reason`; the protocol's are shorter.
+_LONGEST_REASON = 64
+#: A first turn is a system and a user message. Most conversations end there, so it is not cached.
+_FIRST_TURN = 2
+
+#: Errors of decoding an answer of another form than the protocol's, or one that is nested too deeply for the stack.
+FORM_ERRORS = (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+
+#: Members of an assistant message that this module reads, or that endpoints send but do not accept.
+_OF_MESSAGE = frozenset({
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
+    "executed_tools",
+})  # fmt: skip
+_OF_CALL = frozenset({"id", "type", "index", "function"})
+_OF_FUNCTION = frozenset({"name", "arguments", "index"})
+
+#: Types of parts of a message, and of `reasoning_details`, that contain reasoning.
+_THOUGHTS = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning.text", "reasoning.summary", "reasoning.encrypted"}
+)
+#: Values of `finish_reason` for a failure of the provider; some of Gemini's have a prefix.
+_FAILURES = frozenset({
+    "error", "network_error", "server_error", "internal_error", "insufficient_system_resource", "timeout", "abort",
+    "aborted", "malformed_function_call", "malformed_response", "malformed_model_output", "malformed_tool_use",
+    "unexpected_tool_call",
+})  # fmt: skip
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
+#: Form of a message in a request: ids of its tool calls, and whether it contains its provider's members.
+_Form = tuple[tuple[str, ...], bool]
 
 
 class TooMuchError(ValueError):
-    """An answer is beyond a limit; the text says which, and what to do."""
+    """An answer exceeds a limit; the text says which, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """The limits of one answer."""
+    """The limits of one answer. The checks raise `TooMuchError`."""
 
-    #: of a whole body
+    #: longest whole answer, and longest event of a stream
     body_bytes: int = DEFAULT_ANSWER_BYTES
-    #: of a whole streamed answer, from the request on
+    #: longest time of a whole streamed answer, from the request on
     time_s: float = DEFAULT_ANSWER_TIME_S
     events: int = MOST_EVENTS
     tool_calls: int = MOST_TOOL_CALLS
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of a whole stream, envelopes included."""
+        """Longest stream, including envelopes."""
         return _STREAM_FACTOR * self.body_bytes
 
     def check_body(self, received_bytes: int) -> None:
-        """Refuse a body that is longer.
-
-        Raises:
-            TooMuchError: it is.
-        """
         if received_bytes > self.body_bytes:
             raise TooMuchError(_beyond(self.body_bytes, "a whole answer"))
 
     def check_stream(self, received_bytes: int) -> None:
-        """Refuse a stream that is longer.
-
-        Raises:
-            TooMuchError: it is.
-        """
         if received_bytes > self.stream_bytes:
             raise TooMuchError(_beyond(self.stream_bytes, "a stream"))
 
     def check_event(self, held_bytes: int) -> None:
-        """Refuse an event, or a line without an end, that is longer than a whole answer.
-
-        Raises:
-            TooMuchError: it is.
-        """
+        """Check the length of an event, or of a line without an end."""
         if held_bytes > self.body_bytes:
             raise TooMuchError(_beyond(self.body_bytes, "one event of a stream"))
 
     def check_events(self, count: int) -> None:
-        """Refuse a stream of more events.
-
-        Raises:
-            TooMuchError: there are more.
-        """
         if count > self.events:
             raise TooMuchError(f"its stream has more than {self.events} events, the limit")
 
     def check_tool_calls(self, count: int) -> None:
-        """Refuse an answer with more calls of tools.
-
-        Raises:
-            TooMuchError: there are more.
-        """
         if count > self.tool_calls:
             raise TooMuchError(f"it asks for more than {self.tool_calls} tool calls, the limit of one answer")
 
     @property
     def too_late(self) -> str:
-        """The error's text for an answer that was not complete in time."""
+        """Text of the error for an answer that was not complete in time."""
         return (
             f"it was not complete after {self.time_s:g} s, the limit of a whole answer. Raise `max_answer_time` if its "
             "answers take that long"
@@ -115,34 +126,30 @@ def _beyond(limit: int, of: str) -> str:
     )
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LIMITS = AnswerLimits()
-#: A larger count of tokens is no count.
-_MOST_TOKENS = 10**9
-#: What taking an answer apart raises where it has another form than the protocol's, or is nested beyond the stack.
-FORM_ERRORS = (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
-
-_Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
 
 
 class WireError(ValueError):
-    """What came is not an answer of the protocol, or it is the provider's own error in the body.
+    """An answer is not one of the protocol, or it is the provider's error.
 
     Attributes:
-        provider_error: `{"error": ...}` as JSON where the text is the provider's, sent with a status of success.
+        provider_error: The provider's error in a successful answer, as JSON `{"error": ...}`; otherwise empty.
     """
 
     provider_error = b""
 
 
 class AnswerFailedError(WireError):
-    """The provider failed while it answered; another attempt may succeed (S-LLM-7, S-LLM-8)."""
+    """The provider failed while it answered; a retry may succeed (S-LLM-7, S-LLM-8)."""
+
+
+# Requests.
 
 
 class EncodedPieces:
-    """Encoded messages and tool specs by identity, bounded in bytes; the oldest are forgotten first.
+    """Cache of encoded messages and tool specs by identity, bounded in bytes; the oldest are evicted first.
 
-    The values are immutable and held here, so that an id cannot come to mean another object.
+    The values are immutable, and the cache refers to them, so that their ids stay unique.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -155,11 +162,11 @@ class EncodedPieces:
         return len(self._pieces)
 
     def get(self, value: _Piece, encode: Callable[[_Piece], bytes], form: Hashable = None) -> bytes:
-        """Return the encoded form of that very object; `form` tells its forms apart where it has several."""
+        """Return the encoded value; `form` is part of the key."""
         key = id(value), form
-        kept = self._pieces.get(key)
-        if kept is not None:
-            return kept[1]
+        cached = self._pieces.get(key)
+        if cached is not None:
+            return cached[1]
         encoded = encode(value)
         with self._lock:
             if key not in self._pieces:
@@ -171,29 +178,21 @@ class EncodedPieces:
         return encoded
 
 
-#: The process's encoded pieces; 4 MiB hold about a thousand messages of a long tool loop.
+#: 4 MiB hold about a thousand messages of a long tool loop.
 _pieces = EncodedPieces(4 * 1024 * 1024)
-
-#: A first turn is a system and a user message; most conversations end there and are not worth keeping.
-_FIRST_TURN = 2
 
 
 def encode_request(
-    prefix: bytes,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[ToolSpec],
-    *,
-    suffix: bytes = b"",
-    origin: str = "",
+    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b"", origin: str = ""
 ) -> bytes:
     """Return the request's body.
 
     Args:
-        prefix: Members that are the same in every request, as `"model":"m","temperature":0`.
+        prefix: Members of every request, such as `"model":"m","temperature":0`.
         messages: The conversation.
-        tools: What the model may ask for; when empty the body carries no tool field (S-CONV-24).
-        suffix: Members of this kind of request, as `"stream":true`.
-        origin: Endpoint and model that it goes to; they get back what they sent with their messages (S-LLM-9).
+        tools: If empty, the body has no tool field (S-CONV-24).
+        suffix: Members of this kind of request, such as `"stream":true`.
+        origin: Endpoint and model; only they get the members that they sent with earlier answers (S-LLM-9).
     """
     forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
@@ -202,7 +201,7 @@ def encode_request(
         ]
         sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(*form, message) for message, form in zip(messages, forms, strict=True)])
+        sent = json_bytes([_members(form, message) for message, form in zip(messages, forms, strict=True)])
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
         body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
@@ -213,7 +212,7 @@ def encode_request(
 
 
 def json_bytes(value: object) -> bytes:
-    """Return compact JSON as UTF-8, which has no halves of surrogate pairs: they go out as U+FFFD (S-SEC-56)."""
+    """Return compact JSON as UTF-8; lone surrogates are replaced by U+FFFD (S-SEC-56)."""
     text = _encode(value)
     try:
         return text.encode()
@@ -221,15 +220,15 @@ def json_bytes(value: object) -> bytes:
         return whole_text(text).encode()
 
 
-def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str, ...], bool]]:
-    """Return how each message is sent: with which ids of tool calls, and whether with its provider's members.
+def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
+    """Return the forms of all messages.
 
-    Each call of the conversation has an id of its own, and each result that of its call (S-LLM-10). Ids that are replaced
-    have nine letters and digits, which all providers accept.
+    Each tool call of the conversation gets a unique id, and each result the id of its call (S-LLM-10). New ids have nine
+    letters and digits, which all providers accept.
     """
-    forms: list[tuple[tuple[str, ...], bool]] = []
+    forms: list[_Form] = []
     used: set[str] = set()
-    #: the ids sent for calls without a result, by the model's own id
+    #: model's id -> sent ids of calls without a result
     waiting: dict[str, deque[str]] = {}
     replaced = 0
     for message in messages:
@@ -252,11 +251,12 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str
     return forms
 
 
-def _message(form: tuple[tuple[str, ...], bool], message: ChatMessage) -> bytes:
-    return json_bytes(_members(*form, message))
+def _message(form: _Form, message: ChatMessage) -> bytes:
+    return json_bytes(_members(form, message))
 
 
-def _members(ids: tuple[str, ...], has_fields: bool, message: ChatMessage) -> dict[str, object]:  # noqa: FBT001  private
+def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
+    ids, has_fields = form
     fields = message.provider_fields if has_fields else None
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if fields is not None:
@@ -274,58 +274,49 @@ def _members(ids: tuple[str, ...], has_fields: bool, message: ChatMessage) -> di
     if message.tool_call_id is not None:
         data["tool_call_id"] = ids[0] if ids else message.tool_call_id
     if message.name is not None and message.role != "tool":
-        # The protocol knows a name on every role but tool; strict servers refuse it there.
+        # Strict servers refuse a name of the role tool.
         data["name"] = message.name
     return data
 
 
 def _call_data(call: ToolCall, sent_id: str, fields: Mapping[str, Any]) -> dict[str, object]:
     function: object = fields.get("function")
-    inner = _beside(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+    inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
     members = {"name": call.name, "arguments": _arguments(call), **inner}
-    return {"id": sent_id, "type": "function", "function": members, **_beside(fields, _OF_CALL)}
+    return {"id": sent_id, "type": "function", "function": members, **_without(fields, _OF_CALL)}
 
 
-#: Members of an assistant message that this module reads, and those that endpoints send but do not take back.
-_OF_MESSAGE = frozenset({
-    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
-    "executed_tools",
-})  # fmt: skip
-_OF_CALL = frozenset({"id", "type", "index", "function"})
-_OF_FUNCTION = frozenset({"name", "arguments", "index"})
-
-
-def _beside(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
     return {name: value for name, value in data.items() if name not in known and value is not None}
 
 
 def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dict[str, object]:
-    """Return the members that only the provider knows; those with reasoning only beside tool calls (S-LLM-9)."""
-    found = _beside(message, _OF_MESSAGE)
+    """Return the members that only the provider knows; those with reasoning only for tool calls (S-LLM-9)."""
+    found = _without(message, _OF_MESSAGE)
     return found if has_calls else {n: v for n, v in found.items() if not n.startswith(("reasoning", "thinking"))}
 
 
 def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
-    """Return the members of a tool call that only the provider knows, those of its function in a member of that name."""
-    inner = _beside(entry.get("function") or {}, _OF_FUNCTION)
-    return {**_beside(entry, _OF_CALL), **({"function": inner} if inner else {})}
+    """Return the members of a tool call and its function that only the provider knows."""
+    inner = _without(entry.get("function") or {}, _OF_FUNCTION)
+    return {**_without(entry, _OF_CALL), **({"function": inner} if inner else {})}
 
 
 def provider_fields(
     origin: str, message: Mapping[str, object], calls: Sequence[Mapping[str, object]]
 ) -> ProviderFields | None:
-    """Return the members that only the provider knows; None where there are none, or they are nested beyond the stack."""
+    """Return the members that only the provider knows; None if there are none, or they cannot be encoded."""
     if not message and not any(calls):
         return None
     try:
         texts = [json_bytes(each).decode() for each in (message, *(calls if any(calls) else ()))]
-    except (RecursionError, ValueError):  # the latter: numbers of more digits than Python writes
+    except (RecursionError, ValueError):  # too deep, or a number of more digits than Python writes
         return None
     return ProviderFields(origin=origin, message=texts[0], tool_calls=tuple(texts[1:]))
 
 
 def _object_in(text: str) -> dict[str, object]:
-    """Return the object in JSON text; an empty one where a record or a user's model has something else there."""
+    """Return the object in JSON text; empty if a record or a user's model has another text there."""
     try:
         data: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -334,11 +325,11 @@ def _object_in(text: str) -> dict[str, object]:
 
 
 def _arguments(call: ToolCall) -> str:
-    """Return the model's arguments, fit to be sent back: servers refuse a history where they are no JSON object."""
+    """Return the model's arguments; servers refuse a history with arguments that are not a JSON object."""
     try:
         if isinstance(json.loads(call.arguments), dict):
             return call.arguments
-    except (ValueError, RecursionError):  # the latter: nested beyond the stack
+    except (ValueError, RecursionError):
         pass
     return _encode({"unparsable": call.arguments}) if call.arguments.strip() else "{}"
 
@@ -349,16 +340,11 @@ def _tool(tool: ToolSpec) -> bytes:
     return json_bytes({"type": "function", "function": function})
 
 
+# Answers.
+
+
 def parse_json(raw: bytes | str, what: str = "it") -> object:
-    """Return the value of JSON text.
-
-    Args:
-        raw: The text.
-        what: How an error calls it.
-
-    Raises:
-        WireError: it is not JSON, or nested deeper than this process's stack.
-    """
+    """Return the value of JSON text; `what` names the text in errors."""
     try:
         return cast("object", json.loads(raw))
     except RecursionError:
@@ -369,19 +355,10 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
 
 
 def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
-    """Return the answer in a response's body, which came from that endpoint and model.
-
-    Raises:
-        WireError: it is not a chat completion; the text says what came.
-        AnswerFailedError: the provider failed while it answered, or sent nothing.
-    """
+    """Return the answer in a response's body; `origin` is its endpoint and model."""
     if not raw.strip():
         raise AnswerFailedError("the answer has no body")
-    return completion_of(parse_json(raw), limits, origin)
-
-
-def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
-    """Return the answer in a response's decoded JSON; see `decode_completion`."""
+    data = parse_json(raw)
     if not isinstance(data, dict):
         raise not_a_completion(data)
     body = cast("dict[str, Any]", data)
@@ -393,7 +370,15 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = ""
         text = text_in(message)
         entries = message.get("tool_calls") or ()
         limits.check_tool_calls(len(entries))
-        calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
+        calls = tuple(
+            # A few servers leave the id out; the result of the call needs one.
+            ToolCall(
+                str(entry.get("id") or f"call_{index}"),
+                str(entry["function"]["name"]),
+                text_of_arguments(entry["function"].get("arguments")),
+            )
+            for index, entry in enumerate(entries)
+        )
         members = members_of_message(message, has_calls=bool(calls))
         fields = provider_fields(origin, members, [members_of_call(entry) for entry in entries])
         response = ChatResponse(
@@ -412,20 +397,8 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = ""
     return response
 
 
-#: How providers name an end that is their failure, and not the model's decision; some of Gemini's have more before it.
-_FAILURES = frozenset({
-    "error", "network_error", "server_error", "internal_error", "insufficient_system_resource", "timeout", "abort",
-    "aborted", "malformed_function_call", "malformed_response", "malformed_model_output", "malformed_tool_use",
-    "unexpected_tool_call",
-})  # fmt: skip
-
-
 def check_end(finish_reason: str | None) -> None:
-    """Refuse an answer that ends with a failure of its provider.
-
-    Raises:
-        AnswerFailedError: it does.
-    """
+    """Raise `AnswerFailedError` if the answer ended with a failure of its provider."""
     if _is_failure(finish_reason):
         raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
 
@@ -435,19 +408,19 @@ def _is_failure(finish_reason: object) -> bool:
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
-    """Whether an answer is an error, or holds one in its first choice, or beside its choices with a status (S-LLM-20)."""
+    """Whether an answer is an error, or has one in its first choice, or one with a status next to its choices (S-LLM-20)."""
     found = _error_in(body)
     is_beside = found is not None and found is body.get("error") and "choices" in body
     return found is not None and (not is_beside or read_error_body(found).status is not None)
 
 
 def _error_in(body: Mapping[str, Any]) -> object:
-    """Return the provider's error in an answer, or in its first choice; None where there is none."""
+    """Return the provider's error in an answer or in its first choice, or None."""
     if body.get("error"):
         return cast("object", body["error"])
     if body.get("choices") is not None:
         return _first_choice(body).get("error") or None
-    # Some servers send the members of the error without an object around them.
+    # Some servers send the members of the error without an enclosing object.
     return body if read_error_body(body).status is not None else None
 
 
@@ -458,50 +431,34 @@ def _first_choice(body: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def not_a_completion(data: object, what: str = "it") -> WireError:
-    """Return the error for what is no answer: the provider's own where it holds one, also in a list.
-
-    Args:
-        data: What came.
-        what: How an error calls it.
-    """
+    """Return the error for an unusable answer: the provider's own error, if the answer or its first item contains one."""
     entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
     body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
     found = None if body is None else _error_in(body)
     if body is not None and found:
-        told = read_error_body(found)
-        has_ended = told.status is None and _is_failure(_first_choice(body).get("finish_reason"))
+        body_error = read_error_body(found)
+        has_ended = body_error.status is None and _is_failure(_first_choice(body).get("finish_reason"))
         kind = AnswerFailedError if has_ended else WireError
-        error = kind(format_foreign(told.message) or shown_data(found))
+        error = kind(format_foreign(body_error.message) or _format_data(found))
         try:
             error.provider_error = json_bytes({"error": found})
-        except (RecursionError, ValueError):  # as in `shown_data`
+        except (RecursionError, ValueError):  # as in `provider_fields`
             error.provider_error = b"{}"
         return error
     if not isinstance(data, dict):
-        return WireError(f"{what} is not a JSON object: {shown_data(data)}")
-    return WireError(f"it has no choices with a message: {shown_data(data)}")
+        return WireError(f"{what} is not a JSON object: {_format_data(data)}")
+    return WireError(f"it has no choices with a message: {_format_data(data)}")
 
 
-#: Characters of an answer that an error shows.
-_SHOWN = 200
-
-
-def shown_data(data: object) -> str:
-    """Return JSON data, fit for an error message."""
+def _format_data(data: object) -> str:
     try:
         return format_foreign(data if isinstance(data, str) else _encode(data))
-    except (RecursionError, ValueError):  # numbers of more digits than Python writes
+    except (RecursionError, ValueError):  # as in `provider_fields`
         return "nested too deeply to be shown"
 
 
 def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
-    """Return a text of unknown origin, fit for an error message: one line, cut.
-
-    Args:
-        text: Whatever came, or its beginning.
-        limit: Characters that are shown.
-        whole: Length of all that came, where `text` is its beginning.
-    """
+    """Return a text of unknown origin as one short line; `whole` is the length of all of it if `text` is its start."""
     line = " ".join(text[: 8 * limit].split())
     length = max(len(text), whole or 0)
     if len(line) <= limit and length <= 8 * limit:
@@ -510,7 +467,7 @@ def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) 
 
 
 def text_in(message: Mapping[str, Any]) -> str | None:
-    """Return the text; some servers send it in parts, and a refusal beside an empty text."""
+    """Return the text of a message. Some servers send it in parts, or a refusal instead of a text."""
     content: object = message.get("content")
     if not content and message.get("refusal"):
         return str(message["refusal"])
@@ -520,18 +477,12 @@ def text_in(message: Mapping[str, Any]) -> str | None:
     return "".join(str(part.get("text") or "") for part in parts if part.get("type") not in _THOUGHTS)
 
 
-#: Types of the parts of a message, and of `reasoning_details`, that hold reasoning.
-_THOUGHTS = frozenset(
-    {"thinking", "redacted_thinking", "reasoning", "reasoning.text", "reasoning.summary", "reasoning.encrypted"}
-)
-
-
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning beside a message's text; endpoints name it differently, and some send it twice (S-LLM-3)."""
+    """Return the reasoning of a message. Endpoints use different names, and some send it twice (S-LLM-3)."""
     for name in ("reasoning_content", "reasoning"):
-        said: object = message.get(name)
-        if isinstance(said, str) and said:
-            return said
+        text: object = message.get(name)
+        if isinstance(text, str) and text:
+            return text
     thoughts = [_thought(part) for part in message.get("reasoning_details") or ()]
     content: object = message.get("content")
     if not isinstance(content, str):
@@ -540,46 +491,35 @@ def reasoning_in(message: Mapping[str, Any]) -> str | None:
 
 
 def _thought(part: object) -> str:
-    """Return the reasoning in one part; "" where it is another part, or encrypted."""
+    """Return the reasoning in one part; empty for other parts and encrypted ones."""
     if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
         return ""
     data = cast("Mapping[str, object]", part)
     for name in ("thinking", "reasoning", "summary", "text"):
-        said = data.get(name)
-        if isinstance(said, str) and said:
-            return said
-        if isinstance(said, list):  # parts in turn, each with a text
-            inner = [cast("Mapping[str, object]", each).get("text") for each in said if isinstance(each, dict)]
+        text = data.get(name)
+        if isinstance(text, str) and text:
+            return text
+        if isinstance(text, list):  # parts with texts
+            inner = [cast("Mapping[str, object]", each).get("text") for each in text if isinstance(each, dict)]
             return "".join(each for each in inner if isinstance(each, str))
     return ""
 
 
-#: The protocol's own words are shorter.
-_LONGEST_REASON = 64
-
-
 def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
-    """Return why the model stopped; None where the endpoint does not say it in a word."""
+    """Return why the model stopped; None if the endpoint sends no text."""
     reason: object = choice.get("finish_reason")
     return one_line(reason[:_LONGEST_REASON], None) if isinstance(reason, str) and reason else None
 
 
-def _call(entry: Mapping[str, Any], index: int) -> ToolCall:
-    function = entry["function"]
-    arguments = text_of_arguments(function.get("arguments"))
-    # A few servers leave the id out; a result must name its call all the same.
-    return ToolCall(str(entry.get("id") or f"call_{index}"), str(function["name"]), arguments)
-
-
 def text_of_arguments(arguments: object) -> str:
-    """Return arguments as text; a few servers send them as an object."""
+    """Return arguments as text; a few servers send an object."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else _encode(arguments)
 
 
 def usage_in(data: object) -> TokenUsage | None:
-    """Return the tokens that an answer says it cost; None where it does not say."""
+    """Return the tokens of an answer; None if the endpoint does not report them."""
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)

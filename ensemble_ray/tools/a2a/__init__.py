@@ -1,1 +1,1 @@
-"""Package tools: agents of other systems, asked by the A2A protocol and its official SDK (extra `a2a`), which is imported when one is asked."""
+"""Agents of other systems, called by the A2A protocol (extra `a2a`). The official SDK is imported at the first call."""

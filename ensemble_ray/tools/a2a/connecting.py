@@ -1,7 +1,4 @@
-"""Connections to agents of the A2A protocol: the card, a client of it by the official SDK, and what its errors mean.
-
-In: where an agent is. Out: a client of one of its interfaces. Rule: keys go to the hosts that the developer named, and nowhere else.
-"""
+"""Connect to agents of the A2A protocol by the official SDK: addresses, cards, clients, task states and errors."""
 
 from __future__ import annotations
 
@@ -26,29 +23,40 @@ from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, STEP_BYTES, UnpackingE
 if TYPE_CHECKING:
     import httpx
     from a2a.client import Client
-    from a2a.types import AgentCard, Artifact, Message, Part, StreamResponse, Task, TaskStatus
+    from a2a.types import AgentCard, Message, Part, StreamResponse, Task, TaskStatus
     from a2a.utils.errors import A2AError
     from google.protobuf.struct_pb2 import Value
     from pydantic import JsonValue
 
 
-#: Extension of a card whose agent takes a message that is sent again for the same task (S-INT-77).
+#: Card extension of agents that map a repeated message to the same task (S-INT-77).
 IDEMPOTENT_MESSAGES = "urn:ensemble-ray:a2a:idempotent-messages"
+#: Time limit of an answer without work: the card, or the state of a task, s.
+ANSWER_S = 120.0
 
 _FORM = "'https://HOST/PATH', under which its card is found"
 _WELL_KNOWN = "/.well-known/"
 _PORTS = {"http": 80, "https": 443}
 
 
+class RemoteAgentError(Exception):
+    """A remote agent did not answer. `may_be_done`: it may have done all or a part of the work."""
+
+    def __init__(self, text: str, *, may_be_done: bool = False) -> None:
+        super().__init__(text)
+        self.may_be_done = may_be_done
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAddress:
-    """One agent: where its card is, and what is sent with every request."""
-
     url: str
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: `HOST` or `HOST:PORT` that the card may name besides the one of the URL
+    #: further hosts that the card may name: `HOST` or `HOST:PORT`
     hosts: frozenset[str] = frozenset()
-    #: longest time until a connection stands, s
+    #: time limit of a connection, s
     connect_timeout_s: float = 10.0
 
     @classmethod
@@ -60,19 +68,15 @@ class AgentAddress:
         hosts: Collection[str] = (),
         connect_timeout_s: float = 10.0,
     ) -> AgentAddress:
-        """Read an address.
-
-        Raises:
-            ValidationError: it is no URL, has a password in it, a header is malformed, or a value has another type.
-        """
+        """Parse an address; raise `ValidationError` if it is invalid."""
         _check_types(url, headers, hosts)
         parts = _split(url)
         if parts is None:
             raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {url.rpartition('@')[2]!r}")
         if parts.username is not None or parts.password is not None:
-            raise ValidationError("RemoteAgent url must be without a name or password: give them in headers")
+            raise ValidationError("RemoteAgent url must be without a name or password: pass them in headers")
         if parts.query or parts.fragment:
-            raise ValidationError("RemoteAgent url must be without a query or fragment: give keys in headers")
+            raise ValidationError("RemoteAgent url must be without a query or fragment: pass keys in headers")
         for name, value in (headers or {}).items():
             if header_name_flaw(name):
                 raise ValidationError(f"RemoteAgent header name is not valid: {name!r}")
@@ -87,12 +91,12 @@ class AgentAddress:
 
     @property
     def name(self) -> str:
-        """What it is called by its URL: the last part of the path, else the host."""
+        """The last part of the URL's path, else its host."""
         parts = urlsplit(self.url)
         return unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.hostname or self.url
 
     def allows(self, url: str) -> bool:
-        """Return whether requests may be sent to a URL that the card names."""
+        """Return whether requests, with their keys, may be sent to a URL of the card."""
         found, own = _split(url), urlsplit(self.url)
         if found is None or (own.scheme == "https" and found.scheme != "https"):
             return False
@@ -102,11 +106,7 @@ class AgentAddress:
 
 
 def _check_types(url: object, headers: object, hosts: object) -> None:
-    """Refuse values of other types; those of headers are not shown.
-
-    Raises:
-        ValidationError: there is one.
-    """
+    """Raise `ValidationError` for a wrong type; values of headers are not shown."""
     if not isinstance(url, str):
         raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {type(url).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
@@ -124,267 +124,43 @@ def _check_types(url: object, headers: object, hosts: object) -> None:
 
 
 def _split(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None: it is none of HTTP."""
     try:
         parts = urlsplit(url)
-        is_whole = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         return None
-    return parts if is_whole else None
+    return parts if is_valid else None
 
 
 def _host(parts: SplitResult) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-#: Above it, numbers of JSON have no exact whole ones.
-_LARGEST_WHOLE = 2**53
+# --- connections ---
 
-
-def plain_value(value: Value) -> JsonValue:
-    """Return data with whole numbers as such: the protocol's values have one kind of number.
-
-    Raises:
-        ValueError: a number in it is infinite or none.
-    """
-    from google.protobuf.json_format import MessageToDict
-
-    return _with_whole_numbers(cast("JsonValue", MessageToDict(value)))
-
-
-def _with_whole_numbers(value: JsonValue) -> JsonValue:
-    if isinstance(value, dict):
-        return {name: _with_whole_numbers(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_with_whole_numbers(each) for each in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_WHOLE:
-        return int(value)
-    return value
-
-
-#: Names of states, as the protocol has them.
-_DONE = "TASK_STATE_COMPLETED"
-_CANCELLED = "TASK_STATE_CANCELED"
-_OVER = frozenset({_DONE, "TASK_STATE_FAILED", _CANCELLED, "TASK_STATE_REJECTED"})
-_ASKING = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
-#: As version 0.3 has them.
-_OLD_OVER = frozenset({"completed", "failed", "canceled", "rejected"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteAnswer:
-    """How a task of a remote agent ended, or what it asks."""
-
-    text: str
-    #: what its data parts say; None: there are none
-    data: object = None
-    #: why there is no answer; None: there is one
-    failure: str | None = None
-
-    @property
-    def shown(self) -> str:
-        """The answer as text: data where there is nothing else."""
-        return self.text if self.text or self.data is None else json.dumps(self.data, ensure_ascii=False)
-
-
-class RemoteTask:
-    """What is known of one task."""
-
-    def __init__(self) -> None:
-        self.task_id: str | None = None
-        #: whether the agent may have the message, and may have done what it asks for
-        self.may_have_begun = False
-        self._state = ""
-        self._told: Message | None = None
-        self._reply: Message | None = None
-        self._artifacts: dict[str, list[Part]] = {}
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing more comes by itself."""
-        return self._reply is not None or self._state in _OVER | _ASKING
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the remote agent works on it no more."""
-        return self._reply is not None or self._state in _OVER
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether it was cancelled there."""
-        return self._state == _CANCELLED
-
-    def forget(self) -> None:
-        """Begin as if nothing had been sent."""
-        self.task_id, self.may_have_begun = None, False
-        self._state, self._told, self._reply, self._artifacts = "", None, None, {}
-
-    def take(self, told: StreamResponse) -> str:
-        """Take what came, and return the text that it adds to the answer."""
-        match told.WhichOneof("payload"):
-            case "message":
-                self._reply = told.message
-                return _text_of(told.message.parts)
-            case "task":
-                return self.take_task(told.task)
-            case "status_update":
-                self.task_id = told.status_update.task_id
-                self._take_status(told.status_update.status)
-                return ""
-            case "artifact_update":
-                self.task_id = told.artifact_update.task_id
-                return self._take_artifact(told.artifact_update.artifact, appends=told.artifact_update.append)
-            case _:
-                return ""
-
-    def take_task(self, task: Task) -> str:
-        """Take how a task stands, and return its text where none was told before."""
-        is_first = not self._artifacts
-        self.task_id = task.id
-        self._take_status(task.status)
-        self._artifacts = {each.artifact_id: list(each.parts) for each in task.artifacts} or self._artifacts
-        return self._text() if is_first else ""
-
-    def answer(self) -> RemoteAnswer:
-        """Return what came of it.
-
-        Raises:
-            ValueError: it has numbers that JSON has not.
-        """
-        if self._reply is not None:
-            return RemoteAnswer(text=_text_of(self._reply.parts), data=_data_of(self._reply.parts))
-        told = "" if self._told is None else _text_of(self._told.parts)
-        parts = [part for artifact in self._artifacts.values() for part in artifact]
-        text, data = self._text(), _data_of(parts)
-        if self._state == _DONE:
-            return RemoteAnswer(text=text or ("" if data is not None else told), data=data)
-        return RemoteAnswer(text=text, data=data, failure=self._why(told))
-
-    def _why(self, told: str) -> str:
-        reason = f": {told}" if told else ""
-        match self._state:
-            case "TASK_STATE_INPUT_REQUIRED":
-                return f"it waits for input on its task '{self.task_id}', which a team cannot give{reason}"
-            case "TASK_STATE_AUTH_REQUIRED":
-                return f"it wants to be authorised for its task '{self.task_id}'{reason}"
-            case "TASK_STATE_FAILED":
-                return f"it failed{reason}"
-            case "TASK_STATE_CANCELED":
-                return f"its task '{self.task_id}' was cancelled there{reason}"
-            case "TASK_STATE_REJECTED":
-                return f"it refused the task{reason}"
-            case _:
-                return f"it ended its answer while the task went on{reason}"
-
-    def _take_status(self, status: TaskStatus) -> None:
-        from a2a.types import TaskState
-
-        self._state = TaskState.Name(status.state)
-        self._told = status.message if status.HasField("message") else None
-
-    def _take_artifact(self, artifact: Artifact, *, appends: bool) -> str:
-        known = self._artifacts.get(artifact.artifact_id)
-        if appends and known is not None:
-            known.extend(artifact.parts)
-            return _pieces_of(artifact.parts)
-        self._artifacts[artifact.artifact_id] = list(artifact.parts)
-        return "" if known is not None else _pieces_of(artifact.parts)
-
-    def _text(self) -> str:
-        return "\n\n".join(filter(None, map(_pieces_of, self._artifacts.values())))
-
-
-def is_final(answer: str) -> bool:
-    """Return whether an answer as it came ends its task, or is a message in place of one; False where JSON alone does not show it."""
-    try:
-        told: object = json.loads(answer)
-    except (ValueError, RecursionError):
-        return False
-    for name in ("result", "task", "statusUpdate"):
-        told = _member(told, name) or told
-    if _member(told, "message") is not None or _member(told, "kind") == "message":
-        return True
-    state = _member(_member(told, "status"), "state")
-    return isinstance(state, str) and state in _OVER | _OLD_OVER
-
-
-def _member(value: object, name: str) -> object:
-    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
-
-
-def _pieces_of(parts: Iterable[Part]) -> str:
-    """Return the text of an artifact, whose parts are pieces of one text."""
-    return "".join(whole_text(part.text) for part in parts if part.WhichOneof("content") == "text")
-
-
-def _text_of(parts: Iterable[Part]) -> str:
-    """Return the text of a message; files are named."""
-    texts: list[str] = []
-    for part in parts:
-        match part.WhichOneof("content"):
-            case "text":
-                texts.append(whole_text(part.text))
-            case "url":
-                texts.append(f"[file {part.url}]")
-            case "raw":
-                texts.append(f"[file {part.filename or part.media_type or 'without a name'}, {len(part.raw)} bytes]")
-            case _:
-                pass
-    return "\n\n".join(texts)
-
-
-def _data_of(parts: Iterable[Part]) -> object:
-    """Return the data of a message: that of its one data part, or all as a list.
-
-    Raises:
-        ValueError: JSON has no such numbers.
-    """
-    found: list[object] = [plain_value(part.data) for part in parts if part.WhichOneof("content") == "data"]
-    return found[0] if len(found) == 1 else found or None
-
-
-#: The longest wait for an answer that takes no work: the card, or how a task stands, s.
-ANSWER_S = 120.0
-#: Longest card, answer, stream and body of a failure, bytes after unpacking.
+#: Size limits after unpacking: card, answer, stream, and body of a failure, bytes.
 _CARD_BYTES, _ANSWER_BYTES, _STREAM_BYTES, _FAILURE_BYTES = 2**20, 16 * 2**20, 64 * 2**20, 64 * 2**10
 _CARD_PATH = "/.well-known/agent-card.json"
-#: A lost connection is made again after so long, s, so often in a row.
+#: Pauses before the retries after consecutive connection failures, s.
 _AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _INSTALL = "RemoteAgent needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
 _TRACEPARENT = "traceparent"
-#: Statuses that ask for the same request a little later; after the first it may have been taken all the same.
+#: Statuses that ask for a retry. A request with the first one may have been processed.
 _LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
-class RemoteAgentError(Exception):
-    """A remote agent gave no answer; `may_be_done`: it may have worked on what it was asked, and nobody knows how far."""
-
-    def __init__(self, text: str, *, may_be_done: bool = False) -> None:
-        super().__init__(text)
-        self.may_be_done = may_be_done
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Losses:
-    """How often an agent was lost in a row."""
+class ConnectionFailures:
+    """Counts consecutive failures to reach an agent, until a deadline by the clock of the event loop."""
 
     def __init__(self, deadline: float) -> None:
-        """Begin with none.
-
-        Args:
-            deadline: When the answer is given up, by the clock of the loop.
-        """
         self._deadline = deadline
         self._count = 0
 
-    def forget(self) -> None:
-        """Take notice that the agent is there."""
+    def reset(self) -> None:
         self._count = 0
 
-    async def wait(self) -> bool:
-        """Wait a little before the agent is asked again; return False at once where it was lost too often, or no time is left."""
+    async def pause(self) -> bool:
+        """Pause before the next attempt; return False without a pause if there are no attempts or no time left."""
         if self._count >= len(_AGAIN_S):
             return False
         pause_s = _AGAIN_S[self._count]
@@ -395,52 +171,13 @@ class Losses:
         return True
 
 
-class NewestAnswer:
-    """The newest answer of an agent as it came; of a stream the events that the newest piece is part of."""
-
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._is_stream = False
-
-    @property
-    def is_final(self) -> bool:
-        """Whether it ends the task, or is a message in place of one."""
-        text = self._text.decode(errors="replace")
-        if not self._is_stream:
-            return is_final(text)
-        events = re.split(r"\r?\n\r?\n", text)
-        return any(is_final("\n".join(re.findall(r"^data: ?(.*?)\r?$", event, re.MULTILINE))) for event in events)
-
-    def begin(self, *, is_stream: bool) -> None:
-        """Begin another answer."""
-        self._text.clear()
-        self._is_stream = is_stream
-
-    def add(self, piece: bytes) -> None:
-        """Add a piece; events that ended before it were read."""
-        if self._is_stream:
-            recent = max(len(self._text) - STEP_BYTES - 3, 0)  # ends before it were found before
-            end = max(self._text.rfind(mark, recent) for mark in (b"\n\n", b"\n\r\n"))
-            del self._text[: max(end, 0)]
-        self._text += piece
-
-
-# Connecting.
-
-
 @asynccontextmanager
 async def open_http_client(
     address: AgentAddress, timeout_s: float, newest: NewestAnswer | None = None
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client of HTTP whose requests are part of the span of the work here (S-INT-37).
+    """Open an HTTP client whose requests belong to the current span (S-INT-37).
 
-    Args:
-        address: Where it is used.
-        timeout_s: Longest silence within an answer and before it: an agent without streams says nothing until it is done, s.
-        newest: Takes the newest answer.
-
-    Raises:
-        ToolConfigurationError: the SDK is not installed.
+    `timeout_s` is the longest silence before and within an answer. An agent without streaming is silent until it is done.
     """
     if importlib.util.find_spec("a2a") is None:
         raise ToolConfigurationError(_INSTALL)
@@ -449,7 +186,7 @@ async def open_http_client(
     limits = httpx.Timeout(timeout_s, connect=address.connect_timeout_s)
     span = current_traceparent()
     headers = httpx.Headers({"Accept-Encoding": ACCEPTED_CODINGS, **({_TRACEPARENT: span} if span else {})})
-    headers.update(dict(address.headers))  # those of the user win
+    headers.update(dict(address.headers))  # the user's headers have priority
     hooks: dict[str, list[Callable[..., object]]] = {"response": [partial(_bound, newest or NewestAnswer())]}
     async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False, event_hooks=hooks) as http:
         yield http
@@ -469,37 +206,36 @@ async def _bound(newest: NewestAnswer, response: httpx.Response) -> None:
 
 
 async def fetch_card(address: AgentAddress) -> AgentCard:
-    """Return what an agent says of itself, which is asked once.
-
-    Raises:
-        RemoteAgentError: there is no card.
-        ToolConfigurationError: the SDK is not installed.
-    """
+    """Return the card of an agent, without retries."""
     from a2a.utils.errors import A2AError
 
     async with open_http_client(address, ANSWER_S) as http:
         try:
-            return await _card(address, http)
+            return await _get_card(address, http)
         except A2AError as error:
             raise _no_card(address, error) from error
 
 
-async def connect(address: AgentAddress, http: httpx.AsyncClient, losses: Losses) -> Client:
-    """Return a client of one of the interfaces that the card names.
-
-    Raises:
-        RemoteAgentError: there is no card, or none of its interfaces may be asked, or is understood.
-    """
+async def connect(address: AgentAddress, http: httpx.AsyncClient, failures: ConnectionFailures) -> Client:
+    """Return a client for an interface of the agent's card that is allowed and supported."""
     from a2a.client import ClientConfig, ClientFactory
     from a2a.utils.constants import TransportProtocol
+    from a2a.utils.errors import A2AError
 
-    card = await _patient_card(address, http, losses)
+    while True:
+        try:
+            card = await _get_card(address, http)
+            break
+        except A2AError as error:  # the agent may be restarting, and fetching the card has no effect
+            if not _is_lost(error) or not await failures.pause():
+                raise _no_card(address, error) from error
+    failures.reset()
     named = [each.url for each in card.supported_interfaces]
     allowed = [each for each in card.supported_interfaces if address.allows(each.url)]
     if named and not allowed:
         raise RemoteAgentError(
-            f"Remote agent {address.url}: its card says that it is asked at [{', '.join(named)}], which is another host. "
-            "If that is meant, name the host in hosts=[...]"
+            f"Remote agent {address.url}: its card names [{', '.join(named)}], which are other hosts. "
+            "If they are correct, add them to hosts=[...]"
         )
     del card.supported_interfaces[:]
     card.supported_interfaces.extend(allowed)
@@ -507,7 +243,7 @@ async def connect(address: AgentAddress, http: httpx.AsyncClient, losses: Losses
     config = ClientConfig(
         httpx_client=http,
         streaming=True,
-        polling=not card.capabilities.streaming,  # else nobody knows the task while it goes on
+        polling=not card.capabilities.streaming,  # otherwise the id of a running task is unknown
         supported_protocol_bindings=bindings,
         accepted_output_modes=["text/plain", "application/json"],
     )
@@ -519,22 +255,7 @@ async def connect(address: AgentAddress, http: httpx.AsyncClient, losses: Losses
         ) from error
 
 
-async def _patient_card(address: AgentAddress, http: httpx.AsyncClient, losses: Losses) -> AgentCard:
-    """Return the card, also of an agent that is being restarted: asking for it does nothing."""
-    from a2a.utils.errors import A2AError
-
-    while True:
-        try:
-            card = await _card(address, http)
-        except A2AError as error:
-            if not _is_lost(error) or not await losses.wait():
-                raise _no_card(address, error) from error
-        else:
-            losses.forget()
-            return card
-
-
-async def _card(address: AgentAddress, http: httpx.AsyncClient) -> AgentCard:
+async def _get_card(address: AgentAddress, http: httpx.AsyncClient) -> AgentCard:
     import httpx
     from a2a.client import A2ACardResolver
 
@@ -548,12 +269,228 @@ def _no_card(address: AgentAddress, error: A2AError) -> RemoteAgentError:
     return RemoteAgentError(f"Remote agent {address.url}: its card cannot be read: {cause_of(error)}")
 
 
-# What errors mean.
+# --- tasks and answers ---
+
+#: Names of task states in the protocol, and the final ones in its version 0.3.
+_DONE = "TASK_STATE_COMPLETED"
+_CANCELLED = "TASK_STATE_CANCELED"
+_OVER = frozenset({_DONE, "TASK_STATE_FAILED", _CANCELLED, "TASK_STATE_REJECTED"})
+_ASKING = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
+_OLD_OVER = frozenset({"completed", "failed", "canceled", "rejected"})
+#: A float above it may not represent a whole number exactly.
+_LARGEST_WHOLE = 2**53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteAnswer:
+    """The answer of a remote agent, or the reason why there is none."""
+
+    text: str
+    #: content of its data parts; None: there are none
+    data: object = None
+    #: None: the agent answered
+    failure: str | None = None
+
+    @property
+    def shown(self) -> str:
+        return self.text if self.text or self.data is None else json.dumps(self.data, ensure_ascii=False)
+
+
+class RemoteTask:
+    def __init__(self) -> None:
+        self.task_id: str | None = None
+        #: whether the agent may have received the message and started the work
+        self.may_have_begun = False
+        self._state = ""
+        self._status_message: Message | None = None
+        self._reply: Message | None = None
+        self._artifacts: dict[str, list[Part]] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the agent sends no further update by itself."""
+        return self._reply is not None or self._state in _OVER | _ASKING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the remote agent has stopped its work on the task."""
+        return self._reply is not None or self._state in _OVER
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._state == _CANCELLED
+
+    def reset(self) -> None:
+        self.task_id, self.may_have_begun = None, False
+        self._state, self._status_message, self._reply, self._artifacts = "", None, None, {}
+
+    def update(self, response: StreamResponse) -> str:
+        """Apply an update; return the text that it adds to the answer."""
+        match response.WhichOneof("payload"):
+            case "message":
+                self._reply = response.message
+                return _text_of(response.message.parts)
+            case "task":
+                return self.update_from(response.task)
+            case "status_update":
+                self.task_id = response.status_update.task_id
+                self._set_status(response.status_update.status)
+                return ""
+            case "artifact_update":
+                self.task_id = response.artifact_update.task_id
+                artifact, text = (
+                    response.artifact_update.artifact,
+                    _artifact_text(response.artifact_update.artifact.parts),
+                )
+                known = self._artifacts.get(artifact.artifact_id)
+                if known is not None and response.artifact_update.append:
+                    known.extend(artifact.parts)
+                    return text
+                self._artifacts[artifact.artifact_id] = list(artifact.parts)
+                return text if known is None else ""
+            case _:
+                return ""
+
+    def update_from(self, task: Task) -> str:
+        """Apply the complete state of the task; return its text, unless parts of it were returned before."""
+        is_first = not self._artifacts
+        self.task_id = task.id
+        self._set_status(task.status)
+        self._artifacts = {each.artifact_id: list(each.parts) for each in task.artifacts} or self._artifacts
+        return self._text() if is_first else ""
+
+    def answer(self) -> RemoteAnswer:
+        """Return the answer; raise `ValueError` if it contains numbers that JSON lacks."""
+        if self._reply is not None:
+            return RemoteAnswer(text=_text_of(self._reply.parts), data=_data_of(self._reply.parts))
+        status = "" if self._status_message is None else _text_of(self._status_message.parts)
+        parts = [part for artifact in self._artifacts.values() for part in artifact]
+        text, data = self._text(), _data_of(parts)
+        if self._state == _DONE:
+            return RemoteAnswer(text=text or ("" if data is not None else status), data=data)
+        reason = f": {status}" if status else ""
+        match self._state:
+            case "TASK_STATE_INPUT_REQUIRED":
+                failure = f"it waits for input on its task '{self.task_id}', which a team cannot provide"
+            case "TASK_STATE_AUTH_REQUIRED":
+                failure = f"it wants to be authorised for its task '{self.task_id}'"
+            case "TASK_STATE_FAILED":
+                failure = "it failed"
+            case "TASK_STATE_CANCELED":
+                failure = f"its task '{self.task_id}' was cancelled there"
+            case "TASK_STATE_REJECTED":
+                failure = "it refused the task"
+            case _:
+                failure = "it ended its answer before the task ended"
+        return RemoteAnswer(text=text, data=data, failure=f"{failure}{reason}")
+
+    def _set_status(self, status: TaskStatus) -> None:
+        from a2a.types import TaskState
+
+        self._state = TaskState.Name(status.state)
+        self._status_message = status.message if status.HasField("message") else None
+
+    def _text(self) -> str:
+        return "\n\n".join(filter(None, map(_artifact_text, self._artifacts.values())))
+
+
+def _artifact_text(parts: Iterable[Part]) -> str:
+    """Return the text of an artifact, whose parts are pieces of one text."""
+    return "".join(whole_text(part.text) for part in parts if part.WhichOneof("content") == "text")
+
+
+def _text_of(parts: Iterable[Part]) -> str:
+    """Return the text of a message, with the names of its files."""
+    texts: list[str] = []
+    for part in parts:
+        match part.WhichOneof("content"):
+            case "text":
+                texts.append(whole_text(part.text))
+            case "url":
+                texts.append(f"[file {part.url}]")
+            case "raw":
+                texts.append(f"[file {part.filename or part.media_type or 'without a name'}, {len(part.raw)} bytes]")
+            case _:
+                pass
+    return "\n\n".join(texts)
+
+
+def _data_of(parts: Iterable[Part]) -> object:
+    """Return the data of a message: the value of its only data part, or a list of several; None without data."""
+    found: list[object] = [plain_value(part.data) for part in parts if part.WhichOneof("content") == "data"]
+    return found[0] if len(found) == 1 else found or None
+
+
+def plain_value(value: Value) -> JsonValue:
+    """Return data as JSON with integers, which the protocol's values lack; raise `ValueError` for infinity and NaN."""
+    from google.protobuf.json_format import MessageToDict
+
+    return _with_integers(cast("JsonValue", MessageToDict(value)))
+
+
+def _with_integers(value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {name: _with_integers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_WHOLE:
+        return int(value)
+    return value
+
+
+class NewestAnswer:
+    """The bytes of the newest answer of an agent; of a stream, the events around the newest piece."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._is_stream = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it ends the task, or is a message without a task."""
+        text = self._text.decode(errors="replace")
+        if not self._is_stream:
+            return _is_final(text)
+        events = re.split(r"\r?\n\r?\n", text)
+        return any(_is_final("\n".join(re.findall(r"^data: ?(.*?)\r?$", event, re.MULTILINE))) for event in events)
+
+    def begin(self, *, is_stream: bool) -> None:
+        self._text.clear()
+        self._is_stream = is_stream
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece; drop events that ended before it, which the SDK has read."""
+        if self._is_stream:
+            recent = max(len(self._text) - STEP_BYTES - 3, 0)  # earlier ends were found with an earlier piece
+            end = max(self._text.rfind(mark, recent) for mark in (b"\n\n", b"\n\r\n"))
+            del self._text[: max(end, 0)]
+        self._text += piece
+
+
+def _is_final(answer: str) -> bool:
+    """Return whether an answer ends its task or is a message; False if its JSON does not show it."""
+    try:
+        found: object = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    for name in ("result", "task", "statusUpdate"):
+        found = _member(found, name) or found
+    if _member(found, "message") is not None or _member(found, "kind") == "message":
+        return True
+    state = _member(_member(found, "status"), "state")
+    return isinstance(state, str) and state in _OVER | _OLD_OVER
+
+
+def _member(value: object, name: str) -> object:
+    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
+
+
+# --- errors of the SDK ---
 
 
 @contextmanager
 def sdk_errors() -> Generator[None]:
-    """Have everything that the SDK raises in the block be an `A2AError`: of an answer that it cannot read it raises what comes."""
+    """Convert all errors of the SDK to `A2AError`. For an unreadable answer it raises errors of many types."""
     from a2a.client.errors import A2AClientTimeoutError
     from a2a.utils.errors import InvalidAgentResponseError
     from google.protobuf.json_format import ParseError
@@ -561,7 +498,7 @@ def sdk_errors() -> Generator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise A2AClientTimeoutError("nothing came from it in time") from error
+        raise A2AClientTimeoutError("no answer in time") from error
     except (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = "it is nested too deeply" if _is_depth(error) else f"{type(error).__name__}: {message_of(error)}"
         why = message_of(error) if isinstance(error, UnpackingError) else why
@@ -569,12 +506,12 @@ def sdk_errors() -> Generator[None]:
 
 
 def is_too_deep(error: A2AError) -> bool:
-    """Return whether the answer is nested beyond what the protocol's messages can hold."""
+    """Return whether the answer is nested more deeply than the protocol's messages allow."""
     return _is_depth(error.__cause__)
 
 
 def is_beyond_limits(error: A2AError) -> bool:
-    """Return whether the same answer would be refused again: it is nested too deeply, or too long."""
+    """Return whether the answer is nested too deeply or too long: a retry has no use."""
     return is_too_deep(error) or isinstance(error.__cause__, UnpackingError)
 
 
@@ -585,24 +522,23 @@ def _is_depth(error: BaseException | None) -> bool:
 
 
 def is_refusal(error: A2AError) -> bool:
-    """Return whether the agent said that it does not do what it was asked."""
     from a2a.client.errors import A2AClientError
 
     status = _status_of(error)
     if status is not None:
         return status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _LATER
-    return not (isinstance(error, A2AClientError) or says_nothing_of_the_work(error))
+    return not (isinstance(error, A2AClientError) or has_unknown_outcome(error))
 
 
-def says_nothing_of_the_work(error: A2AError) -> bool:
-    """Return whether it is an answer that leaves open what was done: the agent broke, or what it said cannot be read."""
+def has_unknown_outcome(error: A2AError) -> bool:
+    """Return whether the agent answered with an internal error or an unreadable answer: the work may be done."""
     from a2a.utils.errors import InternalError, InvalidAgentResponseError
 
     return isinstance(error, InternalError | InvalidAgentResponseError)
 
 
-def was_not_taken(error: A2AError) -> bool:
-    """Return whether the request certainly began nothing, and may be made again whatever it asks for."""
+def was_not_processed(error: A2AError) -> bool:
+    """Return whether the request certainly had no effect, so that any request can be repeated."""
     import httpx
 
     if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
@@ -611,13 +547,18 @@ def was_not_taken(error: A2AError) -> bool:
 
 
 def cause_of(error: A2AError) -> str:
-    """Return what went wrong; the SDK's words for a refusal name the URL with whatever stands in it, its cause's do not."""
+    """Return the reason of an error without the URL, which may contain secrets and is part of the SDK's own texts."""
     import httpx
 
     cause = error.__cause__
     if isinstance(cause, httpx.HTTPStatusError):
         status = cause.response.status_code
-        return f"HTTP {status} {cause.response.reason_phrase}{_explain(status)}"
+        advice = ""
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            advice = ". It requires a valid key: pass it in headers"
+        elif HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+            advice = ". Redirects are not followed: use the final address"
+        return f"HTTP {status} {cause.response.reason_phrase}{advice}"
     if isinstance(cause, httpx.ConnectTimeout):
         return "no connection in time"
     if flaw := tls_flaw(cause):
@@ -628,7 +569,7 @@ def cause_of(error: A2AError) -> str:
 
 
 def _is_lost(error: A2AError) -> bool:
-    """Return whether the agent was not there, or asks for the same request later."""
+    """Return whether the agent was not reachable, or asks for a retry."""
     import httpx
 
     status = _status_of(error)
@@ -642,13 +583,3 @@ def _status_of(error: A2AError) -> int | None:
 
     cause = error.__cause__
     return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
-
-
-def _explain(status: int) -> str:
-    match status:
-        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-            return ". It wants a key that it knows: give it in headers"
-        case _ if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-            return ". Redirects are not followed: give the address that is meant"
-        case _:
-            return ""

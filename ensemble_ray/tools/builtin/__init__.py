@@ -1,7 +1,4 @@
-"""Package tools: the built-in tools (S-BIT). Each name is imported when it is first asked for: most teams use one or two.
-
-Never here: an import of a web library, or of a tool nobody asked for.
-"""
+"""The built-in tools (S-BIT). Each one is imported at its first use, because most teams use one or two."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the module of a built-in tool."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,8 +1,4 @@
-"""Reads one file below a directory. Package: built-in tools. In: a relative path; out: the file's text, unmodified.
-
-Never read: what lies outside the directory, what is no regular file (a pipe would block for ever), what is larger
-than the limit, what is not UTF-8.
-"""
+"""Built-in tools that read and write text files below one directory."""
 
 from __future__ import annotations
 
@@ -19,39 +15,37 @@ from ensemble_ray.tools.approval import approve_from_thread, preview
 from ensemble_ray.tools.tool import AbstractTypedAgentTool, ToolResult
 from ensemble_ray.values.value import utc_now
 
+_DEFAULT_MAX_BYTES = 10 * 1024 * 1024
+_CHUNK_BYTES = 1 << 20
+#: Links are not followed, and a pipe does not block. Windows lacks the first two flags; there, the checks remain.
+_SAFE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
 
 class AccessDeniedError(ValueError):
-    """The path leads out of the sandbox; the text is for the model."""
+    """The path is outside of the sandbox. The model reads the text."""
 
 
 class Sandbox:
-    """One existing directory, and the paths inside it.
-
-    Raises:
-        ValueError: the directory is None, does not exist or is none.
-    """
+    """One existing directory, and the paths inside it. Another value raises `ValueError`."""
 
     def __init__(self, base_dir: str | os.PathLike[str] | None) -> None:
         if base_dir is None:
             raise ValueError("base_dir must not be None")
         if not Path(base_dir).is_dir():
             raise ValueError(f"base_dir must be an existing directory: {os.fspath(base_dir)}")
-        #: as the user wrote it, made absolute now, so that a later change of directory moves nothing
+        #: absolute, so that a later change of the working directory has no effect
         self._base = os.path.abspath(base_dir)  # noqa: PTH100  Path.absolute leaves `..` in
 
     @property
     def base_dir(self) -> Path:
-        """The directory, absolute."""
         return Path(self._base)
 
     def resolve(self, path: str) -> Path:
-        """Where that path really lies; it need not exist.
+        """Return the real location of a path, which need not exist.
 
-        Raises:
-            AccessDeniedError: outside as written (S-BIT-21), or outside once links are followed (S-BIT-22).
-            ValueError: no file system takes such a path.
+        It raises `AccessDeniedError` if the path is outside as written (S-BIT-21) or after links are followed (S-BIT-22).
         """
-        # followed anew each time: on another machine the same base may be a link to somewhere else
+        # resolved in each call: on another machine the base may be a link to another place
         base = os.path.realpath(self._base)
         written = os.path.normpath(os.path.join(self._base, path))  # noqa: PTH118  normpath folds `..` by text alone
         if not (_is_inside(written, self._base) or _is_inside(written, base)):
@@ -63,30 +57,24 @@ class Sandbox:
 
 
 def _is_inside(path: str, directory: str) -> bool:
-    """Whether it is the directory or lies in it; a sibling of a longer name does not."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
-_DEFAULT_MAX_BYTES = 10 * 1024 * 1024
-#: Windows has neither flag; there the resolved path and the check of the opened file have to do
-_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
 class FileReadInput(BaseModel):
-    """Which file to read."""
+    """Arguments of `FileReadTool`."""
 
     path: str = Field(description="Path of the file, relative to the base directory, for example notes/today.md")
 
 
 class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
-    """Reads text files below `base_dir`, nothing else.
+    """Reads UTF-8 text files below `base_dir` only.
 
     Args:
         base_dir: An existing directory.
         max_bytes: Larger files are refused.
 
     Raises:
-        ValueError: `base_dir` is no existing directory, or `max_bytes` is not positive.
+        ValueError: `base_dir` is not an existing directory, or `max_bytes` is not positive.
     """
 
     name = "file_read"
@@ -101,14 +89,15 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
         self._max_bytes = max_bytes
 
     def execute_typed(self, arguments: FileReadInput, /) -> ToolResult:
-        """Give the file's text."""
         path = arguments.path
         if not path.strip():
             return ToolResult.failure("File path must not be blank")
         try:
-            return ToolResult.success(self._read(self._sandbox.resolve(path), path))
-        except (AccessDeniedError, _NotReadableError) as error:
+            return ToolResult.success(self._read(self._sandbox.resolve(path)))
+        except AccessDeniedError as error:
             return ToolResult.failure(str(error))
+        except _NotAFileError:
+            return ToolResult.failure(f"Not a regular file: {path}")
         except (FileNotFoundError, NotADirectoryError):
             return ToolResult.failure(f"File not found: {path}")
         except UnicodeDecodeError as error:
@@ -116,56 +105,36 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
         except (OSError, ValueError) as error:
             return ToolResult.failure(f"Failed to read file: {_reason(error)}")
 
-    def _read(self, real: Path, path: str) -> str:
-        # asked before opening, since opening may have effects (a device), and after, since it may have been swapped
-        _ensure_regular(real.stat().st_mode, path)
-        descriptor = os.open(real, _OPEN_FLAGS)
+    def _read(self, real: Path) -> str:
+        # checked before opening, which may have an effect (a device), and after it, as the file may have been replaced
+        _ensure_regular(real.stat().st_mode)
+        descriptor = os.open(real, os.O_RDONLY | _SAFE_FLAGS)
         with os.fdopen(descriptor, "rb") as file:
-            _ensure_regular(os.fstat(descriptor).st_mode, path)
+            _ensure_regular(os.fstat(descriptor).st_mode)
             data = file.read(self._max_bytes + 1)
         if len(data) > self._max_bytes:
             raise ValueError(f"larger than {self._max_bytes} bytes")
         return data.decode("utf-8")
 
 
-class _NotReadableError(ValueError):
-    """Something is there, but no file."""
-
-
-def _ensure_regular(mode: int, path: str) -> None:
-    if not stat.S_ISREG(mode):
-        raise _NotReadableError(f"Not a regular file: {path}")
-
-
-def _reason(error: Exception) -> str:
-    """Return why, without the machine's own path, which does not belong in a prompt."""
-    return (error.strerror or message_of(error)) if isinstance(error, OSError) else message_of(error)
-
-
-_OPEN_FLAGS_FILE_WRITE = (
-    os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-)
-_CHUNK_BYTES = 1 << 20
-
-
 class FileWriteInput(BaseModel):
-    """Which file to write, and what."""
+    """Arguments of `FileWriteTool`."""
 
     path: str = Field(description="Path of the file, relative to the base directory, for example out/report.md")
     content: str = Field(description="The whole text of the file; an existing file is replaced")
 
 
 class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
-    """Writes text files below `base_dir`, nothing else; makes parent directories and replaces existing files.
+    """Writes text files below `base_dir` only. It creates parent directories and replaces existing files.
 
-    Listeners get a `FileChangedEvent` for each write.
+    Listeners receive a `FileChangedEvent` for each write.
 
     Args:
         base_dir: An existing directory.
-        require_approval: Whether the run's review handler is asked before a file is written.
+        require_approval: Whether the tool asks the run's review handler before each write.
 
     Raises:
-        ValueError: `base_dir` is no existing directory.
+        ValueError: `base_dir` is not an existing directory.
     """
 
     name = "file_write"
@@ -181,43 +150,40 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         self.require_approval = require_approval
 
     def execute_typed(self, arguments: FileWriteInput, /) -> ToolResult:
-        """Write the file."""
         path = arguments.path
         if not path.strip():
             return ToolResult.failure("Path must not be blank")
         try:
-            content = self._approve(path, arguments.content)
+            content: str | None = arguments.content
+            if self.require_approval:
+                self._sandbox.resolve(path)  # no request for a path outside of the directory
+                request = f"Write file: {path}\nContent: {preview(arguments.content)}"
+                content = approve_from_thread(self.context.review_handler, self.name, request, arguments.content)
             if content is None:
                 return ToolResult.failure(f"File write rejected by reviewer: {path}")
             data = content.encode("utf-8")
             lines_before = self._write(path, data)
         except AccessDeniedError as error:
             return ToolResult.failure(str(error))
-        except OSError as error:
-            return ToolResult.failure(f"Failed to write file: {error.strerror or message_of(error)}")
-        except ValueError as error:
-            return ToolResult.failure(f"Failed to write file: {message_of(error)}")
+        except (OSError, ValueError) as error:
+            return ToolResult.failure(f"Failed to write file: {_reason(error)}")
         self._emit_change(path, lines_before, _line_count([data]))
         return ToolResult.success(f"Successfully wrote to: {path}")
 
-    def _approve(self, path: str, content: str) -> str | None:
-        """Return the content that may be written; None: none. Nobody is asked about a path outside of the directory."""
-        if not self.require_approval:
-            return content
-        self._sandbox.resolve(path)
-        handler = self.context.review_handler
-        return approve_from_thread(handler, self.name, f"Write file: {path}\nContent: {preview(content)}", content)
-
     def _write(self, path: str, data: bytes) -> int | None:
-        """Write it; gives how many lines the file had, None where there was none."""
+        """Write the file; return its previous number of lines, None for a new file."""
         real = self._sandbox.resolve(path)
         if real.exists():
-            _ensure_regular_file_write(real.stat().st_mode)
+            _ensure_regular(real.stat().st_mode)
         real.parent.mkdir(parents=True, exist_ok=True)
-        # a parent may have become a link while it was made: what opens now is asked for again
-        descriptor, is_new = _open(self._sandbox.resolve(path))
+        real = self._sandbox.resolve(path)  # again: a parent may have become a link meanwhile
+        flags = os.O_RDWR | _SAFE_FLAGS
+        try:
+            descriptor, is_new = os.open(real, flags), False
+        except FileNotFoundError:
+            descriptor, is_new = os.open(real, flags | os.O_CREAT | os.O_EXCL, 0o666), True
         with os.fdopen(descriptor, "r+b") as file:
-            _ensure_regular_file_write(os.fstat(descriptor).st_mode)
+            _ensure_regular(os.fstat(descriptor).st_mode)
             lines_before = None if is_new else _line_count(iter(lambda: file.read(_CHUNK_BYTES), b""))
             file.seek(0)
             file.truncate()
@@ -241,21 +207,22 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         )
 
 
-def _open(real: Path) -> tuple[int, bool]:
-    """Return a descriptor for reading and writing, and whether the file was made for it."""
-    try:
-        return os.open(real, _OPEN_FLAGS_FILE_WRITE), False
-    except FileNotFoundError:
-        return os.open(real, _OPEN_FLAGS_FILE_WRITE | os.O_CREAT | os.O_EXCL, 0o666), True
+class _NotAFileError(ValueError):
+    pass
 
 
-def _ensure_regular_file_write(mode: int) -> None:
+def _ensure_regular(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise ValueError("not a regular file")
+        raise _NotAFileError("not a regular file")
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason without the machine's own path, which does not belong in a prompt."""
+    return (error.strerror or message_of(error)) if isinstance(error, OSError) else message_of(error)
 
 
 def _line_count(chunks: Iterable[bytes]) -> int:
-    """Lines as an editor shows them: a last line without its line feed counts, nothing after the last one does not."""
+    """Count lines like an editor: a last line without a line feed counts, an empty last line does not."""
     line_feeds, last = 0, b"\n"
     for chunk in chunks:
         line_feeds += chunk.count(b"\n")

@@ -1,9 +1,4 @@
-"""Arithmetic for models. Package: built-in tools. In: one expression as text; out: its value as text.
-
-The grammar is the specification's, and so is its parser: nothing is ever handed to `eval` (S-BIT-1). Two stacks stand
-for the recursion of a grammar, so that no input, however nested, can exhaust Python's own stack (S-BIT-7). Arithmetic
-never raises but for the two divisions by zero: an overflow is `Infinity`, an impossible power is `NaN` (S-BIT-6).
-"""
+"""Built-in tools without network or files: calculator, date and time, JSON, and questions to a person."""
 
 from __future__ import annotations
 
@@ -27,9 +22,13 @@ from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, T
 from ensemble_ray.values.reviews import Edit, ExitEarly, OnTimeoutAction, Review
 from ensemble_ray.values.value import utc_now
 
+_log = bounded_logger(__name__)
+
+# --- calculator ---
+
 _MAX_CHARACTERS = 10_000
 _MAX_DEPTH = 200
-#: a whole result below this prints without a fraction (S-BIT-3)
+#: integers below it are printed without a fraction (S-BIT-3)
 _WHOLE_BELOW = 1e15
 
 _NUMBER = re.compile(r"[0-9.]+")
@@ -47,7 +46,6 @@ class CalculatorTool(AbstractAgentTool):
     )
 
     def do_execute(self, text: str, /) -> ToolResult:
-        """Give the value of the expression, or why there is none."""
         try:
             return ToolResult.success(calculate(text))
         except ValueError as error:
@@ -55,30 +53,21 @@ class CalculatorTool(AbstractAgentTool):
 
 
 def calculate(expression: str | None) -> str:
-    """Return the value of an arithmetic expression, as text.
-
-    Raises:
-        ValueError: the expression is blank, not of the grammar, or divides by zero; the text says which (S-BIT-5).
-    """
+    """Return the value of an arithmetic expression as text; raise `ValueError` with the reason (S-BIT-5)."""
     if expression is None or not expression.strip():
         raise ValueError("Expression must not be blank")
     if len(expression) > _MAX_CHARACTERS:
         raise _invalid(f"longer than {_MAX_CHARACTERS} characters")
-    return _text_of(_Evaluation(expression).value())
-
-
-def _invalid(reason: str) -> ValueError:
-    return ValueError(f"Invalid expression: {reason}")
-
-
-def _text_of(value: float) -> str:
+    value = _Evaluation(expression).value()
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    if value.is_integer() and abs(value) < _WHOLE_BELOW:
-        return str(int(value))
-    return repr(value)
+    return str(int(value)) if value.is_integer() and abs(value) < _WHOLE_BELOW else repr(value)
+
+
+def _invalid(reason: str) -> ValueError:
+    return ValueError(f"Invalid expression: {reason}")
 
 
 def _divide(left: float, right: float) -> float:
@@ -95,12 +84,13 @@ def _remainder(left: float, right: float) -> float:
 
 
 def _power(base: float, exponent: float) -> float:
+    """Return the power; an overflow is infinite, a power without a real value is NaN (S-BIT-6)."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
         return -math.inf if base < 0 and _is_odd(exponent) else math.inf
     except ValueError:
-        # the only two domain errors: a negative base with a broken exponent, and zero with a negative one
+        # the only two domain errors: a negative base with a fractional exponent, and zero with a negative exponent
         if base != 0:
             return math.nan
         return math.copysign(math.inf, base) if _is_odd(exponent) else math.inf
@@ -110,7 +100,7 @@ def _is_odd(value: float) -> bool:
     return abs(math.fmod(value, 2)) == 1
 
 
-#: sign -> (binding power, value); all but `^` are left-associative
+#: operator -> (binding power, function); all except `^` are left-associative
 _BINARY: Mapping[str, tuple[int, Callable[[float, float], float]]] = {
     "+": (1, lambda left, right: left + right),
     "-": (1, lambda left, right: left - right),
@@ -119,14 +109,17 @@ _BINARY: Mapping[str, tuple[int, Callable[[float, float], float]]] = {
     "%": (2, _remainder),
     "^": (4, _power),
 }
-#: how strongly a sign before an operand binds: over `*`, under `^`, so that -2^2 is -4 (S-BIT-2)
+#: binding power of a sign before an operand: above `*`, below `^`, so that -2^2 is -4 (S-BIT-2)
 _PREFIX_POWER = 3
 _OPEN = "("
 _NEGATE = "negate"
 
 
 class _Evaluation:
-    """One pass over an expression: operands and pending operators on two stacks."""
+    """Parses and evaluates an expression in one pass: never by `eval` (S-BIT-1).
+
+    Two stacks replace recursion, so that nested input cannot exhaust Python's stack (S-BIT-7).
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -136,7 +129,6 @@ class _Evaluation:
         self._depth = 0
 
     def value(self) -> float:
-        """Return the value of the whole text."""
         while True:
             self._read_operand()
             self._close_parentheses()
@@ -146,14 +138,15 @@ class _Evaluation:
             if sign not in _BINARY:
                 raise _invalid(f"unexpected character '{sign}' at position {self._at}")
             self._at += 1
-            self._push(sign)
+            power, _ = _BINARY[sign]
+            self._reduce(power + 1 if sign == "^" else power)  # `^` is right-associative: 2^3^2 is 2^9
+            self._pending.append(sign)
         if self._depth:
             raise _invalid("missing closing parenthesis")
         self._reduce(0)
         return self._operands[0]
 
     def _peek(self) -> str:
-        """Return the next character that is not white space; empty at the end."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         return self._text[self._at : self._at + 1]
@@ -165,8 +158,10 @@ class _Evaluation:
             if sign == "":
                 raise _invalid("unexpected end of expression")
             if number := _NUMBER.match(self._text, self._at):
+                if not _WELL_FORMED_NUMBER.fullmatch(number.group()):
+                    raise _invalid(f"invalid number '{number.group()}'")
                 self._at = number.end()
-                self._operands.append(_number_of(number.group()))
+                self._operands.append(float(number.group()))
                 return
             if sign == _OPEN:
                 self._depth += 1
@@ -186,14 +181,8 @@ class _Evaluation:
             self._reduce(0)
             self._pending.pop()
 
-    def _push(self, sign: str) -> None:
-        power, _ = _BINARY[sign]
-        # `^` waits for the one to its right: 2^3^2 is 2^9
-        self._reduce(power + 1 if sign == "^" else power)
-        self._pending.append(sign)
-
     def _reduce(self, least_power: int) -> None:
-        """Carry out what is pending down to the open parenthesis and binds at least that strongly."""
+        """Apply pending operators of at least that binding power, down to the open parenthesis."""
         while self._pending and self._pending[-1] != _OPEN:
             sign = self._pending[-1]
             if (_PREFIX_POWER if sign == _NEGATE else _BINARY[sign][0]) < least_power:
@@ -206,21 +195,17 @@ class _Evaluation:
                 self._operands.append(_BINARY[sign][1](self._operands.pop(), right))
 
 
-def _number_of(digits: str) -> float:
-    if not _WELL_FORMED_NUMBER.fullmatch(digits):
-        raise _invalid(f"invalid number '{digits}'")
-    return float(digits)
-
+# --- date and time ---
 
 _HELP = (
     "Supported: now | now in <timezone> | today | today in <timezone> | "
     "convert <datetime> from <timezone> to <timezone> | <date or datetime> +/- <N> <unit>"
 )
 
-# All are linear: a model writes the command, and a search holds every thread of the process until it ends (S-SEC-20).
+# All are linear: a model writes the command, and a search blocks every thread of the process (S-SEC-20).
 _NOW = re.compile(r"(now|today)(?:\s+in\s+(\S+))?", re.IGNORECASE)
 _CONVERT = re.compile(r"convert\s+(\S+)\s+from\s+(\S+)\s+to\s+(\S+)", re.IGNORECASE)
-#: words and the blanks between them take turns, so that blanks can be read in one way only
+#: words and blanks alternate, so that blanks match in one way only
 _ARITHMETIC = re.compile(r"(\S+(?:\s+\S+)*?)\s+([+-])\s*([0-9]+)\s*([A-Za-z]+)")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _DATETIME = re.compile(
@@ -228,22 +213,22 @@ _DATETIME = re.compile(
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?",
     re.IGNORECASE,
 )
-#: what tells a datetime from a date (S-BIT-13)
+#: distinguishes a datetime from a date (S-BIT-13)
 _HAS_TIME = re.compile(r"[TZ]|[0-9][tz]")
 
 _OUT_OF_RANGE = "the result is out of range (years 1 to 9999)"
 _DAYS = {"day": 1, "week": 7}
 _MONTHS = {"month": 1, "year": 12}
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
-#: more than any calendar holds; longer numbers are not even converted
+#: larger numbers exceed every calendar and are not converted
 _MAX_DIGITS = 12
 
 
 class DateTimeTool(AbstractAgentTool):
-    """Tells the time, converts between time zones, adds to dates and datetimes.
+    """Returns the current time, converts between time zones, and adds to dates and datetimes.
 
     Args:
-        clock: Gives the present as an aware datetime; the machine's clock in UTC when None.
+        clock: Returns the current time as an aware datetime; None: the machine's clock, in UTC.
     """
 
     name = "datetime"
@@ -261,7 +246,6 @@ class DateTimeTool(AbstractAgentTool):
         self._clock = clock
 
     def do_execute(self, text: str, /) -> ToolResult:
-        """Carry out one command."""
         command = (text or "").strip()
         if not command:
             return ToolResult.failure("Command must not be blank")
@@ -286,27 +270,25 @@ class DateTimeTool(AbstractAgentTool):
             return ToolResult.success(shift(value, amount, unit))
         return ToolResult.failure(f"Unrecognized command. {_HELP}")
 
-    def _present(self, what: str, zone: str) -> str:
+    def _present(self, command: str, zone: str) -> str:
         now = utc_now() if self._clock is None else self._clock()
         aware = now if now.tzinfo is not None else now.replace(tzinfo=UTC)
         local = aware.astimezone(_zone(zone))
         zone = "UTC" if zone.upper() == "UTC" else zone
-        return local.date().isoformat() if what == "today" else f"{_wall_time(local)} {zone}"
+        return local.date().isoformat() if command == "today" else f"{_wall_time(local)} {zone}"
 
 
 def _wall_time(moment: datetime) -> str:
-    """Date and time as a clock on that wall shows them."""
     return moment.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def _zone(name: str) -> tzinfo:
-    """Return the zone of that name; `UTC` needs no zone database."""
-    if name.upper() in {"UTC", "Z"}:
+    if name.upper() in {"UTC", "Z"}:  # needs no zone database
         return UTC
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        # a name with `..` or of a directory of the database is as unknown as a misspelt one
+        # a name with `..`, or of a directory of the database, raises the other two
         raise ValueError(f"Unknown timezone: '{name}'") from None
 
 
@@ -320,12 +302,12 @@ def _convert(value: str, source: str, target: str) -> str:
 
 def _shift_date(value: str, amount: int, unit: str) -> str:
     found = _DATE.fullmatch(value)
-    if found is None:
-        raise _bad_date(value)
     try:
-        start = date(int(found[1]), int(found[2]), int(found[3]))
+        start = None if found is None else date(int(found[1]), int(found[2]), int(found[3]))
     except ValueError:
-        raise _bad_date(value) from None
+        start = None
+    if start is None:
+        raise ValueError(f"Invalid date format: '{value}'. Expected yyyy-MM-dd")
     kind = _singular(unit)
     if kind in _MONTHS:
         return _plus_months(start, amount * _MONTHS[kind]).isoformat()
@@ -356,7 +338,7 @@ def _singular(unit: str) -> str:
 
 
 def _plus_months(start: date, months: int) -> date:
-    """Return the same day that many months on, or the last day of that month where it has none (S-BIT-12)."""
+    """Return the same day of a later month, or the last day of a shorter month (S-BIT-12)."""
     year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
     if not date.min.year <= year <= date.max.year:
         raise OverflowError
@@ -365,16 +347,16 @@ def _plus_months(start: date, months: int) -> date:
 
 
 def _datetime_of(found: re.Match[str], value: str) -> datetime:
-    """Return the local time of a match, without its offset; fractions of a second are dropped."""
+    """Return the local time of a match, without offset and fractions of a second."""
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     try:
-        return datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the zone is the caller's to apply
+        return datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the caller applies the zone
     except ValueError:
         raise _bad_datetime(value) from None
 
 
 def _offset_of(text: str | None, value: str) -> timedelta:
-    """Return the offset east of UTC that a value ends with; none means UTC (S-BIT-13)."""
+    """Return the UTC offset at the end of a value; without one it is UTC (S-BIT-13)."""
     if text is None or text.upper() == "Z":
         return timedelta(0)
     hours, minutes = int(text[1:3]), int(text[-2:])
@@ -384,33 +366,30 @@ def _offset_of(text: str | None, value: str) -> timedelta:
     return -size if text[0] == "-" else size
 
 
-def _bad_date(value: str) -> ValueError:
-    return ValueError(f"Invalid date format: '{value}'. Expected yyyy-MM-dd")
-
-
 def _bad_datetime(value: str) -> ValueError:
     return ValueError(f"Invalid datetime format: '{value}'. Expected yyyy-MM-ddTHH:mm:ss[Z]")
 
+
+# --- JSON ---
 
 #: one step of a path: a key, or an index in brackets
 _STEP = re.compile(r"([^.\[\]]+)|\[(-?[0-9]{1,18})\]")
 
 
 class JsonParserInput(BaseModel):
-    """Where to look, and in what."""
+    """Arguments of `JsonParserTool`."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     json_path: str = Field(description="Path to the value, for example user.name, items[0].title or [1].x")
-    #: pydantic keeps `json` for itself, hence the alias (S-BIT-54)
+    #: an alias, because pydantic reserves the name `json` (S-BIT-54)
     text: str = Field(alias="json", description="The JSON text to read from")
 
 
 class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     """Extracts a value from JSON by a path of dots and brackets.
 
-    Given one plain string, as by a pipeline or a handler, it takes the path from the first line and the JSON from the
-    rest.
+    In a plain string, as a pipeline or a handler passes it, the first line is the path and the rest is the JSON.
     """
 
     input_type = JsonParserInput
@@ -423,7 +402,7 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     )
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Take named arguments as JSON, or the two-line form."""
+        """Accept named arguments as JSON, or a path and a text."""
         text = text or ""
         if _is_named(text):
             return super().do_execute(text)
@@ -431,36 +410,37 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
         return extract(path, document)
 
     def execute_typed(self, arguments: JsonParserInput, /) -> ToolResult:
-        """Give the value at the path."""
         return extract(arguments.json_path, arguments.text)
 
 
 def _is_named(text: str) -> bool:
-    """Whether it is named arguments. No path begins with a brace, but a path may be missing and its line be empty."""
+    """Return whether the text is named arguments. A path never starts with a brace, but its line may be empty."""
     if not text.lstrip().startswith("{"):
         return False
     if text.partition("\n")[0].strip():
         return True
     try:
         arguments: object = from_json(text)
-    except (ValueError, TypeError):  # the latter: half of a surrogate pair
+    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
         return False
     return isinstance(arguments, dict) and "json_path" in arguments
 
 
 class _NotFoundError(ValueError):
-    """The path leads nowhere; the text says where it ends."""
+    """There is no value at the path."""
 
 
 def extract(path: str, text: str) -> ToolResult:
-    """Return the value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
+    """Return the value at a path of a JSON text (S-BIT-51 to S-BIT-53): a string as it is, other values as JSON."""
     if not path.strip():
         return ToolResult.failure("Path expression must not be blank")
     if not text.strip():
         return ToolResult.failure("JSON content must not be blank")
     try:
         document: object = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        return ToolResult.success(_render(_walk(document, path.strip())))
+        value = _walk(document, path.strip())
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return ToolResult.success(whole_text(shown))
     except _NotFoundError as error:
         return ToolResult.failure(str(error))
     except RecursionError:
@@ -483,10 +463,15 @@ def _finite(digits: str) -> float:
 def _walk(document: object, path: str) -> object:
     value = document
     for step in _steps(path):
-        if isinstance(step, int):
-            value = _item(value, step, path)
-        elif not isinstance(value, dict):
+        if not isinstance(value, list if isinstance(step, int) else dict):
             raise _NotFoundError(f"Path not found: '{path}'")
+        if isinstance(step, int):
+            items = cast("list[object]", value)
+            if not 0 <= step < len(items):
+                raise _NotFoundError(
+                    f"Array index out of bounds: index {step} is out of bounds for array of size {len(items)}"
+                )
+            value = items[step]
         else:
             members = cast("dict[str, object]", value)
             if step not in members:
@@ -495,23 +480,12 @@ def _walk(document: object, path: str) -> object:
     return value
 
 
-def _item(value: object, index: int, path: str) -> object:
-    if not isinstance(value, list):
-        raise _NotFoundError(f"Path not found: '{path}'")
-    items = cast("list[object]", value)
-    if not 0 <= index < len(items):
-        raise _NotFoundError(
-            f"Array index out of bounds: index {index} is out of bounds for array of size {len(items)}"
-        )
-    return items[index]
-
-
 def _steps(path: str) -> list[str | int]:
-    """Keys and indexes in order: `m[0].x` is `m`, 0, `x`."""
+    """Return the keys and indexes of a path in order: `m[0].x` is `m`, 0, `x`."""
     steps: list[str | int] = []
     at = 0
     while at < len(path):
-        # a dot stands between a step and a key, nowhere else
+        # a dot is allowed only between a step and a key
         if steps and path[at] == ".":
             at += 1
             found = _STEP.match(path, at)
@@ -526,25 +500,18 @@ def _steps(path: str) -> list[str | int]:
     return steps
 
 
-def _render(value: object) -> str:
-    """Strings bare, everything else as compact JSON; half a surrogate pair, which no file takes, becomes U+FFFD."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return whole_text(text)
-
-
-_log = bounded_logger(__name__)
-_NOBODY = "No reviewer is available. Please proceed with your best judgment."
+# --- a person ---
 
 
 class HumanInputTool(AbstractAgentTool):
-    """Asks the run's review handler; the answer of a person is recorded, and a resumed run does not ask again.
+    """Asks the run's review handler a question. The answer is recorded; a resumed run does not ask again.
 
     Args:
-        timeout: How long an answer may take, a `timedelta` or seconds; 0: as long as it takes.
-        on_timeout: What follows when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
+        timeout: Time limit of the answer, a `timedelta` or seconds; 0: no limit.
+        on_timeout: Action after the time limit: `"continue"`, `"exit_early"` or `"fail"`.
 
     Raises:
-        ValidationError: the timeout is negative, or the action is none.
+        ValidationError: the timeout is negative, or the action is unknown.
     """
 
     name = "human_input"
@@ -552,8 +519,8 @@ class HumanInputTool(AbstractAgentTool):
         "Asks a person a question and gives the answer. Use it when you need a decision, an opinion or a fact that only "
         "a person has. The input is the question."
     )
-    timeout = None  # the time is a person's
-    effect = "idempotent"  # an answer that was recorded is not asked for again
+    timeout = None  # only the answer has a time limit
+    effect = "idempotent"  # a recorded answer is not asked for again
 
     def __init__(
         self,
@@ -566,11 +533,10 @@ class HumanInputTool(AbstractAgentTool):
         self._review = Review(timeout=timeout, on_timeout=on_timeout)
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Ask."""
         handler = self.context.review_handler
         if handler is None:
-            _log.warning("Tool '%s' has nobody to ask: the run has no review_handler", self.name)
-            return ToolResult.success(_NOBODY)
+            _log.warning("Tool '%s' cannot ask a person: the run has no review_handler", self.name)
+            return ToolResult.success("No reviewer is available. Please proceed with your best judgment.")
         request = approval_request(
             text, timeout=self._review.timeout, on_timeout=self._review.on_timeout, ends_run=True
         )
@@ -578,6 +544,6 @@ class HumanInputTool(AbstractAgentTool):
             case Edit(revised_output=answer):
                 return ToolResult.success(answer)
             case ExitEarly(timed_out=timed_out):
-                raise ExitEarlyError("The run was ended by the person who was asked", timed_out)
+                raise ExitEarlyError("The reviewer ended the run", timed_out)
             case _:
                 return ToolResult.success("Understood. Please continue.")

@@ -1,9 +1,4 @@
-"""Fetches a page and gives its words. Package: built-in tools. In: a URL; out: the text of the page's body.
-
-Fetching is guarded (`tools/web/net.py`): only http and https, no private addresses unless allowed, all limits counted while
-the page is read. Bytes become text in a thread, and HTML is parsed in a process that is killed with its call
-(`web/page_reader.py`): a page that is made to be slow costs a bounded time and delays nobody else.
-"""
+"""Built-in tools for the web: page text, search, and one HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -27,19 +22,19 @@ from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, T
 from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange, fetch
 from ensemble_ray.tools.web.page_reader import PageError, read_page
 
-_MAX_BYTES = 5_242_880
 _TIMEOUT_S = 15.0
-_HEADERS = {
+_MAX_PAGE_BYTES = 5_242_880
+_PAGE_HEADERS = {
     "User-Agent": "ensemble-ray-web-scraper/1.0",
     "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.5",
 }
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?\s*([\w.:-]{1,64})", re.IGNORECASE)
-#: a page names its charset in its first bytes or not at all
+#: a page declares its charset in its first bytes
 _META_WITHIN_BYTES = 1024
 
 
 class WebScrapeInput(BaseModel):
-    """Which page to fetch."""
+    """Arguments of `WebScraperTool`."""
 
     url: str = Field(description="Address of the page, beginning with http:// or https://")
 
@@ -48,9 +43,9 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
     """Fetches a web page and returns its text without markup, navigation, header and footer.
 
     Args:
-        max_content_length: Longer text is cut, and says so.
-        fetcher: `fetcher(url) -> html`, sync or async, in place of the guarded fetcher.
-        allow_private_hosts: Let the guarded fetcher reach loopback, private, link-local and metadata addresses.
+        max_content_length: Characters of the text; a longer text is cut and marked.
+        fetcher: `fetcher(url) -> html`, sync or async, instead of the guarded fetcher.
+        allow_private_hosts: Allow the guarded fetcher to reach loopback, private, link-local and metadata addresses.
 
     Raises:
         ValueError: `max_content_length` is not positive.
@@ -82,7 +77,6 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         self._allow_private_hosts = allow_private_hosts
 
     async def execute_typed(self, arguments: WebScrapeInput, /) -> ToolResult:
-        """Fetch the page and give its text."""
         url = arguments.url.strip()
         if not url:
             return ToolResult.failure("URL must not be blank")
@@ -90,21 +84,22 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
             html = await self._fetch(url) if self._fetcher is None else await call_user(self._fetcher, url)
         except (ExitEarlyError, IllegalStateError):
             raise
-        except Exception as error:  # noqa: BLE001  a custom fetcher may raise anything
+        except Exception as error:  # noqa: BLE001  a custom fetcher may raise any error
             return ToolResult.failure(f"Failed to fetch URL: {message_of(error)}")
         if not isinstance(html, str | bytes):
-            return ToolResult.failure(f"Failed to fetch URL: the fetcher gave no text but: {type(html).__name__}")
+            return ToolResult.failure(f"Failed to fetch URL: the fetcher must return text, got: {type(html).__name__}")
+        limit = self._max_content_length
         try:
-            text = await read_page(html, most_characters=self._max_content_length + 1)
+            text = await read_page(html, most_characters=limit + 1)
         except PageError as error:
             return ToolResult.failure(f"Failed to read page: {error}")
-        return ToolResult.success(self._cut(text))
+        return ToolResult.success(text if len(text) <= limit else f"{text[:limit]} [truncated at {limit} chars]")
 
     async def _fetch(self, url: str) -> str:
         answer = await fetch(
             url,
-            headers=_HEADERS,
-            max_bytes=_MAX_BYTES,
+            headers=_PAGE_HEADERS,
+            max_bytes=_MAX_PAGE_BYTES,
             timeout_s=_TIMEOUT_S,
             allow_private_hosts=self._allow_private_hosts,
         )
@@ -114,39 +109,33 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         charset = declared[1].decode("ascii", "replace") if declared else "utf-8"
         return await threads.run(answer.text, default_encoding=charset)
 
-    def _cut(self, text: str) -> str:
-        limit = self._max_content_length
-        return text if len(text) <= limit else f"{text[:limit]} [truncated at {limit} chars]"
-
 
 _MAX_RESULTS = 5
-
-#: Of a service's answer, which has five hits; to read JSON holds every other thread, so it must not be long.
-_MAX_BYTES_WEB_SEARCH = 1_048_576
-_USER_AGENT = "ensemble-ray-web-search/1.0"
-_NOTHING_FOUND = "No results found."
+#: Of an answer with five hits. It must be short, because parsing JSON blocks every other thread.
+_MAX_SEARCH_BYTES = 1_048_576
+_SEARCH_AGENT = "ensemble-ray-web-search/1.0"
 
 
 @runtime_checkable
 class WebSearchProvider(Protocol):
-    """Something that searches; a plain callable from query to text does as well."""
+    """A search service. A plain callable from query to text works, too."""
 
     def search(self, query: str) -> str | Awaitable[str]:
-        """Return what was found, as text for a model; may be `async`."""
+        """Return the results as text for a model; may be `async`."""
         ...
 
 
 class WebSearchInput(BaseModel):
-    """What to search for."""
+    """Arguments of `WebSearchTool`."""
 
     query: str = Field(description="What to search for, in a few words")
 
 
 class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
-    """Searches the web through a provider of the user's choice.
+    """Searches the web with a provider.
 
     Args:
-        provider: An object with `search(query) -> str`, or a callable of that shape; sync or async.
+        provider: An object with `search(query) -> str`, or a callable with that signature; sync or async.
 
     Raises:
         ValueError: there is no provider.
@@ -183,7 +172,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
         return cls(SerpApiSearch(api_key))
 
     async def execute_typed(self, arguments: WebSearchInput, /) -> ToolResult:
-        """Give what was found."""
         query = arguments.query.strip()
         if not query:
             return ToolResult.failure("Search query must not be blank")
@@ -193,44 +181,45 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
             return ToolResult.success(await call_user(search, query))
         except (ExitEarlyError, IllegalStateError):
             raise
-        except Exception as error:  # noqa: BLE001  a provider may raise anything
+        except Exception as error:  # noqa: BLE001  a provider may raise any error
             return ToolResult.failure(f"Search failed: {message_of(error)}")
 
 
 class _KeyedSearch(ABC):
-    """What the providers with a key have in common: the key, one exchange, and nothing that leaves with the key."""
+    """A search service with an API key. Neither results nor errors contain the key."""
 
     provider_name = ""
+    default_endpoint = ""
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str) -> None:
+    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str | None = None) -> None:
         plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
         if plain is None or not plain.strip():
             raise ValueError("api_key must not be blank")
         self._key = SecretStr(plain.strip())
-        self._endpoint = endpoint
+        self._endpoint = endpoint or self.default_endpoint
 
     async def search(self, query: str) -> str:
-        """Ask the service and lay out its hits (S-BIT-33).
-
-        Raises:
-            RequestFailedError: the service did not answer, or not as agreed.
-        """
+        method, url, body = self._request(query)
+        headers = {"User-Agent": _SEARCH_AGENT, **({"Content-Type": "application/json"} if body else {})}
         try:
-            found = await threads.run(self._read, await self._ask(query))
+            answer = await exchange(
+                method, url, headers=headers, body=body, max_bytes=_MAX_SEARCH_BYTES, timeout_s=_TIMEOUT_S
+            )
+            found = await threads.run(self._read, answer)
         except RequestFailedError as error:
             raise RequestFailedError(self._without_key(str(error))) from None
         return self._without_key(found)
 
     @abstractmethod
-    async def _ask(self, query: str) -> WebAnswer:
-        """Put the query to the service."""
+    def _request(self, query: str) -> tuple[str, str, bytes]:
+        """Return method, URL and body of the request."""
 
     @abstractmethod
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
-        """Title, address and extract of each hit."""
+        """Return title, address and extract of each hit."""
 
     def _read(self, answer: WebAnswer) -> str:
-        if answer.status != 200:  # noqa: PLR2004  the one status the service promises
+        if answer.status != 200:  # noqa: PLR2004  the service's only status of success
             raise RequestFailedError(f"{self.provider_name} answered with HTTP status {answer.status}")
         try:
             document: object = json.loads(answer.text())
@@ -238,7 +227,7 @@ class _KeyedSearch(ABC):
             document = None
         if not isinstance(document, dict):
             raise RequestFailedError(f"{self.provider_name} answered with something that is no JSON object")
-        return _layout(self._hits(cast("dict[str, object]", document))[:_MAX_RESULTS])
+        return _format_hits(self._hits(cast("dict[str, object]", document))[:_MAX_RESULTS])
 
     def _without_key(self, text: str) -> str:
         key = self._key.get_secret_value()
@@ -248,50 +237,25 @@ class _KeyedSearch(ABC):
 
 
 class TavilySearch(_KeyedSearch):
-    """The Tavily search service."""
-
     provider_name = "Tavily"
+    default_endpoint = "https://api.tavily.com/search"
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://api.tavily.com/search") -> None:
-        super().__init__(api_key, endpoint=endpoint)
-
-    async def _ask(self, query: str) -> WebAnswer:
-        wish = {
-            "api_key": self._key.get_secret_value(),
-            "query": query,
-            "search_depth": "basic",
-            "max_results": _MAX_RESULTS,
-        }
-        return await exchange(
-            "POST",
-            self._endpoint,
-            headers={"Content-Type": "application/json", "User-Agent": _USER_AGENT},
-            body=json.dumps(wish).encode(),
-            max_bytes=_MAX_BYTES_WEB_SEARCH,
-            timeout_s=_TIMEOUT_S,
-        )
+    def _request(self, query: str) -> tuple[str, str, bytes]:
+        key = self._key.get_secret_value()
+        request = {"api_key": key, "query": query, "search_depth": "basic", "max_results": _MAX_RESULTS}
+        return "POST", self._endpoint, json.dumps(request).encode()
 
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
         return [(hit.get("title"), hit.get("url"), hit.get("content")) for hit in _objects(document.get("results"))]
 
 
 class SerpApiSearch(_KeyedSearch):
-    """Google's results through SerpAPI."""
-
     provider_name = "SerpAPI"
+    default_endpoint = "https://serpapi.com/search.json"
 
-    def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://serpapi.com/search.json") -> None:
-        super().__init__(api_key, endpoint=endpoint)
-
-    async def _ask(self, query: str) -> WebAnswer:
-        wish = {"engine": "google", "q": query, "api_key": self._key.get_secret_value(), "num": _MAX_RESULTS}
-        return await exchange(
-            "GET",
-            f"{self._endpoint}?{urlencode(wish)}",
-            headers={"User-Agent": _USER_AGENT},
-            max_bytes=_MAX_BYTES_WEB_SEARCH,
-            timeout_s=_TIMEOUT_S,
-        )
+    def _request(self, query: str) -> tuple[str, str, bytes]:
+        request = {"engine": "google", "q": query, "api_key": self._key.get_secret_value(), "num": _MAX_RESULTS}
+        return "GET", f"{self._endpoint}?{urlencode(request)}", b""
 
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
         hits = _objects(document.get("organic_results"))
@@ -299,13 +263,13 @@ class SerpApiSearch(_KeyedSearch):
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:
-    """Return the objects of a list; a service that sends something else has found nothing."""
     if not isinstance(value, list):
         return []
     return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
 
 
-def _layout(hits: Sequence[tuple[object, object, object]]) -> str:
+def _format_hits(hits: Sequence[tuple[object, object, object]]) -> str:
+    """Return a numbered list of the hits (S-BIT-33)."""
     blocks: list[str] = []
     for title, url, extract in hits:
         lines = [
@@ -315,31 +279,31 @@ def _layout(hits: Sequence[tuple[object, object, object]]) -> str:
         ]
         if lines:
             blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) or _NOTHING_FOUND
+    return "\n\n".join(blocks) or "No results found."
 
 
 _DEFAULT_MAX_BYTES = 1_048_576
 _ERROR_BODY_CHARACTERS = 200
-#: the guard around every tool comes after the tool's own limit, whose text says more
+#: The generic limit of a tool call comes later than this tool's own limit, which reports more.
 _GRACE_S = 10.0
-#: methods that change nothing at the server
+#: methods that only read
 _READING = frozenset({"GET", "HEAD"})
 
 
 class HttpAgentTool(AbstractAgentTool):
     """Sends its input to one HTTP endpoint and returns the body of the answer.
 
-    With GET the input is the query parameter `input`, with any other method it is the body.
+    With GET, the input is the query parameter `input`. With other methods, it is the body.
 
     Args:
-        name: What the model calls it.
-        description: Tells the model when to use it and what to send.
+        name: Name for the model.
+        description: Explains to the model when to use the tool and what input it expects.
         url: The endpoint.
         method: HTTP method.
-        headers: Sent with every request; values do not show anywhere.
-        timeout: For one exchange, in seconds or as a `timedelta`.
-        max_response_bytes: A longer body is cut, and says so.
-        require_approval: Whether the run's review handler is asked before anything is sent.
+        headers: Headers of every request; their values are never shown.
+        timeout: Time limit of one exchange, in seconds or as a `timedelta`.
+        max_response_bytes: Limit of the body; a longer body is cut and marked.
+        require_approval: Whether the tool asks the run's review handler before each request.
 
     Raises:
         ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
@@ -363,7 +327,7 @@ class HttpAgentTool(AbstractAgentTool):
         self.description = description
         self._url = _require("url", url)
         self._method = _require("method", method).upper()
-        self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
+        self._headers = _checked_headers(headers or {})
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
             raise ValueError(f"HttpAgentTool timeout must be > 0, got: {timeout}")
@@ -376,24 +340,23 @@ class HttpAgentTool(AbstractAgentTool):
 
     @classmethod
     def get(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """Build a tool that asks with GET."""
+        """Build a tool that uses GET."""
         return cls(name, description, url, method="GET")
 
     @classmethod
     def post(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """Build a tool that sends with POST."""
+        """Build a tool that uses POST."""
         return cls(name, description, url, method="POST")
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Send the input and give the answer."""
         if self.require_approval:
             described = f"HTTP {self._method} {self._url}"
-            shown = f"{described}\nBody: {preview(text or '')}"
-            approved = await approve(self.context.review_handler, self.name, shown, text or "")
+            request = f"{described}\nBody: {preview(text or '')}"
+            approved = await approve(self.context.review_handler, self.name, request, text or "")
             if approved is None:
                 return ToolResult.failure(f"HTTP request rejected by reviewer: {self._method} {self._url}")
             text = approved
-        # both may be long, and neither is read on the event loop
+        # in threads: the input and the answer may be long
         url, headers, body = await threads.run(self._request, text or "")
         try:
             answer = await exchange(
@@ -406,14 +369,17 @@ class HttpAgentTool(AbstractAgentTool):
     def _request(self, text: str) -> tuple[str, dict[str, str], bytes]:
         headers = {name: value.get_secret_value() for name, value in self._headers.items()}
         if self._method == "GET":
-            return _with_input(self._url, text), headers, b""
+            base, mark, fragment = self._url.partition("#")
+            joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
+            url = f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"
+            return url, headers, b""
         headers.setdefault("content-type", "application/json" if _is_json(text) else "text/plain; charset=UTF-8")
-        # half a surrogate pair, as a model may write it, has no UTF-8
+        # a model may write half of a surrogate pair, which has no UTF-8 form
         return self._url, headers, text.encode("utf-8", "replace")
 
     def _read(self, answer: WebAnswer) -> ToolResult:
         body = answer.text()
-        if answer.status >= 400:  # noqa: PLR2004  where HTTP's errors begin
+        if answer.status >= 400:  # noqa: PLR2004  the first error status of HTTP
             reason = f": {body[:_ERROR_BODY_CHARACTERS]}" if body.strip() else ""
             return ToolResult.failure(f"HTTP {answer.status}{reason}")
         if answer.is_truncated:
@@ -421,35 +387,27 @@ class HttpAgentTool(AbstractAgentTool):
         return ToolResult.success(body)
 
 
-def _require(what: str, value: str | None) -> str:
+def _require(field: str, value: str | None) -> str:
     if value is None or not value.strip():
-        raise ValueError(f"HttpAgentTool {what} must not be blank")
+        raise ValueError(f"HttpAgentTool {field} must not be blank")
     return value
 
 
-def _header_name(name: str) -> str:
-    if header_name_flaw(name):
-        raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
-    return name.lower()
-
-
-def _header_value(name: str, value: str | SecretStr) -> SecretStr:
-    plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
-    if flaw := header_flaw(plain):
-        raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
-    return SecretStr(plain)
-
-
-def _with_input(url: str, text: str) -> str:
-    """Return the URL with the query parameter `input`, before the fragment if it has one."""
-    base, mark, fragment = url.partition("#")
-    joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
-    return f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"
+def _checked_headers(headers: Mapping[str, str | SecretStr]) -> dict[str, SecretStr]:
+    checked: dict[str, SecretStr] = {}
+    for name, value in headers.items():
+        if header_name_flaw(name):
+            raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
+        plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
+        if flaw := header_flaw(plain):
+            raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
+        checked[name.lower()] = SecretStr(plain)
+    return checked
 
 
 def _is_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False)
-    except (ValueError, TypeError):  # the latter: half of a surrogate pair
+    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
         return False
     return True

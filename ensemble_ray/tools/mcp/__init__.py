@@ -1,4 +1,4 @@
-"""Package tools: the tools of MCP servers, by the official SDK (extra `mcp`), which is imported when a task needs it."""
+"""The tools of MCP servers (extra `mcp`). The official SDK is imported at the first use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where an MCP server is, and how it is reached. Pure.
-
-In: `stdio:COMMAND ARGUMENTS` or a URL. Out: a value that says which session is meant: equal addresses share one.
-Never: a secret in a text that is shown.
-"""
+"""Addresses of MCP servers, and the delivery state and message streams that its transports share."""
 
 from __future__ import annotations
 
@@ -31,21 +27,21 @@ _FORMS = "'stdio:COMMAND ARGUMENTS' or 'https://HOST/PATH'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """One server: a program that this process starts, or a URL."""
+    """One server: a program that this process starts, or a URL. Equal addresses share a session."""
 
     #: program and arguments; empty for a URL
     command: tuple[str, ...] = ()
-    #: what the program gets beside the few variables that every program needs
+    #: variables of the program besides the default ones
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: where the program runs; None: where this process does
+    #: working directory of the program; None: this process's
     cwd: str | None = None
     url: str = ""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: longest time until the session stands, s
+    #: time limit of opening a session, s
     connect_timeout_s: float = 30.0
-    #: whether the session offers to ask a person
+    #: whether the session offers elicitation
     has_reviewer: bool = False
-    #: how often a model may be asked in one call; 0: it is not offered
+    #: limit of sampling requests per call; 0: the session does not offer sampling
     max_samples: int = 0
 
     @classmethod
@@ -59,14 +55,10 @@ class ServerAddress:
         connect_timeout_s: float,
         max_samples: int,
     ) -> ServerAddress:
-        """Read an address.
-
-        Raises:
-            ValidationError: it is neither a command nor a URL, or has what belongs to the other.
-        """
+        """Parse an address; raise `ValidationError` if it is invalid, or if an option belongs to the other kind."""
         if server.startswith(_STDIO):
             if headers:
-                raise ValidationError("MCP headers are for a URL: give a program its secrets by env")
+                raise ValidationError("MCP headers are for a URL: pass secrets of a program by env")
             try:
                 command = tuple(shlex.split(server.removeprefix(_STDIO)))
             except ValueError as error:
@@ -84,25 +76,20 @@ class ServerAddress:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValidationError(f"MCP server must be {_FORMS}, got: {server.partition('@')[2] or server!r}")
         if parts.username is not None or parts.password is not None:
-            raise ValidationError("MCP server must be a URL without a name or password: give them in headers")
+            raise ValidationError("MCP server must be a URL without a name or password: pass them in headers")
         if env or cwd is not None:
             raise ValidationError("MCP env and cwd are for a program, and not for a URL")
         return cls(url=server, headers=_checked(headers), connect_timeout_s=connect_timeout_s, max_samples=max_samples)
 
     @property
     def shown(self) -> str:
-        """The server for texts: its program, or its URL without a query."""
+        """Name of the server without secrets."""
         if self.command:
             return f"{_STDIO}{self.command[0]}"
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
 
 def _checked(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return headers without blanks around their values.
-
-    Raises:
-        ValidationError: one cannot be sent; its value is not shown.
-    """
     for name, value in headers.items():
         if flaw := header_name_flaw(name):
             raise ValidationError(f"MCP headers: {name!r} {flaw}")
@@ -111,34 +98,32 @@ def _checked(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value.strip()) for name, value in headers.items())
 
 
-#: Longest message, bytes after unpacking.
+#: Limit of a message, bytes after unpacking.
 MESSAGE_BYTES = 16 * 2**20
-#: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
+#: The SDK's message for an HTTP answer outside of the protocol, with any status.
 _NO_ANSWER = "Server returned an error response"
-#: How its texts for answers of HTTP begin that cannot be read; other errors with that code are the server's own.
+#: Beginnings of the SDK's messages for unreadable HTTP answers; other errors with that code are the server's.
 _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 
 
 @dataclass(slots=True)
 class McpDelivery:
-    """What became of the messages of one piece of work."""
-
-    #: messages that the server may have worked on
+    #: messages that the server may have processed
     sent: int = 0
-    #: of the newest answer of HTTP
+    #: status of the newest HTTP answer
     status: int | None = None
-    #: the newest message was for a session that the server no longer knows, and was not looked at
+    #: the server did not process the newest message, because it no longer has the session
     is_forgotten: bool = False
 
 
-#: Of the work that this code is part of; work without one is not asked about.
+#: The delivery state of the current request.
 current_delivery: ContextVar[McpDelivery | None] = ContextVar("ensemble_ray_mcp_delivery", default=None)
 
 
 def is_lost(error: MCPError) -> bool:
-    """Return whether the server did not refuse the work, but is lost.
+    """Return whether the server is lost; otherwise, the error is its refusal.
 
-    It closed the connection, forgot the session or sent what cannot be read, or a proxy answers for it.
+    It closed the connection, dropped the session or sent an unreadable answer, or a proxy answered instead.
     """
     from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR
 
@@ -152,10 +137,10 @@ def is_lost(error: MCPError) -> bool:
 
 
 class MessageStream:
-    """A stream of messages as the SDK enters, leaves and closes it."""
+    """A stream of messages as the SDK uses it."""
 
     async def aclose(self) -> None:
-        """Close it; what it is made on may be closed elsewhere."""
+        """Close the stream. By default, its transport is closed elsewhere."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -167,14 +152,8 @@ class MessageStream:
 
 
 class ReadMessages(MessageStream):
-    """A stream of messages that come in."""
-
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message, or what is wrong with it.
-
-        Raises:
-            anyio.EndOfStream: no other comes.
-        """
+        """Return the next message, or the error of an unreadable one; raise `anyio.EndOfStream` at the end."""
         raise NotImplementedError
 
     def __aiter__(self) -> Self:

@@ -1,7 +1,6 @@
-"""A program as an MCP server: its messages over standard input and output, and its end. Imported with the SDK.
+"""Run a program as an MCP server: its messages over standard input and output. Imported together with the SDK.
 
-In: a command. Out: the streams of a session. Rules: no line is longer than a message may be. The program and what it starts in its process
-group end with the session, and with this process, whatever ends that.
+The program and its process group end with the session. They also end with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -41,29 +40,28 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: How long a program may take to end after the end of its input, and again after SIGTERM, s.
+#: Time for a program to end after the end of its input, and again after SIGTERM, s.
 _GRACE_S = 2.0
-#: How often it is looked whether a program has ended, s.
-_LOOK_S = 0.01
-#: Characters of a line that is no message.
+_POLL_S = 0.01
+#: Characters of an invalid line in a log line or error.
 _SHOWN = 200
 _SHELL = "/bin/sh"
 _HAS_SHELL = Path(_SHELL).exists()
-#: Windows has none, and no pipes that a loop can read.
+#: False on Windows, which has no process groups, and no pipes that an event loop can read.
 _HAS_GROUPS = hasattr(os, "killpg")
-#: Starts the program under the shell's own id. Beside it in its process group a shell waits for the end of a pipe that
-#: this process alone holds open, and then kills the group. It is no child of the program, which may wait for all of its
-#: own. A signal of the parent's death would come when a *thread* ends.
+#: Starts the program with the shell's own process id. In its process group, a guard shell waits for the end of a pipe that
+#: only this process holds open, and then kills the group. The guard is not a child of the program, because the program
+#: may wait for all its children. (A parent-death signal would arrive when a *thread* ends.)
 _GUARDED = (
     '( (trap "" TERM INT HUP; { read -r _; kill -KILL 0; } <"/dev/fd/$0") </dev/null >/dev/null 2>&1 & ); exec "$@"'
 )
-#: The ends of those pipes.
+#: Our ends of those pipes.
 _held: set[int] = set()
 
 
 @after_fork
 def _release_ends() -> None:
-    """Close the ends in a forked child, which must not keep programs of its parent alive."""
+    """Close the ends in a forked child. Otherwise, it would keep programs of its parent alive."""
     for end in _held:
         os.close(end)
     _held.clear()
@@ -71,11 +69,7 @@ def _release_ends() -> None:
 
 @asynccontextmanager
 async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator[TransportStreams]:
-    """Start a program, and end it; the SDK does where there are no process groups.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a program and end it after the block; without process groups, the SDK does it."""
     if not _HAS_GROUPS:
         name, *arguments = address.command
         parameters = StdioServerParameters(command=name, args=arguments, env=dict(address.env), cwd=address.cwd)
@@ -85,7 +79,7 @@ async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator
     env = get_default_environment() | dict(address.env)
     command = [_find_program(address, env.get("PATH", os.defpath)), *address.command[1:]]
     with _guard(command) as (guarded, watched):
-        # Not the loop's own: those of uvloop leave files of this process open in the program, and in what guards it.
+        # Not by the event loop: uvloop leaves files of this process open in the program and its guard.
         process = subprocess.Popen(  # noqa: ASYNC220, S603  the developer's own program; it takes some milliseconds
             guarded,
             stdin=subprocess.PIPE,
@@ -113,13 +107,13 @@ async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator
                 reading.close()
                 writing.abort()
         finally:
-            if process.poll() is None:  # so the group's id is still its own
+            if process.poll() is None:  # not collected: the group still has this id
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[int]]]:
-    """Return the command with its guard, and the file that the guard waits on; the program is killed after the block."""
+    """Yield the command with its guard, and the file that the guard reads. The guard kills the program after the block."""
     if not _HAS_SHELL:
         yield command, ()
         return
@@ -128,18 +122,13 @@ def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[in
     try:
         yield [_SHELL, "-c", _GUARDED, str(watched), *command], [watched]
     finally:
-        if held in _held:  # a forked child has let it go
+        if held in _held:  # not in a forked child
             _held.discard(held)
             os.close(held)
             os.close(watched)
 
 
 def _find_program(address: ServerAddress, path: str) -> str:
-    """Return where the program is.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
     name = address.command[0]
     where = os.path.join(address.cwd or os.curdir, name) if os.sep in name else name  # noqa: PTH118  a Path drops "./"
     found = shutil.which(where, path=path)
@@ -149,36 +138,36 @@ def _find_program(address: ServerAddress, path: str) -> str:
 
 
 async def _end(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
-    """Collect a program whose input has ended; what is left in its group is killed with its guard."""
+    """Collect a program after the end of its input; the guard kills the rest of its group."""
     draining = asyncio.ensure_future(_drain(lines))
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if await _is_ended(process):
+            if await _has_ended(process):
                 break
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
-        await _is_ended(process)
+        await _has_ended(process)
     finally:
         draining.cancel()
         await asyncio.wait([draining])
 
 
-async def _is_ended(process: subprocess.Popen[bytes]) -> bool:
-    for _ in range(int(_GRACE_S / _LOOK_S)):
+async def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    for _ in range(int(_GRACE_S / _POLL_S)):
         if process.poll() is not None:
             return True
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return False
 
 
 async def _drain(lines: asyncio.StreamReader) -> None:
-    """Read what a program still writes: one that cannot write does not end."""
+    """Read the remaining output: a program that blocks on a write does not end."""
     while await lines.read(MESSAGE_BYTES):
         pass
 
 
 class _Received(ReadMessages):
-    """Messages of a program, a line each."""
+    """Messages from a program, one per line."""
 
     def __init__(self, lines: asyncio.StreamReader, shown: str) -> None:
         self._lines = lines
@@ -186,9 +175,9 @@ class _Received(ReadMessages):
         self._has_spoken = self._has_warned = False
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; what a program writes before its first one may be a greeting, and is passed over."""
+        """Return the next message; lines before the first message are skipped, because programs may print a greeting."""
         while True:
-            await asyncio.sleep(0)  # reading what is there already gives nobody else a turn
+            await asyncio.sleep(0)  # reading buffered lines does not yield to other tasks
             try:
                 line = await self._lines.readline()
             except ValueError:
@@ -212,53 +201,46 @@ class _Received(ReadMessages):
 
 
 class _Sent(MessageStream):
-    """Messages to a program."""
-
     def __init__(self, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Send a message; one that nobody took, since the program ended, was not sent."""
+        """Send a message; if the program has ended, the message does not count as sent."""
         delivery = current_delivery.get() or McpDelivery()
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-        delivery.sent += 1  # before: what a cancelled sender wrote is sent
+        delivery.sent += 1  # before writing: a cancelled sender may have written it
         try:
             self._stdin.write(f"{text}\n".encode())
             await self._stdin.drain()
-        except (OSError, RuntimeError):  # the second is uvloop's word for a pipe that is closed
+        except (OSError, RuntimeError):  # uvloop raises RuntimeError for a closed pipe
             delivery.sent -= 1
             raise BrokenResourceError from None
 
 
 class _ReceivedBySdk(ReadMessages):
-    """Messages of a program that the SDK runs."""
+    """Messages from a program that the SDK runs; output before the first message is skipped."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
         self._inner = inner
         self._has_spoken = False
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; what the program writes before its first one is passed over."""
         while isinstance(item := await self._inner.receive(), Exception) and not self._has_spoken:
             pass
         self._has_spoken = True
         return item
 
     async def aclose(self) -> None:
-        """Close the stream inside."""
         await self._inner.aclose()
 
 
 class _SentBySdk(MessageStream):
-    """Messages to a program that the SDK runs."""
-
     def __init__(self, inner: WriteStream[SessionMessage]) -> None:
         self._inner = inner
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Send a message; one that nobody took, since the program ended, was not sent."""
         delivery = current_delivery.get() or McpDelivery()
-        delivery.sent += 1  # before: what a cancelled sender gave may be taken
+        delivery.sent += 1  # before sending: a cancelled sender may have passed it on
         try:
             await self._inner.send(item)
         except (BrokenResourceError, ClosedResourceError):
@@ -266,5 +248,4 @@ class _SentBySdk(MessageStream):
             raise
 
     async def aclose(self) -> None:
-        """Close the stream inside."""
         await self._inner.aclose()

@@ -1,14 +1,13 @@
-"""`MCP`: a server's tools in a list of tools.
+"""`MCP`, an entry of a tool list for all tools of a server.
 
-In: where the server is, and what is known of its tools. Out: its tools as they are when a task begins.
-Rules: the value travels, the session does not: each process that runs the agent has its own.
+The entry is pickled with its agent, without a session: each process that runs the agent has its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,7 @@ import pydantic
 
 from ensemble_ray.errors import ToolConfigurationError, ValidationError, message_of
 from ensemble_ray.events.telemetry.active import use_span
-from ensemble_ray.process.context import bounded_logger, current_traceparent
+from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.tools.foreign_schema import SchemaError, normalise_parameters, rename_properties
 from ensemble_ray.tools.mcp.address import ServerAddress, is_lost
 from ensemble_ray.tools.mcp.questions import CallQuestions
@@ -38,272 +37,31 @@ from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import (
-        BlobResourceContents,
-        CallToolResult,
-        ContentBlock,
-        GetPromptResult,
-        Prompt,
-        ReadResourceResult,
-        RequestParamsMeta,
-        Resource,
-        TextResourceContents,
-        Tool,
-    )
-
-
-def result_of(answer: CallToolResult) -> ToolResult:
-    """Return a tool's answer: its texts, else its structured content; what it calls an error is a failure."""
-    text = _join(answer.content)
-    if not text and answer.structured_content is not None:
-        text = json.dumps(answer.structured_content, ensure_ascii=False)
-    if answer.is_error:
-        return ToolResult.failure(text or "the server gave no reason")
-    return ToolResult.success(text, answer.structured_content)
-
-
-def prompt_text(answer: GetPromptResult) -> str:
-    """Return the messages of a prompt, each after its role."""
-    return "\n\n".join(f"{message.role}: {_content_text(message.content)}" for message in answer.messages)
-
-
-def resource_text(answer: ReadResourceResult) -> str:
-    """Return the contents of a resource."""
-    return "\n".join(_resource_part(part) for part in answer.contents)
-
-
-def resource_list_text(resources: Iterable[Resource]) -> str:
-    """Return a line for each resource: its address, name and description."""
-    lines = [
-        f"{each.uri} ({each.title or each.name}){f': {each.description}' if each.description else ''}"
-        for each in resources
-    ]
-    return "\n".join(lines) or "There are no resources."
-
-
-def _join(content: Iterable[ContentBlock]) -> str:
-    return "\n".join(_content_text(block) for block in content)
-
-
-def _content_text(block: ContentBlock) -> str:
-    match block.type:
-        case "text":
-            return block.text
-        case "image" | "audio":
-            return f"[{block.type}, {block.mime_type}, {_decoded_bytes(block.data)} bytes]"
-        case "resource_link":
-            return f"[resource {block.uri} ({block.title or block.name})]"
-        case "resource":
-            return _resource_part(block.resource)
-
-
-def _resource_part(part: TextResourceContents | BlobResourceContents) -> str:
-    text = getattr(part, "text", None)
-    if isinstance(text, str):
-        return text
-    return f"[resource {part.uri}, {part.mime_type or 'bytes'}, {_decoded_bytes(getattr(part, 'blob', ''))} bytes]"
-
-
-def _decoded_bytes(encoded: str) -> int:
-    """Return how many bytes base64 text stands for."""
-    return len(encoded) * 3 // 4 - encoded[-2:].count("=")
-
-
-Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
-_OBJECT: Mapping[str, object] = {"type": "object", "properties": {}}
-_URI: Mapping[str, object] = {
-    "type": "object",
-    "properties": {"uri": {"type": "string", "description": "Address of the resource."}},
-    "required": ["uri"],
-}
-
-
-class _RemoteTool(ContextAgentTool):
-    """One thing that a server can be asked."""
-
-    def __init__(
-        self,
-        address: ServerAddress,
-        work: Work,
-        *,
-        name: str,
-        description: str,
-        schema: Mapping[str, object],
-        effect: Effect,
-        timeout: float | timedelta | None,
-    ) -> None:
-        self.origin = address.shown
-        self._address = address
-        self._work = work
-        self._schema = schema
-        self.name = name
-        self.description = description
-        self.effect = effect
-        self.timeout = timeout
-
-    @property
-    def parameter_schema(self) -> Mapping[str, object]:
-        return self._schema
-
-    async def execute(self, text: str, /) -> ToolResult:
-        from mcp import MCPError
-
-        arguments = _read(text)
-        if arguments is None:
-            return ToolResult.failure("The arguments must be a JSON object")
-        questions = CallQuestions(self._address, current_tool_context())
-        span = current_traceparent()
-
-        async def work(client: Client) -> ToolResult:
-            with use_span(span):  # the client works in a task of its own, which knows nothing of the call
-                return await questions.answered_during(client, lambda: self._work(client, arguments))
-
-        try:
-            return await ask_server(self._address, work, may_repeat=self.effect != "once")
-        except MCPError as error:
-            return ToolResult.failure(error.message)
-        except ServerLostError as lost:
-            return self._failure(str(lost), may_be_done=lost.may_be_done)
-        except pydantic.ValidationError as error:  # the SDK's word for a result that is none
-            return self._failure(f"MCP server '{self.origin}' sent a result that cannot be read: {error}")
-        except ToolConfigurationError as error:  # it went away after the task began; the model may do without it
-            return ToolResult.failure(str(error))
-
-    def _failure(self, why: str, *, may_be_done: bool = True) -> ToolResult:
-        """Return the failure of a call without a result."""
-        if self.effect != "once" or not may_be_done:
-            return ToolResult.failure(why)
-        return ToolResult.failure(
-            f"Outcome unknown: {why.rstrip('.')}, before a result came back. The call may have been done, partly done, or not "
-            "done at all; it has not been repeated. Find out whether it was done before you call it again. If you cannot "
-            "find out, do not repeat it, and say in your answer that its outcome is unknown."
-        )
-
-
-def _read(text: str) -> dict[str, Any] | None:
-    if not text.strip():
-        return {}
-    try:
-        arguments: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else None
-
-
-def effect_of_hints(tool: Tool) -> Effect:
-    """Return what a call does to the world, as the server says; without a word of it, it must not be repeated."""
-    hints = tool.annotations
-    if hints is not None and hints.read_only_hint:
-        return "none"
-    return "idempotent" if hints is not None and hints.idempotent_hint else "once"
-
-
-def remote_tool(
-    address: ServerAddress, tool: Tool, *, name: str, effect: Effect, timeout: float | timedelta | None
-) -> AgentTool:
-    """Return a tool of the server under a name, with a schema that all endpoints accept.
-
-    Raises:
-        SchemaError: the schema cannot describe arguments.
-    """
-    foreign = normalise_parameters(tool.input_schema)
-    log_dropped_keywords(f"Tool '{tool.name}' of MCP server '{address.shown}'", foreign.dropped)
-    schema, originals = rename_properties(foreign.parameters)
-
-    async def call(client: Client, arguments: dict[str, Any]) -> ToolResult:
-        span = current_traceparent()
-        meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
-        named = {originals.get(key, key): value for key, value in arguments.items()}
-        return result_of(await client.call_tool(tool.name, named, meta=meta))
-
-    description = tool.description or tool.title or ""
-    return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
-
-
-def resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:
-    """Return two tools: one lists the server's resources, one reads one."""
-
-    async def list_all(client: Client, _arguments: dict[str, Any]) -> ToolResult:
-        resources = await collect_pages(
-            lambda cursor: client.list_resources(cursor=cursor, cache_mode="refresh"), lambda page: page.resources
-        )
-        return ToolResult.success(resource_list_text(resources))
-
-    async def read(client: Client, arguments: dict[str, Any]) -> ToolResult:
-        uri = arguments.get("uri")
-        if not isinstance(uri, str):
-            return ToolResult.failure("'uri' must be the address of a resource")
-        return ToolResult.success(resource_text(await client.read_resource(uri, cache_mode="refresh")))
-
-    return [
-        _RemoteTool(
-            address,
-            list_all,
-            name=f"{prefix}list_resources",
-            description="Lists the resources that can be read.",
-            schema=_OBJECT,
-            effect="none",
-            timeout=timeout,
-        ),
-        _RemoteTool(
-            address,
-            read,
-            name=f"{prefix}read_resource",
-            description="Reads a resource.",
-            schema=_URI,
-            effect="none",
-            timeout=timeout,
-        ),
-    ]
-
-
-def prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: float | timedelta | None) -> AgentTool:
-    """Return a tool that gives the text of a prompt."""
-    arguments = prompt.arguments or []
-    schema = {
-        "type": "object",
-        "properties": {
-            each.name: {"type": "string", **({"description": each.description} if each.description else {})}
-            for each in arguments
-        },
-        "required": [each.name for each in arguments if each.required],
-    }
-
-    async def render(client: Client, values: dict[str, Any]) -> ToolResult:
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-        return ToolResult.success(prompt_text(await client.get_prompt(prompt.name, texts)))
-
-    description = prompt.description or f"Gives the prompt '{prompt.name}'."
-    return _RemoteTool(
-        address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
-    )
-
-
-_log = bounded_logger(__name__)
+    from mcp_types import BlobResourceContents, ContentBlock, Prompt, RequestParamsMeta, TextResourceContents, Tool
 
 
 class MCP(DynamicToolProvider):
-    """The tools of an MCP server; they are listed anew when a task begins. Needs the extra `mcp`.
+    """The tools of an MCP server. They are listed at the start of each task. Needs the extra `mcp`.
 
     Args:
-        server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server that
-            speaks streamable HTTP, or the older transport with server-sent events.
-        headers: Sent with each request to a URL.
-        env: Variables of the program, beside the few that every program needs; keys of models are not among those.
-        cwd: Where the program runs.
-        tools: Names of those that are offered, as the server has them; None: all.
-        prefix: Put before each name, so that tools of two servers do not clash.
-        effect: What calls do to the world: one word for all of the server's tools, or by name; without it the server's
-            hints are taken: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, all others `once`.
-        resources: Whether the agent gets two tools more that list and read the server's resources.
-        prompts: Whether each prompt of the server is a tool, named `prompt_NAME`.
-        sampling: Whether the server may ask the agent's model in the middle of a call, under the run's budget and the model's limits.
-        max_samples: How often it may do so in one call.
-        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
-        connect_timeout: How long the server may take to start or to answer first, and to list what it offers, the same.
+        server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server with
+            the transport streamable HTTP or the older one with server-sent events.
+        headers: Headers of each request to a URL.
+        env: Variables of the program, besides a few default ones. API keys are not among the default ones.
+        cwd: Working directory of the program.
+        tools: The server's names of the tools to offer; None: all.
+        prefix: Prefix of each name, so that tools of two servers have different names.
+        effect: Effect of calls on the outside world: one value for all tools of the server, or by name. By default, it
+            follows the server's hints: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, others are `once`.
+        resources: Whether to offer two more tools, which list and read the server's resources.
+        prompts: Whether to offer each prompt of the server as a tool `prompt_NAME`.
+        sampling: Whether the server may use the agent's model during a call, within the run's budget and the model's limits.
+        max_samples: Limit of such requests per call.
+        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
+        connect_timeout: Time limit of starting or reaching the server, and of listing its tools, in the same form.
 
     Raises:
-        ValidationError: a value cannot work.
+        ValidationError: an argument is invalid.
 
     Examples:
         >>> MCP("https://example.com/mcp", prefix="shop_", effect={"search": "none"})
@@ -359,10 +117,10 @@ class MCP(DynamicToolProvider):
         return f"MCP({self._address.shown!r})"
 
     async def resolve(self) -> Sequence[AgentTool]:
-        """Ask the server what it offers now.
+        """List the server's tools.
 
         Raises:
-            ToolConfigurationError: it cannot be started or reached, refuses, or lacks a tool that is named.
+            ToolConfigurationError: the server cannot be started or reached, refuses, or lacks a tool of `tools`.
         """
         address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
@@ -374,23 +132,27 @@ class MCP(DynamicToolProvider):
         names = tool_names([*(each.name for each in tools), *(f"prompt_{each.name}" for each in prompts)], self._prefix)
         offered: list[AgentTool] = []
         flaws: list[str] = []
-        for tool in self._choose(tools):
+        known = [tool.name for tool in tools]
+        for name in (*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())):
+            if name not in known:
+                raise ToolConfigurationError(f"MCP server '{address.shown}' has no tool '{name}'. Known: {known}")
+        for tool in tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]:
             effect = self._effect_of(tool)
             try:
-                offered.append(remote_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
+                offered.append(_server_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
             except SchemaError as error:
                 flaws.append(f"'{tool.name[:100]}': {error}")
         log_left_out(address.shown, flaws)
         if has_resources:
-            offered += resource_tools(address, prefix=self._prefix, timeout=self._timeout)
+            offered += _resource_tools(address, prefix=self._prefix, timeout=self._timeout)
         offered += [
-            prompt_tool(address, prompt, name=names[f"prompt_{prompt.name}"], timeout=self._timeout)
+            _prompt_tool(address, prompt, name=names[f"prompt_{prompt.name}"], timeout=self._timeout)
             for prompt in prompts
         ]
         return offered
 
     async def _list(self, client: Client) -> tuple[list[Tool], list[Prompt], bool]:
-        """Return its tools and prompts, and whether its resources are tools."""
+        """Return the server's tools and prompts, and whether to offer its resources."""
         from mcp import MCPError
 
         can = client.server_capabilities
@@ -406,22 +168,199 @@ class MCP(DynamicToolProvider):
                     lambda cursor: client.list_prompts(cursor=cursor, cache_mode="refresh"), lambda page: page.prompts
                 )
         except (MCPError, pydantic.ValidationError, ToolConfigurationError) as error:
-            if isinstance(error, MCPError) and is_lost(error):  # another session is opened, and asked
+            if isinstance(error, MCPError) and is_lost(error):  # `ask_server` repeats it in another session
                 raise
             raise ToolConfigurationError(
                 f"MCP server '{self._address.shown}' lists no tools: {message_of(error)}"
             ) from error
         return tools, prompts, self._has_resources and can.resources is not None
 
-    def _choose(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        known = [tool.name for tool in tools]
-        named = [*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())]
-        for name in named:
-            if name not in known:
-                raise ToolConfigurationError(f"MCP server '{self._address.shown}' has no tool '{name}'. Known: {known}")
-        return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
-
     def _effect_of(self, tool: Tool) -> Effect:
         effect = self._effect
         declared = effect if effect is None or isinstance(effect, str) else effect.get(tool.name)
-        return declared or effect_of_hints(tool)
+        if declared:
+            return declared
+        hints = tool.annotations
+        if hints is not None and hints.read_only_hint:
+            return "none"
+        return "idempotent" if hints is not None and hints.idempotent_hint else "once"
+
+
+Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
+
+
+class _RemoteTool(ContextAgentTool):
+    def __init__(
+        self,
+        address: ServerAddress,
+        work: Work,
+        *,
+        name: str,
+        description: str,
+        schema: Mapping[str, object],
+        effect: Effect,
+        timeout: float | timedelta | None,
+    ) -> None:
+        self.origin = address.shown
+        self._address = address
+        self._work = work
+        self._schema = schema
+        self.name = name
+        self.description = description
+        self.effect = effect
+        self.timeout = timeout
+
+    @property
+    def parameter_schema(self) -> Mapping[str, object]:
+        return self._schema
+
+    async def execute(self, text: str, /) -> ToolResult:
+        from mcp import MCPError
+
+        try:
+            parsed: object = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            return ToolResult.failure("The arguments must be a JSON object")
+        arguments = cast("dict[str, Any]", parsed)
+        questions = CallQuestions(self._address, current_tool_context())
+        span = current_traceparent()
+
+        async def work(client: Client) -> ToolResult:
+            with use_span(span):  # the session's task does not inherit the context of this call
+                return await questions.answered_during(client, lambda: self._work(client, arguments))
+
+        try:
+            return await ask_server(self._address, work, may_repeat=self.effect != "once")
+        except MCPError as error:
+            return ToolResult.failure(error.message)
+        except ServerLostError as lost:
+            return self._failure(str(lost), may_be_done=lost.may_be_done)
+        except pydantic.ValidationError as error:  # the SDK's error for an invalid result
+            return self._failure(f"MCP server '{self.origin}' sent a result that cannot be read: {error}")
+        except ToolConfigurationError as error:  # lost after the start of the task; the model may work without it
+            return ToolResult.failure(str(error))
+
+    def _failure(self, why: str, *, may_be_done: bool = True) -> ToolResult:
+        if self.effect != "once" or not may_be_done:
+            return ToolResult.failure(why)
+        return ToolResult.failure(
+            f"Outcome unknown: {why.rstrip('.')}, before a result arrived. The call may have finished all, a part or none of "
+            "its work, and it was not repeated. Check the outcome before you call it again. If you cannot check it, do not "
+            "repeat the call, and say in your answer that its outcome is unknown."
+        )
+
+
+def _server_tool(
+    address: ServerAddress, tool: Tool, *, name: str, effect: Effect, timeout: float | timedelta | None
+) -> AgentTool:
+    foreign = normalise_parameters(tool.input_schema)
+    log_dropped_keywords(f"Tool '{tool.name}' of MCP server '{address.shown}'", foreign.dropped)
+    schema, originals = rename_properties(foreign.parameters)
+
+    async def call(client: Client, arguments: dict[str, Any]) -> ToolResult:
+        span = current_traceparent()
+        meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
+        named = {originals.get(key, key): value for key, value in arguments.items()}
+        answer = await client.call_tool(tool.name, named, meta=meta)
+        text = "\n".join(_content_text(block) for block in answer.content)
+        if not text and answer.structured_content is not None:
+            text = json.dumps(answer.structured_content, ensure_ascii=False)
+        if answer.is_error:
+            return ToolResult.failure(text or "the server reported no reason")
+        return ToolResult.success(text, answer.structured_content)
+
+    description = tool.description or tool.title or ""
+    return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
+
+
+def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:
+    async def list_all(client: Client, _arguments: dict[str, Any]) -> ToolResult:
+        resources = await collect_pages(
+            lambda cursor: client.list_resources(cursor=cursor, cache_mode="refresh"), lambda page: page.resources
+        )
+        lines = [
+            f"{each.uri} ({each.title or each.name}){f': {each.description}' if each.description else ''}"
+            for each in resources
+        ]
+        return ToolResult.success("\n".join(lines) or "There are no resources.")
+
+    async def read(client: Client, arguments: dict[str, Any]) -> ToolResult:
+        uri = arguments.get("uri")
+        if not isinstance(uri, str):
+            return ToolResult.failure("'uri' must be the address of a resource")
+        answer = await client.read_resource(uri, cache_mode="refresh")
+        return ToolResult.success("\n".join(_resource_part(part) for part in answer.contents))
+
+    return [
+        _RemoteTool(
+            address,
+            list_all,
+            name=f"{prefix}list_resources",
+            description="Lists the resources that can be read.",
+            schema={"type": "object", "properties": {}},
+            effect="none",
+            timeout=timeout,
+        ),
+        _RemoteTool(
+            address,
+            read,
+            name=f"{prefix}read_resource",
+            description="Reads a resource.",
+            schema={
+                "type": "object",
+                "properties": {"uri": {"type": "string", "description": "Address of the resource."}},
+                "required": ["uri"],
+            },
+            effect="none",
+            timeout=timeout,
+        ),
+    ]
+
+
+def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: float | timedelta | None) -> AgentTool:
+    arguments = prompt.arguments or []
+    schema = {
+        "type": "object",
+        "properties": {
+            each.name: {"type": "string", **({"description": each.description} if each.description else {})}
+            for each in arguments
+        },
+        "required": [each.name for each in arguments if each.required],
+    }
+
+    async def render(client: Client, values: dict[str, Any]) -> ToolResult:
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+        answer = await client.get_prompt(prompt.name, texts)
+        return ToolResult.success(
+            "\n\n".join(f"{each.role}: {_content_text(each.content)}" for each in answer.messages)
+        )
+
+    description = prompt.description or f"Returns the prompt '{prompt.name}'."
+    return _RemoteTool(
+        address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
+    )
+
+
+def _content_text(block: ContentBlock) -> str:
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            return f"[{block.type}, {block.mime_type}, {_decoded_bytes(block.data)} bytes]"
+        case "resource_link":
+            return f"[resource {block.uri} ({block.title or block.name})]"
+        case "resource":
+            return _resource_part(block.resource)
+
+
+def _resource_part(part: TextResourceContents | BlobResourceContents) -> str:
+    text = getattr(part, "text", None)
+    if isinstance(text, str):
+        return text
+    return f"[resource {part.uri}, {part.mime_type or 'bytes'}, {_decoded_bytes(getattr(part, 'blob', ''))} bytes]"
+
+
+def _decoded_bytes(encoded: str) -> int:
+    return len(encoded) * 3 // 4 - encoded[-2:].count("=")  # of base64

@@ -1,1 +1,1 @@
-"""Requests of the web tools, and the pages that they bring."""
+"""HTTP and HTML for the web tools."""

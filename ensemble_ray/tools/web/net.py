@@ -1,14 +1,8 @@
-"""HTTP for the web tools. In: a URL and limits; out: status, headers and at most so many bytes.
+"""HTTP requests of the web tools, with limits and without access to private addresses.
 
-The guard resolves a host name once, judges every address it has, and connects to an address that was judged: a name
-that answers differently the second time (DNS rebinding) gains nothing, since it is asked for once. Each redirect hop is
-judged anew. TLS still verifies the certificate against the host name.
-
-An answer is read as it comes, and its body unpacked here, so that every limit counts while it is read: of its head, of
-its packed and unpacked bytes, of the pieces it comes in, of its time.
-
-Never here: a session or connection that outlives one call (tools are pickled), a proxy of the environment (it would
-resolve names out of sight), a request's URL or headers in a log or in an error (they may hold keys).
+A host name is resolved once per request. All of its addresses are checked, and the connection uses a checked address, so
+that a second DNS answer (rebinding) has no effect. Each redirect is checked, too. The body is unpacked while it is read, so
+that all limits apply during the transfer: size of the head, packed and unpacked bytes, number of pieces, time.
 """
 
 from __future__ import annotations
@@ -35,8 +29,240 @@ from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.forks import threads
 from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, BodyUnpacker, UnpackingError, codings_of
 
-#: Ranges that no tool may reach unless private hosts are allowed, each with the word the refusal uses. They are spelt
-#: out, because what the standard library calls private or global changes between Python versions.
+CONNECT_TIMEOUT_S = 10.0
+_MAX_REDIRECTS = 10
+#: a name in its ASCII form, or an address
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")
+#: characters of a URL's path and query that are not escaped: escapes and reserved characters
+_URL_SAFE = "%!#$&'()*+,/:;=?@[]~"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
+_MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
+#: Pieces of a body: each one costs far more than its bytes, and a server may send every byte alone.
+_MAX_PIECES = 100_000
+#: Characters of an error, which may quote a server or a model.
+_LONGEST_REASON = 300
+
+
+class RequestFailedError(Exception):
+    """The request was refused or failed. The text is for a model and contains no key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebAnswer:
+    status: int
+    #: names in lower case
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+    #: `body` is only the beginning
+    is_truncated: bool
+
+    @property
+    def is_success(self) -> bool:
+        return self.status // 100 == 2  # noqa: PLR2004  the class of the status
+
+    def text(self, *, default_encoding: str = "utf-8") -> str:
+        """Decode the body by the charset of the headers. It may be long: call it in a thread."""
+        named = _CHARSET.search(self.headers.get("content-type", ""))
+        return decode(self.body, named[1] if named else default_encoding, is_truncated=self.is_truncated)
+
+
+async def exchange(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    body: bytes = b"",
+    max_bytes: int,
+    timeout_s: float,
+    allow_private_hosts: bool = True,
+) -> WebAnswer:
+    """Send one request and return the answer; redirects are not followed. Failures raise `RequestFailedError`.
+
+    The body is read up to `max_bytes`, counted after unpacking. Headers are sent unchanged, with a default `Accept-Encoding`.
+    """
+    await threads.run(_tls)  # slow for the first time
+    try:
+        async with asyncio.timeout(timeout_s):
+            target = _checked_url(url)
+            name = target.raw_host or ""
+            addresses = await _resolve(name, target.port or 0, allow_private_hosts=allow_private_hosts)
+            sent = {
+                "host": target.raw_authority,
+                "accept-encoding": ACCEPTED_CODINGS,
+                **{name.lower(): value for name, value in headers.items()},
+            }
+            if name.replace(".", "").isdigit() or ":" in name:
+                # an address, maybe in an unusual form: aiohttp does not resolve such names
+                target = target.with_host(addresses[0]["host"])
+            async with (
+                _session(addresses) as session,
+                session.request(
+                    method, target, headers=sent, data=body or None, server_hostname=name, allow_redirects=False
+                ) as response,
+            ):
+                answered = _checked_head(response)
+                read = await _read_body(response, answered, max_bytes=max_bytes)
+    except aiohttp.ConnectionTimeoutError:
+        raise RequestFailedError("timed out") from None
+    except TimeoutError:
+        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
+    except (aiohttp.ClientError, UnpackingError, OSError, ValueError) as error:
+        raise RequestFailedError(_reason(error)) from None
+    return WebAnswer(
+        status=response.status, headers=answered, body=bytes(read[:max_bytes]), is_truncated=len(read) > max_bytes
+    )
+
+
+async def fetch(
+    url: str, *, headers: Mapping[str, str], max_bytes: int, timeout_s: float, allow_private_hosts: bool
+) -> WebAnswer:
+    """GET a page and follow its redirects; each one is checked (S-BIT-43, S-BIT-44)."""
+    here = url.strip()
+    try:
+        async with asyncio.timeout(timeout_s):
+            for _ in range(_MAX_REDIRECTS + 1):
+                answer = await exchange(
+                    "GET",
+                    here,
+                    headers=headers,
+                    max_bytes=max_bytes,
+                    timeout_s=timeout_s,
+                    allow_private_hosts=allow_private_hosts,
+                )
+                location = answer.headers.get("location")
+                if answer.status not in _REDIRECTS or location is None:
+                    return answer
+                here = urljoin(here, location)
+    except TimeoutError:
+        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
+    except ValueError as error:
+        raise RequestFailedError(_reason(error)) from None
+    raise RequestFailedError(f"more than {_MAX_REDIRECTS} redirects")
+
+
+def _checked_url(url: str) -> URL:
+    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user and no fragment."""
+    parts = urlsplit(url.strip())
+    if _CONTROL.search(url.strip()):
+        raise RequestFailedError("the URL holds a control character")
+    if parts.scheme not in {"http", "https"}:
+        raise RequestFailedError(f"only http and https are supported, got: '{parts.scheme or url}'")
+    if not parts.hostname:
+        raise RequestFailedError("the URL names no host")
+    if parts.port == 0:
+        raise RequestFailedError("there is no port 0")
+    named = URL.build(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+    if not _HOST.fullmatch(named.raw_host or ""):
+        raise RequestFailedError("the URL's host is malformed")
+    path, query = (
+        quote(_STRAY_PERCENT.sub("%25", part), safe=_URL_SAFE, errors="surrogateescape")  # as headers are decoded
+        for part in (parts.path, parts.query)
+    )
+    return URL(f"{named.scheme}://{named.raw_authority}{path or '/'}{'?' if query else ''}{query}", encoded=True)
+
+
+async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequence[ResolveResult]:
+    try:
+        found = await threads.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise RequestFailedError(f"cannot resolve host '{host}'") from error
+    addresses = {
+        str(address[0]): ResolveResult(
+            hostname=host, host=str(address[0]), port=port, family=family, proto=proto, flags=socket.AI_NUMERICHOST
+        )
+        for family, _, proto, _, address in reversed(found)
+    }
+    if not allow_private_hosts:
+        for address in addresses:
+            if (word := refusal_of(address)) is not None:
+                raise RequestFailedError(f"host '{host}' is refused: {address} is a {word} address")
+    return tuple(reversed(addresses.values()))
+
+
+class _CheckedAddresses(AbstractResolver):
+    def __init__(self, addresses: Sequence[ResolveResult]) -> None:
+        self._addresses = list(addresses)
+
+    async def resolve(
+        self,
+        host: str,  # noqa: ARG002  the library's signature
+        port: int = 0,  # noqa: ARG002
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002
+    ) -> list[ResolveResult]:
+        return self._addresses
+
+    async def close(self) -> None:
+        pass
+
+
+def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
+    # One session per request: tools are pickled. Without the environment's proxies, which would resolve names unchecked.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=_CheckedAddresses(addresses), use_dns_cache=False, ssl=_tls()),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
+        max_line_size=_MAX_HEAD_BYTES,
+        max_field_size=_MAX_HEAD_BYTES,
+        max_headers=_MAX_HEAD_FIELDS,
+    )
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return one context for the process: loading the certificate authorities takes longer than a request."""
+    return ssl.create_default_context()
+
+
+def _checked_head(response: aiohttp.ClientResponse) -> dict[str, str]:
+    fields = response.raw_headers
+    if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
+        raise RequestFailedError(
+            f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
+        )
+    return {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
+
+
+async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
+    """Return the unpacked body, at most one piece above the limit.
+
+    The event loop runs after each small piece, so that other tasks and the time limit are not delayed.
+    """
+    unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
+    read = bytearray()
+    count = 0
+    async for chunk, _ in response.content.iter_chunks():
+        count += 1
+        if count > _MAX_PIECES:
+            raise RequestFailedError(f"the answer comes in more than {_MAX_PIECES} pieces")
+        await asyncio.sleep(0)
+        for piece in unpacker.feed(chunk):
+            read += piece
+            if len(read) > max_bytes:
+                return read
+            await asyncio.sleep(0)
+    unpacker.finish()
+    return read
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error, without the URL and headers, which may contain keys and which aiohttp quotes."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the answer is not valid HTTP, or its head is too long"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "the request is not valid HTTP"
+    if flaw := tls_flaw(error):
+        return flaw
+    text = message_of(error)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+#: Refused address ranges, unless private hosts are allowed, with the word for the error. They are listed because the
+#: standard library's meaning of private and global changes between Python versions.
 _REFUSED_RANGES: Sequence[tuple[str, str]] = (
     ("0.0.0.0/8", "unspecified"),
     ("10.0.0.0/8", "private"),
@@ -80,7 +306,7 @@ def _refused_networks() -> tuple[tuple[ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def refusal_of(address: str) -> str | None:
-    """Why that IP address may not be reached, in a word; None for a public one (S-BIT-44)."""
+    """Return the reason to refuse an IP address, in a word; None for a public address (S-BIT-44)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -91,7 +317,7 @@ def refusal_of(address: str) -> str | None:
     return None
 
 
-#: Python's names of the codecs that are used; each is linear.
+#: Python's names of the codecs in use; each one takes linear time.
 CHARSETS = frozenset(
     {
         *("utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "ascii"),
@@ -103,8 +329,8 @@ CHARSETS = frozenset(
         *("cp949", "euc_kr", "johab"),
     }
 )
-#: Names of the web that Python does not know.
-_OF_THE_WEB = {
+#: Names of charsets on the web that Python does not know.
+_WEB_NAMES = {
     "x_sjis": "shift_jis",
     "x_gbk": "gbk",
     "x_euc_jp": "euc_jp",
@@ -114,36 +340,30 @@ _OF_THE_WEB = {
     "windows_874": "cp874",
     "unicode_1_1_utf_8": "utf_8",
 }
-#: Codecs that refuse a text without a byte order mark when they read it in pieces, with their marks.
+#: Codecs whose incremental decoders require a byte order mark, with their marks.
 _MARKED = {"utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
-_LONGEST_NAME = 40
+_LONGEST_CHARSET = 40
 _FALLBACK = "utf_8"
-#: Characters are made in pieces: what converts bytes holds every other thread meanwhile.
+#: Bytes are decoded in pieces, because a decoder blocks every other thread.
 _STEP_BYTES = 65_536
 
 
 def codec_of(name: str) -> str:
-    """Return the codec that is used for a charset's name: one of `CHARSETS`, UTF-8 for any other name.
+    """Return the codec of a charset's name, one of `CHARSETS`; UTF-8 for other names.
 
     Examples:
         >>> codec_of("ISO-8859-1"), codec_of("punycode")
         ('latin_1', 'utf_8')
     """
-    if len(name) > _LONGEST_NAME or not name.isascii():
+    if len(name) > _LONGEST_CHARSET or not name.isascii():
         return _FALLBACK
     plain = normalize_encoding(name).lower()
-    found = _OF_THE_WEB.get(plain) or aliases.get(plain, plain)
+    found = _WEB_NAMES.get(plain) or aliases.get(plain, plain)
     return found if found in CHARSETS else _FALLBACK
 
 
 def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
-    """Return bytes as text; what does not decode becomes U+FFFD.
-
-    Args:
-        data: The bytes.
-        charset: A charset's name, from wherever it came; an unknown or unwanted one means UTF-8.
-        is_truncated: A character that the end cuts in two is dropped, and not shown as damage.
-    """
+    """Decode bytes; invalid bytes become U+FFFD. If `is_truncated`, a character that the end cuts in two is dropped."""
     codec = codec_of(charset)
     if codec in _MARKED and not data.startswith(_MARKED[codec]):
         codec = f"{codec}_le"  # as browsers do
@@ -152,280 +372,3 @@ def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
     if not is_truncated:
         pieces.append(decoder.decode(b"", True))  # noqa: FBT003  codecs takes it by position
     return "".join(pieces)
-
-
-CONNECT_TIMEOUT_S = 10.0
-_MAX_REDIRECTS = 10
-#: a name, already in its ASCII form, or an address
-_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")
-#: what stays as it is in the path and the query of a URL: escapes, and what has a meaning there
-_URL_SAFE = "%!#$&'()*+,/:;=?@[]~"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
-#: Largest head of an answer, and its most fields.
-_MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
-#: Pieces that a body may come in: each costs far more than its bytes, and a server may send every byte alone.
-_MAX_PIECES = 100_000
-#: Longest text of a failure; it may quote what a server or a model wrote.
-_LONGEST_REASON = 300
-
-
-class RequestFailedError(Exception):
-    """No answer came, or none was asked for; the text is fit for a model and names no key."""
-
-
-class _JudgedAddresses(AbstractResolver):
-    """Resolves every name to the same addresses: those that were judged."""
-
-    def __init__(self, addresses: Sequence[ResolveResult]) -> None:
-        self._addresses = list(addresses)
-
-    async def resolve(
-        self,
-        host: str,  # noqa: ARG002  the library's signature
-        port: int = 0,  # noqa: ARG002
-        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002
-    ) -> list[ResolveResult]:
-        """Return the addresses."""
-        return self._addresses
-
-    async def close(self) -> None:
-        """Do nothing: it holds nothing open."""
-
-
-async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequence[ResolveResult]:
-    """Return the addresses of a host, each judged; connect to these and to no other.
-
-    Raises:
-        RequestFailedError: the name is unknown, or any of its addresses is refused.
-    """
-    try:
-        found = await threads.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise RequestFailedError(f"cannot resolve host '{host}'") from error
-    addresses = {
-        str(address[0]): ResolveResult(
-            hostname=host, host=str(address[0]), port=port, family=family, proto=proto, flags=socket.AI_NUMERICHOST
-        )
-        for family, _, proto, _, address in reversed(found)
-    }
-    if not allow_private_hosts:
-        for address in addresses:
-            if (word := refusal_of(address)) is not None:
-                raise RequestFailedError(f"host '{host}' is refused: {address} is a {word} address")
-    return tuple(reversed(addresses.values()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebAnswer:
-    """What a server said."""
-
-    status: int
-    #: names in lower case
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
-    #: the body was longer than asked for; `body` is its beginning
-    is_truncated: bool
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the status is one of the 2xx."""
-        return self.status // 100 == 2  # noqa: PLR2004  the class of the status
-
-    def text(self, *, default_encoding: str = "utf-8") -> str:
-        """Return the body as text, by the charset that the server names; not on the event loop, it may be long.
-
-        Only charsets of a short list are used (`charsets.CHARSETS`), any other name means UTF-8; what does not decode
-        becomes U+FFFD. A character that the limit cuts in two is dropped.
-        """
-        named = _CHARSET.search(self.headers.get("content-type", ""))
-        return decode(self.body, named[1] if named else default_encoding, is_truncated=self.is_truncated)
-
-
-async def exchange(
-    method: str,
-    url: str,
-    *,
-    headers: Mapping[str, str],
-    body: bytes = b"",
-    max_bytes: int,
-    timeout_s: float,
-    allow_private_hosts: bool = True,
-) -> WebAnswer:
-    """Send one request and return its answer; redirects are answers like any other.
-
-    Args:
-        method: HTTP method.
-        url: Where to; http or https.
-        headers: Sent as they are; without an `Accept-Encoding` of their own, gzip and deflate are asked for.
-        body: Sent as it is.
-        max_bytes: At most that much of the answer's body is read, counted unpacked.
-        timeout_s: For the whole exchange; connecting alone may take 10 s of it.
-        allow_private_hosts: Reach also addresses that are not public.
-
-    Raises:
-        RequestFailedError: no answer came in time, it cannot be unpacked or exceeds a limit, or the URL is none, or
-            leads to an address that is refused.
-    """
-    await threads.run(_tls)  # the first time takes long enough to be worth a thread
-    try:
-        async with asyncio.timeout(timeout_s):
-            target = _checked_url(url)
-            name = target.raw_host or ""
-            addresses = await _resolve(name, target.port or 0, allow_private_hosts=allow_private_hosts)
-            sent = {
-                "host": target.raw_authority,
-                "accept-encoding": ACCEPTED_CODINGS,
-                **{name.lower(): value for name, value in headers.items()},
-            }
-            if name.replace(".", "").isdigit() or ":" in name:
-                # an address, maybe in an unusual form: such names are never resolved by the library
-                target = target.with_host(addresses[0]["host"])
-            async with (
-                _session(addresses) as session,
-                session.request(
-                    method, target, headers=sent, data=body or None, server_hostname=name, allow_redirects=False
-                ) as response,
-            ):
-                answered = _checked_head(response)
-                read = await _read_body(response, answered, max_bytes=max_bytes)
-    except aiohttp.ConnectionTimeoutError:
-        raise RequestFailedError("timed out") from None
-    except TimeoutError:
-        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
-    except (aiohttp.ClientError, UnpackingError, OSError, ValueError) as error:
-        raise RequestFailedError(_reason(error)) from None
-    return WebAnswer(
-        status=response.status, headers=answered, body=bytes(read[:max_bytes]), is_truncated=len(read) > max_bytes
-    )
-
-
-async def fetch(
-    url: str, *, headers: Mapping[str, str], max_bytes: int, timeout_s: float, allow_private_hosts: bool
-) -> WebAnswer:
-    """GET a page, following redirects, every hop judged (S-BIT-43, S-BIT-44).
-
-    Raises:
-        RequestFailedError: a hop is refused or fails, there are too many, or time is up.
-    """
-    here = url.strip()
-    try:
-        async with asyncio.timeout(timeout_s):
-            for _ in range(_MAX_REDIRECTS + 1):
-                answer = await exchange(
-                    "GET",
-                    here,
-                    headers=headers,
-                    max_bytes=max_bytes,
-                    timeout_s=timeout_s,
-                    allow_private_hosts=allow_private_hosts,
-                )
-                location = answer.headers.get("location")
-                if answer.status not in _REDIRECTS or location is None:
-                    return answer
-                here = urljoin(here, location)
-    except TimeoutError:
-        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
-    except ValueError as error:
-        raise RequestFailedError(_reason(error)) from None
-    raise RequestFailedError(f"more than {_MAX_REDIRECTS} redirects")
-
-
-def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
-    """Return a session for one request: nothing of the environment, nothing unpacked, and no other address."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(resolver=_JudgedAddresses(addresses), use_dns_cache=False, ssl=_tls()),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
-        max_line_size=_MAX_HEAD_BYTES,
-        max_field_size=_MAX_HEAD_BYTES,
-        max_headers=_MAX_HEAD_FIELDS,
-    )
-
-
-def _checked_head(response: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return the answer's header fields, names in lower case.
-
-    Raises:
-        RequestFailedError: there are too many, or they are too long.
-    """
-    fields = response.raw_headers
-    if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
-        raise RequestFailedError(
-            f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
-        )
-    return {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
-
-
-async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
-    """Return the unpacked body, up to one piece more than is wanted.
-
-    Others have their turn after each small piece, and the time limit may strike there.
-
-    Raises:
-        RequestFailedError: it comes in too many pieces.
-        UnpackingError: it cannot be unpacked, or not within its limits.
-    """
-    unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
-    read = bytearray()
-    count = 0
-    async for chunk, _ in response.content.iter_chunks():
-        count += 1
-        if count > _MAX_PIECES:
-            raise RequestFailedError(f"the answer comes in more than {_MAX_PIECES} pieces")
-        await asyncio.sleep(0)
-        for piece in unpacker.feed(chunk):
-            read += piece
-            if len(read) > max_bytes:
-                return read
-            await asyncio.sleep(0)
-    unpacker.finish()
-    return read
-
-
-def _checked_url(url: str) -> URL:
-    """Return a URL as it is sent: host in ASCII, path and query escaped where they must be, no user and no fragment.
-
-    Raises:
-        RequestFailedError: it names no host, or no page of the web.
-        ValueError: it is no URL.
-    """
-    parts = urlsplit(url.strip())
-    if _CONTROL.search(url.strip()):
-        raise RequestFailedError("the URL holds a control character")
-    if parts.scheme not in {"http", "https"}:
-        raise RequestFailedError(f"only http and https are supported, got: '{parts.scheme or url}'")
-    if not parts.hostname:
-        raise RequestFailedError("the URL names no host")
-    if parts.port == 0:
-        raise RequestFailedError("there is no port 0")
-    named = URL.build(scheme=parts.scheme, host=parts.hostname, port=parts.port)
-    if not _HOST.fullmatch(named.raw_host or ""):
-        raise RequestFailedError("the URL's host is malformed")
-    path, query = (
-        quote(_STRAY_PERCENT.sub("%25", part), safe=_URL_SAFE, errors="surrogateescape")  # as headers are read
-        for part in (parts.path, parts.query)
-    )
-    return URL(f"{named.scheme}://{named.raw_authority}{path or '/'}{'?' if query else ''}{query}", encoded=True)
-
-
-def _reason(error: Exception) -> str:
-    """Return why it failed; what the library says of an answer or of a request may quote URL and headers."""
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "the answer is not valid HTTP, or its head is too long"
-    if isinstance(error, aiohttp.InvalidURL):
-        return "the request is not valid HTTP"
-    if flaw := tls_flaw(error):
-        return flaw
-    text = message_of(error)
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Return one context for the process: loading the certificate authorities takes longer than a request."""
-    return ssl.create_default_context()

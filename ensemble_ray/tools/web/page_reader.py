@@ -1,9 +1,4 @@
-"""Has the words of a page found in a process of its own. Package: built-in tools. In: HTML of a stranger; out: its text.
-
-The process is held to a processor time, a memory and a time, and is killed with its call; it gets no environment but the
-way to its modules, so no key is in reach of a page that breaks the parser.
-Never: a process that outlives its call.
-"""
+"""Extract the text of a page in another process, within limits of processor time, memory and time."""
 
 from __future__ import annotations
 
@@ -18,35 +13,28 @@ from weakref import WeakKeyDictionary
 from ensemble_ray.errors import message_of
 
 _PROGRAM = Path(__file__).with_name("page_text.py")
-#: A page of five megabytes takes about one second of a processor, and 300 MB.
+#: A page of 5 MB takes about 1 s of processor time and 300 MB of memory.
 _CPU_S = 10
 _MEMORY_BYTES = 1 << 30
-#: of the process, on a machine that has no processor to spare
+#: Wall-clock limit of the process, for a machine under full load.
 _TIME_S = 60.0
-#: pages of one event loop that are parsed at once; each may take its whole memory
+#: Concurrent processes per event loop; each may use all of its memory.
 _AT_ONCE = min(4, os.cpu_count() or 1)
-#: all of this process's environment that the other one gets, beside the way to modules
+#: Environment of the process, together with the module path. It contains no API keys: a page may attack the parser.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PATH", "SYSTEMROOT")
-#: how it ends when its processor time is over; on systems without that limit it never does
+#: Exit code after the limit of processor time; systems without that limit never return it.
 _OVER_TIME = -int(getattr(signal, "SIGXCPU", 0))
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class PageError(Exception):
-    """The words of the page were not found; the text is fit for a model."""
+    """The page could not be parsed. The model reads the text."""
 
 
 async def read_page(html: str | bytes, *, most_characters: int) -> str:
-    """Return the words of a page's body (`page_text`), cut to so many characters.
-
-    Args:
-        html: The page; bytes are UTF-8.
-        most_characters: How much of its text is wanted.
-
-    Raises:
-        PageError: the parser needs more time or memory than a page may cost, or it ended unexpectedly.
-    """
+    """Return at most that many characters of the words of a page's body (`page_text`); bytes are UTF-8."""
     data = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
         try:
             process = await asyncio.create_subprocess_exec(
@@ -55,7 +43,7 @@ async def read_page(html: str | bytes, *, most_characters: int) -> str:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env=_environment(),
+                env={**kept, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
             )
         except OSError as error:
             raise PageError(f"the HTML parser cannot be started: {message_of(error)}") from error
@@ -69,19 +57,9 @@ async def read_page(html: str | bytes, *, most_characters: int) -> str:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+    if process.returncode == _OVER_TIME and _OVER_TIME:
+        raise PageError(f"its HTML takes more than {_CPU_S} s of processor time to parse")
     if process.returncode:
-        raise PageError(_reason(process.returncode))
+        limit = f"at most {_MEMORY_BYTES >> 20} MiB"
+        raise PageError(f"the HTML parser ended unexpectedly, because of memory ({limit}) or an internal error")
     return text.decode("utf-8")
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-
-
-def _reason(code: int) -> str:
-    if code == _OVER_TIME:
-        return f"its HTML takes more than {_CPU_S} s of processor time to parse"
-    return (
-        f"the HTML parser ended unexpectedly, of memory (at most {_MEMORY_BYTES >> 20} MiB) or of an error of its own"
-    )

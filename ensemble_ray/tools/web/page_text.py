@@ -1,10 +1,9 @@
-"""The words of a page's body. Package: built-in tools. In: HTML; out: text. Pure.
+"""Extract the text of an HTML page. This file is also a program that `page_reader.py` starts.
 
-This file is also a program: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES` reads a page in UTF-8 from standard input
-and writes that many characters of its text at most. Parsing is C code that nothing in its process can stop, and a
-page may be made so that it takes hours (a million open elements: each new one is compared with all of them); a
-process can be killed, and the system holds it to its limits. It imports the parser alone, so it starts in a tenth of
-a second; that is why nothing of this package is imported here.
+Usage: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES`. It reads a page in UTF-8 from standard input and writes at most
+that many characters of its text. A malicious page can take hours to parse (the parser compares each new element with
+all open ones, and there may be a million), and the parser is C code that its own process cannot stop. Another process can
+be killed, and the system enforces its limits. It imports no module of this package, to start in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-#: whole elements that hold no words of the page (S-BIT-41)
+#: elements without text of the page (S-BIT-41)
 _REMOVED = frozenset({"script", "style", "nav", "footer", "header"})
-#: elements that run on in the line; around every other one there is a gap between words
+#: elements within a line; every other element separates words
 _INLINE = frozenset(
     {
         *("a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
@@ -29,10 +28,9 @@ _INLINE = frozenset(
 
 
 def page_text(html: str) -> str:
-    """Return the words of a page's body, one space between them; "" where there is no body (S-BIT-41).
+    """Return the words of a page's body, separated by single spaces; "" without a body (S-BIT-41).
 
-    Words of neighbouring blocks are kept apart, a word that inline markup divides stays whole. It takes as long as the
-    page is made to take: call it for a page of a stranger only in a process that can be killed.
+    Its time depends on the page: use `read_page` for pages from the web.
     """
     from selectolax.lexbor import LexborHTMLParser
 
@@ -40,7 +38,7 @@ def page_text(html: str) -> str:
     if body is None:
         return ""
     pieces: list[str] = []
-    # a stack of our own: pages nest deeper than Python's
+    # an explicit stack: pages may nest deeper than Python's stack
     pending: list[LexborNode | str] = [body]
     while pending:
         node = pending.pop()
@@ -52,38 +50,29 @@ def page_text(html: str) -> str:
             if node.tag not in _INLINE:
                 pieces.append(" ")
                 pending.append(" ")
-            pending.extend(reversed(_children(node)))
+            pending.extend(reversed(list(node.iter(include_text=True))))
     return " ".join("".join(pieces).split())
 
 
-def _children(node: LexborNode) -> list[LexborNode]:
-    found: list[LexborNode] = []
-    child = node.first_child
-    while child is not None:
-        found.append(child)
-        child = child.next
-    return found
-
-
-def _hold_to(cpu_s: int, memory_bytes: int) -> None:
-    """Let the system end this process when it takes more; where it cannot, its starter ends it."""
+def _limit_resources(cpu_s: int, memory_bytes: int) -> None:
+    """Set the limits of this process. On systems without them, the time limit of `page_reader.py` remains."""
     with contextlib.suppress(ImportError):
         import resource
 
         for kind, soft, hard in (
             (resource.RLIMIT_CORE, 0, 0),
-            # the second one later, so that the first one's signal says what it was
+            # the hard limit is later, so that the signal of the soft limit shows the reason
             (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
             (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         ):
-            # a limit that is stricter already stays
+            # a stricter limit remains
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(kind, (soft, hard))
 
 
 def _main() -> None:
     most, cpu_s, memory_bytes = (int(argument) for argument in sys.argv[1:])
-    _hold_to(cpu_s, memory_bytes)
+    _limit_resources(cpu_s, memory_bytes)
     text = page_text(sys.stdin.buffer.read().decode("utf-8", "replace"))
     sys.stdout.buffer.write(text[:most].encode("utf-8", "replace"))
 

@@ -177,5 +177,5 @@ def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, m
     monkeypatch.setattr("ensemble_ray.access.keys._MOST_KEYS", 1)
     file = KeyFile(tmp_path)
     file.add(made()[1])
-    with pytest.raises(ValidationError, match="no more than 1"):
+    with pytest.raises(ValidationError, match="the limit is 1"):
         file.add(dataclasses.replace(made()[1], name="ben"))

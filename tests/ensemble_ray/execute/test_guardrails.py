@@ -12,7 +12,7 @@ from ensemble_ray import (
     GuardrailViolationError,
     TaskOutput,
 )
-from ensemble_ray.execute.guardrails import check_verdict, violation_of
+from ensemble_ray.execute.guardrails import check_verdict
 
 FACTS = TaskOutput(
     raw="Five facts",
@@ -75,13 +75,7 @@ def test_verdict_passes_when_it_is_one() -> None:
 @pytest.mark.parametrize(("kind", "word"), [(GuardrailType.INPUT, "INPUT"), (GuardrailType.OUTPUT, "OUTPUT")])
 def test_failure_becomes_an_error_when_a_guardrail_says_no(kind: GuardrailType, word: str) -> None:
     """S-GRD-7, S-ERR-17: text and fields."""
-    error = violation_of(GuardrailResult.failure("too long"), kind, task_description="Write", agent_role="Writer")
-    assert isinstance(error, GuardrailViolationError)
+    error = GuardrailViolationError(kind, "too long", "Write", "Writer")
     assert str(error) == f"{word} guardrail violation on agent 'Writer' task 'Write': too long"
     assert error.guardrail_type == kind == word.lower()
     assert (error.violation_message, error.task_description, error.agent_role) == ("too long", "Write", "Writer")
-
-
-def test_success_becomes_no_error() -> None:
-    """S-GRD-7: only a failure does."""
-    assert violation_of(GuardrailResult.success(), GuardrailType.INPUT, task_description="W", agent_role="W") is None

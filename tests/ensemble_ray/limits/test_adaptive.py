@@ -18,14 +18,14 @@ def lowered(sent: int) -> AdaptiveLimit:
 def test_any_number_may_go_when_nothing_was_refused() -> None:
     """S-DUR-65: there is no limit from the start."""
     limit = AdaptiveLimit()
-    assert limit.is_calm
-    assert limit.lets_in(10_000)
+    assert limit.limit is None
+    assert limit.allows(10_000)
 
 
 def test_the_calls_on_their_way_are_halved_when_one_is_refused() -> None:
     """S-DUR-65: at least 1."""
     assert [lowered(sent).limit for sent in (64, 7, 2, 1)] == [32, 3, 1, 1]
-    assert [lowered(64).lets_in(sent) for sent in (31, 32)] == [True, False]
+    assert [lowered(64).allows(sent) for sent in (31, 32)] == [True, False]
 
 
 def test_the_limit_is_lowered_once_when_a_whole_crowd_is_refused() -> None:
@@ -55,28 +55,28 @@ def test_the_limit_is_lifted_when_it_hinders_nobody() -> None:
     assert limit.limit == 2
     limit.record_answer(wanted=2)
     limit.record_answer(wanted=2)
-    assert limit.is_calm
+    assert limit.limit is None
     limit.record_answer(wanted=0)
-    assert limit.is_calm
+    assert limit.limit is None
 
 
 def test_the_calls_here_are_halved_when_another_process_was_refused() -> None:
     """S-DUR-65: in every process; once for a crowd that is spread over them."""
     limit = AdaptiveLimit()
-    limit.refused_elsewhere(8)
+    limit.record_remote_refusal(8)
     assert limit.limit == 4
-    limit.refused_elsewhere(4)
+    limit.record_remote_refusal(4)
     assert limit.limit == 4
     limit.record_answer(wanted=9)
-    limit.refused_elsewhere(4)
+    limit.record_remote_refusal(4)
     assert limit.limit == 2
 
 
 def test_nothing_is_limited_when_no_call_is_on_its_way_here() -> None:
     """S-DUR-65: there is nothing to halve."""
     limit = AdaptiveLimit()
-    limit.refused_elsewhere(0)
-    assert limit.is_calm
+    limit.record_remote_refusal(0)
+    assert limit.limit is None
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["refused", "elsewhere", "answered"]), st.integers(1, 100))))
@@ -91,10 +91,10 @@ def test_some_call_may_always_go_when_anything_happened(steps: list[tuple[str, i
                 assert limit.limit is not None
                 assert limit.limit <= max(1, number // 2)
             case "elsewhere":
-                limit.refused_elsewhere(number)
+                limit.record_remote_refusal(number)
             case _:
                 limit.record_answer(wanted=number)
                 assert before is None or limit.limit in {before, before + 1, None}
-        assert limit.lets_in(0)
+        assert limit.allows(0)
         if before is not None and limit.limit is not None and kind != "answered":
             assert limit.limit <= before

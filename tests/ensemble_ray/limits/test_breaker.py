@@ -93,11 +93,11 @@ def test_the_wait_doubles_up_to_a_minute_when_probes_fail() -> None:
     assert breaker.last_failure == "HTTP 502"
 
 
-def test_the_next_call_probes_when_a_probe_left_without_an_answer() -> None:
+def test_the_next_call_probes_when_a_cancel_probe_without_an_answer() -> None:
     """S-DUR-64: as when it was cancelled."""
     breaker = opened()
     assert breaker.enter(5.0) is CallAdmission.PROBE
-    breaker.probe_left()
+    breaker.cancel_probe()
     assert breaker.enter(5.0) is CallAdmission.PROBE
 
 
@@ -113,7 +113,7 @@ def test_an_answer_closes_the_breaker_when_its_call_was_sent_before_it_opened() 
 def test_no_probe_goes_when_another_process_has_sent_one() -> None:
     """S-DUR-64: for a minute at most, should that process be dead."""
     breaker = opened()
-    breaker.probed_elsewhere(5.0)
+    breaker.record_remote_probe(5.0)
     assert breaker.enter(64.9) is CallAdmission.WAIT
     assert breaker.enter(65.0) is CallAdmission.PROBE
 
@@ -121,7 +121,7 @@ def test_no_probe_goes_when_another_process_has_sent_one() -> None:
 def test_nothing_waits_when_another_process_probes_an_endpoint_that_is_well_here() -> None:
     """S-DUR-64: news of a breaker that closed meanwhile."""
     breaker = Breaker()
-    breaker.probed_elsewhere(5.0)
+    breaker.record_remote_probe(5.0)
     assert breaker.enter(5.0) is CallAdmission.GO
 
 
@@ -167,7 +167,7 @@ class AnyLife(RuleBasedStateMachine):
     def the_probe_leaves(self) -> None:
         if self.probes:
             self.probes = 0
-            self.breaker.probe_left()
+            self.breaker.cancel_probe()
 
     @rule()
     def a_call_is_answered(self) -> None:
@@ -177,7 +177,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule()
     def a_probe_goes_elsewhere(self) -> None:
-        self.breaker.probed_elsewhere(self.at)
+        self.breaker.record_remote_probe(self.at)
 
     @invariant()
     def at_most_one_probe_goes(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import CostConfiguration, IllegalStateError
-from ensemble_ray.llm.limits.budget import Budget, Go, Refuse
+from ensemble_ray.llm.limits.budget import Budget, Proceed, Refuse
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget, price
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
@@ -28,8 +28,8 @@ def budget_of(max_tokens: int, spent: int = 0) -> Budget:
 def test_request_goes_when_its_estimate_fits() -> None:
     """S-BUD-2, S-BUD-3: it is reserved; the last token may be used."""
     budget = budget_of(100)
-    assert budget.ask("a", tokens(60)) == [Go("a")]
-    assert budget.ask("b", tokens(40)) == [Go("b")]
+    assert budget.ask("a", tokens(60)) == [Proceed("a")]
+    assert budget.ask("b", tokens(40)) == [Proceed("b")]
     assert (budget.reserved, budget.spent) == (tokens(100), NOTHING)
 
 
@@ -40,7 +40,7 @@ def test_requests_wait_in_order_when_the_first_does_not_fit() -> None:
     assert budget.ask("large", tokens(50)) == []
     assert budget.ask("small", tokens(10)) == []
     assert budget.waiting == ("large", "small")
-    assert budget.charge("a", tokens(30)) == [Go("large"), Go("small")]
+    assert budget.charge("a", tokens(30)) == [Proceed("large"), Proceed("small")]
     assert (budget.spent, budget.reserved) == (tokens(30), tokens(60))
 
 
@@ -65,7 +65,7 @@ def test_reservation_is_given_back_when_a_request_failed() -> None:
     budget = budget_of(100)
     budget.ask("a", tokens(100))
     budget.ask("b", tokens(100))
-    assert budget.charge("a") == [Go("b")]
+    assert budget.charge("a") == [Proceed("b")]
     assert budget.spent == NOTHING
 
 
@@ -75,7 +75,7 @@ def test_waiter_that_leaves_lets_the_next_one_go() -> None:
     budget.ask("a", tokens(60))
     budget.ask("large", tokens(50))
     budget.ask("small", tokens(40))
-    assert budget.charge("large") == [Go("small")]
+    assert budget.charge("large") == [Proceed("small")]
 
 
 def test_reservations_are_free_when_their_process_is_gone() -> None:
@@ -86,14 +86,14 @@ def test_reservations_are_free_when_their_process_is_gone() -> None:
     budget.ask("b", tokens(80), "one")
     budget.ask("c", tokens(80), "one")
     budget.ask("d", tokens(70), "two")
-    assert budget.leave("one") == [Go("d")]
+    assert budget.release("one") == [Proceed("d")]
     assert (budget.spent, budget.in_flight) == (tokens(20), ("d",))
 
 
 def test_request_that_is_asked_for_twice_is_reserved_once() -> None:
     """S-BUD-8: a message may come again."""
     budget = budget_of(100)
-    assert budget.ask("a", tokens(60)) == budget.ask("a", tokens(60)) == [Go("a")]
+    assert budget.ask("a", tokens(60)) == budget.ask("a", tokens(60)) == [Proceed("a")]
     assert budget.ask("b", tokens(60)) == budget.ask("b", tokens(60)) == []
     assert (budget.reserved, budget.waiting) == (tokens(60), ("b",))
 
@@ -101,7 +101,7 @@ def test_request_that_is_asked_for_twice_is_reserved_once() -> None:
 def test_what_was_spent_before_counts() -> None:
     """S-BUD-6: of a run that goes on."""
     budget = budget_of(100, spent=90)
-    assert budget.ask("a", tokens(10)) == [Go("a")]
+    assert budget.ask("a", tokens(10)) == [Proceed("a")]
     assert budget_of(100, spent=90).ask("a", tokens(11)) == [Refuse("a", tokens(11))]
 
 
@@ -110,7 +110,7 @@ def test_money_and_tokens_are_limited_each_by_itself() -> None:
     limit = RunBudget(max_tokens=100, max_cost=100)
     assert Budget(limit).ask("a", Amount(100, 101)) == [Refuse("a", Amount(100, 101))]
     assert Budget(limit).ask("a", Amount(101, 100)) == [Refuse("a", Amount(101, 100))]
-    assert Budget(limit).ask("a", Amount(100, 100)) == [Go("a")]
+    assert Budget(limit).ask("a", Amount(100, 100)) == [Proceed("a")]
 
 
 def test_what_is_in_flight_elsewhere_is_taken_over_whether_it_fits_or_not() -> None:
@@ -118,7 +118,7 @@ def test_what_is_in_flight_elsewhere_is_taken_over_whether_it_fits_or_not() -> N
     budget = budget_of(100)
     budget.restate(tokens(70), {"a": tokens(40)}, "one")
     assert budget.ask("b", tokens(20), "two") == []
-    assert budget.charge("a", tokens(5)) == [Go("b")]
+    assert budget.charge("a", tokens(5)) == [Proceed("b")]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_invariants_are_watched() -> None:
     """The check of the other tests finds what is wrong."""
     budget = budget_of(100)
     budget.ask("a", tokens(60))
-    budget._reserved = tokens(1)
+    budget.reserved = tokens(1)
     with pytest.raises(IllegalStateError, match="reserved amounts are miscounted"):
         budget.validate()
 
@@ -191,10 +191,10 @@ class Play:
     refused: list[str] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
 
-    def heard(self, verdicts: list[Go | Refuse]) -> None:
+    def heard(self, verdicts: list[Proceed | Refuse]) -> None:
         was_exhausted = bool(self.refused)
         for verdict in verdicts:
-            (self.went if isinstance(verdict, Go) else self.refused).append(verdict.claim)
+            (self.went if isinstance(verdict, Proceed) else self.refused).append(verdict.claim)
         if self.refused and not was_exhausted:
             # Nothing was in flight, and the first that waited did not fit.
             assert not self.budget.in_flight
@@ -224,7 +224,7 @@ def _played(limit: int, steps: list[tuple[str, int, object]]) -> Play:
             play.heard(budget.ask(name, tokens(number), str(more)))
         elif kind == "leave":
             play.left |= set(budget.waiting)
-            play.heard(budget.leave(str(more)))
+            play.heard(budget.release(str(more)))
             play.left -= {*budget.waiting, *play.went, *play.refused}
         elif budget.in_flight:
             claim = budget.in_flight[number % len(budget.in_flight)]

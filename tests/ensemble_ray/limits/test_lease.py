@@ -92,7 +92,7 @@ def test_stock_leases_nothing_when_calls_are_far_apart() -> None:
     for number in range(5):
         at = number * 2 * LEASE_S
         assert stock.claim(at) is None
-        assert stock.want(at) == 1
+        assert stock.permits_to_request(at) == 1
 
 
 def test_stock_wants_more_when_calls_follow_quickly() -> None:
@@ -102,7 +102,7 @@ def test_stock_wants_more_when_calls_follow_quickly() -> None:
     for number in range(2 * MOST_WANTED):
         at = number * LEASE_S / 1000
         stock.claim(at)
-        wanted.append(stock.want(at))
+        wanted.append(stock.permits_to_request(at))
     assert wanted[:3] == [1, 2, 3]
     assert max(wanted) == wanted[-1] == MOST_WANTED
 
@@ -113,7 +113,7 @@ def test_stock_wants_one_when_others_wait_at_the_limiter() -> None:
     stock.claim(0.0)
     stock.claim(0.0)
     stock.asking = 1
-    assert stock.want(0.0) == 1
+    assert stock.permits_to_request(0.0) == 1
 
 
 def test_stock_gives_nothing_when_somebody_waits_at_the_limiter() -> None:

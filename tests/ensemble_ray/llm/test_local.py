@@ -169,7 +169,7 @@ def test_what_one_writes_the_next_reads_when_the_record_is_unlocked(tmp_path: Pa
     assert file.stat().st_mode & 0o077 == 0, "the file holds the server's key"
     with locked_record(file) as record:
         assert record.is_serving
-        record.forget_dead()
+        record.remove_dead()
         assert record.holders == [here]
         record.remove(here)
         record.clear_server()

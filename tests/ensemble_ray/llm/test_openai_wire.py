@@ -254,9 +254,9 @@ def test_reasoning_is_read_in_all_the_forms_of_endpoints(
     assert (found.reasoning, found.text, found.usage) == (reasoning, text, TokenUsage(1, 5, 3))
     assembler = StreamAssembler()
     fragment = assembler.feed(chunk(message))
-    assert (assembler.thought or None, fragment) == (reasoning, text)
+    assert (assembler.reasoning_fragment or None, fragment) == (reasoning, text)
     assembler.feed(chunk({}))
-    assert assembler.thought == ""
+    assert assembler.reasoning_fragment == ""
     whole = assembler.finish()
     assert (whole.reasoning, whole.text) == (reasoning, text)
 
@@ -402,7 +402,7 @@ def test_a_message_at_the_end_adds_only_what_no_piece_had() -> None:
     assembler = StreamAssembler()
     assembler.feed(chunk({"reasoning": "think"}))
     assembler.feed({"choices": [{"message": {"content": "hi", "reasoning_content": "think"}}]})
-    assert (assembler.finish().reasoning, assembler.thought) == ("think", "")
+    assert (assembler.finish().reasoning, assembler.reasoning_fragment) == ("think", "")
 
 
 @pytest.mark.parametrize("data", [b'{"type": "ping"}', b"{}", b"null", b"[DONE]", b'{"choices": []}'])
@@ -411,7 +411,7 @@ def test_a_thought_is_sent_once_when_an_event_without_one_follows(data: bytes) -
     assembler = StreamAssembler()
     assembler.feed(chunk({"reasoning_content": "think"}))
     assembler.feed_data(data)
-    assert assembler.thought == ""
+    assert assembler.reasoning_fragment == ""
 
 
 def test_one_answer_is_read_when_the_request_asked_for_several() -> None:

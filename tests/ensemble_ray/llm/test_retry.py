@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.llm.failures import backoff_s, delay_before_retry, is_worth_repeating, patience_asked_s
+from ensemble_ray.llm.failures import backoff_s, delay_before_retry, is_retriable, patience_asked_s
 
 
 def delay(status: int | None, *, attempt: int = 1, retry_after: str | None = None, jitter: float = 0.0) -> float | None:
@@ -24,7 +24,7 @@ def test_a_call_is_repeated_when_another_attempt_may_help(status: int | None) ->
 def test_a_call_is_not_repeated_when_it_would_be_refused_again(status: int) -> None:
     """S-SET-10, S-DUR-61: a wrong key stays wrong."""
     assert delay(status) is None
-    assert not is_worth_repeating(status)
+    assert not is_retriable(status)
 
 
 def test_the_delay_doubles_up_to_its_bound_when_attempts_go_on() -> None:

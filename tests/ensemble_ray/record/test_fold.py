@@ -319,7 +319,7 @@ def test_parsed_output_stays_data_when_it_does_not_fit_its_type(caplog: pytest.L
     with caplog.at_level("WARNING", logger="ensemble_ray"):
         (given,) = fold_output([in_json_form(each) for each in facts], output_types={"read": Report}).task_outputs
     assert given.parsed_output == {"title": 1}
-    assert "The recorded output of task 'Read Ray' is no Report any more" in caplog.text
+    assert "The recorded output of task 'Read Ray' no longer fits Report" in caplog.text
 
 
 @pytest.mark.parametrize(

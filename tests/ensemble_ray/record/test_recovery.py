@@ -278,7 +278,7 @@ def test_output_stays_data_with_a_warning_when_nothing_fits_its_type(caplog: pyt
     with caplog.at_level(logging.WARNING, logger="ensemble_ray"):
         given = typed_output(data, Report)
     assert given.parsed_output == {"name": "old"}
-    assert "The recorded output of task 'Read Ray' is no Report any more" in caplog.text
+    assert "The recorded output of task 'Read Ray' no longer fits Report" in caplog.text
 
 
 def test_output_that_is_none_is_damage() -> None:

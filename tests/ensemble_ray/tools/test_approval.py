@@ -261,7 +261,7 @@ async def test_a_question_without_anybody_to_ask(caplog: pytest.LogCaptureFixtur
         result = await called(HumanInputTool(), "Go on?", None)
     assert result.output == "No reviewer is available. Please proceed with your best judgment."
     assert [each.getMessage() for each in caplog.records] == [
-        "Tool 'human_input' has nobody to ask: the run has no review_handler"
+        "Tool 'human_input' cannot ask a person: the run has no review_handler"
     ]
 
 

@@ -64,7 +64,7 @@ def test_error_says_so_when_something_cannot_travel() -> None:
         pack(threading.Lock())
     with pytest.raises(CannotTravelError, match="No module named 'nowhere'"):
         unpack_reply(call_packed(b"\x80\x04cnowhere\nthing\n.", pack({})))
-    with pytest.raises(TypeError, match="what it returned cannot travel between processes"):
+    with pytest.raises(TypeError, match="its result cannot travel between processes"):
         go(threading.Lock)
 
 

@@ -18,7 +18,7 @@ from ensemble_ray.tools.foreign_schema import (
     normalise_parameters,
     rename_properties,
 )
-from ensemble_ray.tools.mcp.session import mend_listing, tool_names
+from ensemble_ray.tools.mcp.session import repair_listing, tool_names
 
 TEXT = {"type": "string"}
 ANY = {
@@ -279,7 +279,7 @@ def test_one_wrong_tool_hides_no_other(caplog: pytest.LogCaptureFixture) -> None
         "no tool",
     ]
     empty = {"type": "object", "properties": {}}
-    assert mend_listing(tools, "stdio:shop") == [
+    assert repair_listing(tools, "stdio:shop") == [
         fine,
         {"name": "bare", "inputSchema": empty},
         {"name": "null", "inputSchema": empty, "annotations": {"readOnlyHint": True}},

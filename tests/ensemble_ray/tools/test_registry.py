@@ -124,7 +124,7 @@ def test_tool_is_warned_of_once_when_it_tells_the_model_too_little(caplog: pytes
         assert check_tool_entry(bare, 0) is None
         assert check_tool_entry(told, 1) is None
     assert caplog.messages == [
-        "Tool 'bare' has no docstring: the model is not told what it does; no type for query: the model may give anything"
+        "Tool 'bare' has no docstring: the model does not know its purpose; no type for query: the model may pass any value"
     ]
 
 

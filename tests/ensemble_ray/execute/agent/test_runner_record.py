@@ -129,7 +129,7 @@ async def test_unknown_outcome_of_a_runner_fails_the_task(how: str, caplog: pyte
     assert "runner_effect='idempotent'" in str(error)
     assert error.effect == NAME
     assert again.keys == []
-    assert [record.levelname for record in caplog.records if "nobody knows" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "its outcome is unknown" in record.message] == ["WARNING"]
 
 
 async def test_second_asking_that_was_begun_is_unknown_too() -> None:

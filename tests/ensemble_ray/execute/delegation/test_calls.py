@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import DelegationContext
-from ensemble_ray.execute.delegation.decisions import AskedDelegation, manager_tool, peer_tool, read_call
+from ensemble_ray.execute.delegation.decisions import DelegationCall, manager_tool, peer_tool, read_call
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.delegation import Peer
 
@@ -21,7 +21,7 @@ CONTEXT = DelegationContext(peers=[Peer(key=role.lower(), role=role) for role in
 def test_texts_are_taken_as_they_are(field: str) -> None:
     """S-HIER-20, S-DEL-3: also spaces around them, and other fields beside them."""
     text = json.dumps({"agent_role": " writer", field: "\nWrite ", "why": 5})
-    assert read_call(text, field, ROLES) == AskedDelegation(" writer", "\nWrite ")
+    assert read_call(text, field, ROLES) == DelegationCall(" writer", "\nWrite ")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_error_says_what_is_wrong(field: str, arguments: str, start: str) -> Non
 def test_whatever_is_written_is_answered(arguments: str) -> None:
     """S-HIER-80: never an exception; what is taken is never blank."""
     answer = read_call(arguments, "task", ROLES)
-    if isinstance(answer, AskedDelegation):
+    if isinstance(answer, DelegationCall):
         assert answer.agent_role.strip()
         assert answer.task_description.strip()
     else:

@@ -114,7 +114,7 @@ async def test_model_is_told_when_the_outcome_is_unknown(caplog: pytest.LogCaptu
     recorded = (await bench.journal.lookup_recorded("draft#0"))[NAME, "tool_result"]
     assert (recorded.data.to_data()["outcome"], recorded.data.to_data()["text"]) == ("unknown", shown_result(model))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "nobody knows whether it was done" in line
+    assert "its outcome is unknown" in line
 
 
 async def test_unknown_outcome_is_settled_for_good_when_another_house_takes_over() -> None:
@@ -348,7 +348,7 @@ async def test_terminal_is_not_steered_by_what_a_model_wrote(monkeypatch: pytest
         (io.StringIO("d\n"), Terminal(), "no terminal"),
         (Terminal("d\n"), io.StringIO(), "no terminal"),
         (None, Terminal(), "no terminal"),
-        (Terminal(""), Terminal(), "Nobody answered"),
+        (Terminal(""), Terminal(), "The terminal returned no answer"),
     ],
 )
 async def test_task_fails_when_nobody_is_at_the_terminal(
