@@ -1,1 +1,1 @@
-"""Items of a map-reduce on their way in, and what came of them on its way out. Knows no plan and no runtime."""
+"""Items of a map-reduce: their sources, and the files of their results. Independent of plans and runtimes."""

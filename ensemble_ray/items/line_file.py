@@ -1,10 +1,7 @@
-"""A file that takes lines, each whole and each item's once, through kills and resumes.
+"""A file of lines, one per item, that survives kills and resumes.
 
-In: lines with the index of their item. Out: a file that was appended to in whole lines.
-Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one, also
-not where a process that was replaced while it was frozen wakes and appends to the same file. So whoever appends holds the
-file's lock, and first reads what others have appended since.
-Never: work on the event loop; callers are in a thread.
+A torn line is cut off before the first append. An item never gets a second line, even if a frozen and replaced process
+wakes up: a writer holds the file's lock and first reads the lines that other processes appended. The calls block.
 """
 
 from __future__ import annotations
@@ -24,20 +21,20 @@ from ensemble_ray.values.trace import jsonable
 
 try:
     import fcntl
-except ImportError:  # a system without file locks: then only one process may write a file
+except ImportError:  # without file locks, only one process may write a file
     fcntl = None  # type: ignore[assignment]
 
 
 _INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
-#: How much of a file's end is looked at in one go for the last whole line.
+#: Block size of the backward search for the last complete line.
 _TAIL_BYTES = 64 * 1024
-#: How long another process may hold the file, which takes it as long as one write, s.
+#: Longest wait for the lock, s. Another process needs it for one write.
 _PATIENCE_S = 30.0
 _PAUSE_S = 0.001
 
 
 class LineFile:
-    """Appends lines. Any thread may use it."""
+    """Appends lines. Thread-safe."""
 
     def __init__(
         self,
@@ -48,36 +45,36 @@ class LineFile:
         is_resumed: bool = True,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """Open it, made with its folders where it is not there.
+        """Open or create the file and its folders.
 
         Args:
             path: The file.
-            what: What it is, for errors.
-            index_of: Which item a line stands for, None for lines that do not count.
-            is_resumed: Whether lines that are there already are looked at.
-            patience_s: How long another process that holds the file is waited for.
+            what: Its name in errors.
+            index_of: Returns the item of a line, or None for lines that do not count.
+            is_resumed: Whether to read the existing lines.
+            patience_s: Longest wait for another process that holds the file.
 
         Raises:
-            RecordError: it cannot be written.
-            ValidationError: raised by `index_of` for a line that is none.
+            RecordError: The file cannot be written.
+            ValidationError: Raised by `index_of` for an invalid line.
         """
         self._path = path = path.absolute()
         self._what = what
         self._index_of = index_of
         self._patience_s = patience_s
         self._seen = IndexSet()
-        #: how far the file is known
+        #: size of the part whose lines are in `_seen`
         self._indexed_bytes = 0
         self._lock = threading.Lock()
         self._descriptor = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-            with self._turn():
+            with self._locked():
                 self._indexed_bytes = _whole_bytes(path)
                 os.ftruncate(self._descriptor, self._indexed_bytes)
                 if is_resumed:
-                    self._note()
+                    self._read_lines()
         except OSError as error:
             self._close()
             raise self._make_error(error) from error
@@ -85,72 +82,37 @@ class LineFile:
             self._close()
             raise
 
-    def _note(self) -> None:
-        with self._path.open("rb") as file:
-            for line in file:
-                index = self._index_of(line)
-                if index is not None:
-                    self._seen.add(index)
-
-    def _note_since(self, size: int) -> None:
-        """Note what other processes appended since the file was last looked at."""
-        if size > self._indexed_bytes:
-            for line in os.pread(self._descriptor, size - self._indexed_bytes, self._indexed_bytes).splitlines():
-                try:
-                    index = self._index_of(line)
-                except ValidationError:  # no line of ours; who resumes the run is told of it
-                    index = None
-                if index is not None:
-                    self._seen.add(index)
-        self._indexed_bytes = size
-
-    @contextmanager
-    def _turn(self) -> Generator[None]:
-        """Hold the file's lock; the system releases it with the process.
-
-        Raises:
-            RecordError: another process has held it all the time.
-        """
-        if fcntl is None:
-            yield
-            return
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    msg = (
-                        f"{self._what} '{self._path}' cannot be written: another process has held its lock for "
-                        f"{self._patience_s:.0f} s. Is it stopped? Let it go on, or end it"
-                    )
-                    raise RecordError(msg, str(self._path)) from None
-            time.sleep(_PAUSE_S)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
     def __contains__(self, index: int) -> bool:
         return index in self._seen
 
     def append(self, lines: Iterable[tuple[int, Callable[[], bytes]]]) -> None:
-        """Append the lines of those items that have none yet, in one write.
+        """Append, in one write, the lines of the items that have none yet.
 
         Raises:
-            RecordError: they cannot be written; none of them was.
-            IllegalStateError: it is closed.
+            RecordError: The lines cannot be written; none of them was.
+            IllegalStateError: The file is closed.
         """
         with self._lock:
             if self._descriptor < 0:
                 raise IllegalStateError(f"{self._what} '{self._path}' is closed")
-            with self._turn():
+            with self._locked():
                 self._append(lines)
+
+    def close(self) -> None:
+        """Flush the lines to the disk and close the file."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise self._make_error(error) from error
+            finally:
+                self._close()
 
     def _append(self, lines: Iterable[tuple[int, Callable[[], bytes]]]) -> None:
         size = os.fstat(self._descriptor).st_size
-        self._note_since(size)
+        self._read_appended(size)
         new = IndexSet()
         fresh = [(index, line()) for index, line in lines if index not in self._seen and new.add(index)]
         if not fresh:
@@ -165,17 +127,52 @@ class LineFile:
         for index, _ in fresh:
             self._seen.add(index)
 
-    def close(self) -> None:
-        """Close it; its lines are on the disk then."""
-        with self._lock:
-            if self._descriptor < 0:
-                return
+    def _read_lines(self) -> None:
+        with self._path.open("rb") as file:
+            for line in file:
+                index = self._index_of(line)
+                if index is not None:
+                    self._seen.add(index)
+
+    def _read_appended(self, size: int) -> None:
+        """Read the lines that other processes appended since the last look."""
+        if size > self._indexed_bytes:
+            for line in os.pread(self._descriptor, size - self._indexed_bytes, self._indexed_bytes).splitlines():
+                try:
+                    index = self._index_of(line)
+                except ValidationError:  # a foreign line, which the next resume reports
+                    index = None
+                if index is not None:
+                    self._seen.add(index)
+        self._indexed_bytes = size
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Hold the file's lock. The system releases it when the process ends.
+
+        Raises:
+            RecordError: Another process held it all the time.
+        """
+        if fcntl is None:
+            yield
+            return
+        deadline = time.monotonic() + self._patience_s
+        while True:
             try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                raise self._make_error(error) from error
-            finally:
-                self._close()
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    msg = (
+                        f"{self._what} '{self._path}' cannot be written: another process has held its lock for "
+                        f"{self._patience_s:.0f} s. Is it stopped? Resume it, or end it"
+                    )
+                    raise RecordError(msg, str(self._path)) from None
+            time.sleep(_PAUSE_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _close(self) -> None:
         if self._descriptor >= 0:
@@ -187,14 +184,14 @@ class LineFile:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write it all: the system may take less than it gets at once."""
+    """Write all bytes: one `write` may write only a part."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def _whole_bytes(path: Path) -> int:
-    """Return how long the file is up to the end of its last whole line."""
+    """Return the size of the file up to the end of its last complete line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -208,13 +205,13 @@ def _whole_bytes(path: Path) -> int:
 
 
 def index_of_line(line: bytes) -> int | None:
-    """Return the index that a line begins with, as `json_line` writes it; None where it does not."""
+    """Return the index at the beginning of a line that `json_line` wrote, or None."""
     found = _INDEX_FIRST.match(line)
     return int(found[1]) if found and line.rstrip().endswith(b"}") else None
 
 
 def is_carried(value: object) -> bool:
-    """Whether JSON can carry a value as it is."""
+    """Return whether JSON can represent a value unchanged."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -223,30 +220,28 @@ def is_carried(value: object) -> bool:
 
 
 def json_line(row: Mapping[str, object]) -> bytes:
-    """Return a row as a line of JSON; what JSON cannot carry is its text."""
+    """Return a row as a line of JSON. Values without a JSON form become texts."""
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
-        text = json_text({name: value if is_carried(value) else _as_json(value) for name, value in row.items()})
+        text = json_text({name: value if is_carried(value) else _to_json(value) for name, value in row.items()})
     return f"{text}\n".encode()
 
 
-def _as_json(value: object) -> object:
-    """Return the JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
+def _to_json(value: object) -> object:
+    """Return a JSON form of any value. NaN and infinities, which JSON lacks, become texts."""
     return json.loads(json.dumps(jsonable(value)), parse_constant=str)
 
 
 def json_text(value: object) -> str:
-    """Return the JSON text of a value, such as any file can hold.
+    """Return the JSON text of a value, without characters that UTF-8 cannot encode.
 
     Raises:
-        TypeError: JSON cannot carry it.
-        ValueError: the same.
-        RecursionError: the same.
+        TypeError, ValueError, RecursionError: JSON cannot represent the value.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: models cut emoji in two
+    except UnicodeEncodeError:  # a lone surrogate: models cut emoji in two
         return json.dumps(value)
     return text

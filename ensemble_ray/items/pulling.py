@@ -1,9 +1,7 @@
-"""Sources are read here, by no more than was asked for.
+"""Read the items of a source on demand, and compact sets of numbers.
 
-In: a source's iterator. Out: entries, each an item with its index or a line that is no item.
-Rules: one reader advances its source from one thread, or from one task, never two steps at the same time (S-MR-121); a
-source that is slow gives what it has; an error of the source comes after the entries before it (S-MR-123).
-Never: a step that nobody asked for; the event loop blocked by a synchronous source.
+A reader advances its source from one thread or one task, one step at a time, and only for requested items (S-MR-121). A
+slow source yields the items that it has. An error of the source is raised after the items before it (S-MR-123).
 """
 
 from __future__ import annotations
@@ -26,104 +24,98 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 
 _log = bounded_logger(__name__)
-#: How long a source may take to make up the count before what it has is handed over.
+#: How long a pull waits for the requested count before it returns fewer items.
 _GATHER_S = 0.05
-#: How long the end of a run waits for a source that is in the middle of a step.
+#: How long the end of a run waits for a source in the middle of a step.
 _CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedItem:
-    """A line of a file that is no item, or an item that nothing can be made of: a failed item without attempts.
-
-    (S-MR-125, S-MR-171.)
-    """
+    """An invalid line of a file, or an item for which no task can be made: a failed item without attempts (S-MR-125, S-MR-171)."""
 
     index: int
-    #: the line as it stands in the file, or the item's text
+    #: the line as written, or the item's text
     text: str
     error: ValidationError
-    #: what was read; None: a line that is no item
+    #: the item; None: an invalid line
     read: object = None
 
     @property
     def item(self) -> object:
-        """What stands for it among items."""
+        """The item, or the text of an invalid line."""
         return self.text if self.read is None else self.read
 
 
-#: An item with its index, or what is refused.
+#: An index and its item, or a refused one.
 ItemEntry: TypeAlias = tuple[int, object] | RefusedItem
-#: What a synchronous source gives; it is closed where it is left before its end.
+#: The entries of a synchronous source. A reader closes the generator if it stops early.
 Entries: TypeAlias = Generator[ItemEntry, None, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What one pull gave."""
+    """The result of one pull."""
 
     items: Sequence[ItemEntry]
-    #: nothing comes any more; a source may tell so only at the pull after its last item
+    #: the source has ended; it may report this only at the pull after its last item
     is_exhausted: bool
 
 
 class ItemReader(Protocol):
-    """Reads one source from its beginning to its end, on one event loop."""
+    """Reads one source once, on one event loop."""
 
     async def next(self, count: int) -> Pulled:
         """Return the next entries: at most `count`, and at least one unless the source is exhausted.
 
         Raises:
-            Exception: what the source raised, unchanged, after the entries before it were given (S-MR-123).
+            Exception: The error of the source, unchanged, after the entries before it (S-MR-123).
         """
         ...
 
     async def close(self) -> None:
-        """Let the source go; a step that it is in the middle of is left to itself."""
-        ...
+        """Close the source, without waiting for a step in progress to end."""
 
 
 class ListReader:
-    """Reads a sequence in memory; needs no thread."""
+    """Reads a sequence in memory, without a thread."""
 
     def __init__(self, items: Sequence[object]) -> None:
         self._items = items
         self._next = 0
 
     async def next(self, count: int) -> Pulled:
-        """Return the next entries."""
         first, self._next = self._next, min(self._next + count, len(self._items))
         entries = [(index, self._items[index]) for index in range(first, self._next)]
         return Pulled(entries, is_exhausted=self._next == len(self._items))
 
     async def close(self) -> None:
-        """Do nothing: nothing is open."""
+        pass
 
 
 class _PumpedReader(ABC):
-    """A source that somebody else advances, as far as was asked for, while this side waits."""
+    """A reader whose source is advanced by a pump, as far as requested."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._come: deque[ItemEntry] = deque()
+        self._ready: deque[ItemEntry] = deque()
         self._wanted = 0
-        #: the reader has waited long enough and takes the very next entry
+        #: the reader has waited long enough: the next entry ends its wait
         self._is_due = False
         self._is_closed = False
         self._has_ended = False
         self._error: BaseException | None = None
-        self._there = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump: asyncio.Future[None] | None = None
 
     async def next(self, count: int) -> Pulled:
-        """Return the next entries."""
         if self._pump is None:
             self._loop = asyncio.get_running_loop()
             self._pump = asyncio.ensure_future(self._advance())
         with self._lock:
-            self._there.clear()
-            self._wanted, self._is_due = count - len(self._come), False
+            self._arrived.clear()
+            self._wanted, self._is_due = count - len(self._ready), False
             must_wait = self._wanted > 0 and not self._has_ended
         try:
             if must_wait:
@@ -131,31 +123,30 @@ class _PumpedReader(ABC):
                 await self._gather()
         finally:
             with self._lock:
-                self._wanted = 0  # whoever advances stops after the step that it is in
+                self._wanted = 0  # the pump stops after its current step
         return self._pop(count)
 
     async def _gather(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GATHER_S):
-                await self._there.wait()
+                await self._arrived.wait()
         while True:
             with self._lock:
                 self._is_due = True
-                if self._come or self._has_ended:
+                if self._ready or self._has_ended:
                     return
-                self._there.clear()  # it may have been set for what an earlier pull took
-            await self._there.wait()
+                self._arrived.clear()  # an entry of an earlier pull may have set it
+            await self._arrived.wait()
 
     def _pop(self, count: int) -> Pulled:
         with self._lock:
-            entries = [self._come.popleft() for _ in range(min(count, len(self._come)))]
-            is_over = self._has_ended and not self._come
+            entries = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+            is_over = self._has_ended and not self._ready
         if is_over and self._error is not None and not entries:
             raise self._error
         return Pulled(entries, is_exhausted=is_over and self._error is None)
 
     async def close(self) -> None:
-        """Let the source go."""
         with self._lock:
             self._is_closed = True
         self._signal_demand()
@@ -165,7 +156,7 @@ class _PumpedReader(ABC):
 
     def _put(self, entry: ItemEntry) -> None:
         with self._lock:
-            self._come.append(entry)
+            self._ready.append(entry)
             self._wanted -= 1
             is_awaited = self._wanted <= 0 or self._is_due
         if is_awaited:
@@ -174,36 +165,36 @@ class _PumpedReader(ABC):
     def _finish(self, error: BaseException | None) -> None:
         with self._lock:
             self._has_ended, self._error = True, error
-            is_nobodys = self._is_closed
-        if is_nobodys and error is not None:
+            is_unheard = self._is_closed
+        if is_unheard and error is not None:
             _log.warning(
-                "The source of items failed as it was let go: %s: %s", type(error).__name__, brief(message_of(error))
+                "The source of items failed as it was closed: %s: %s", type(error).__name__, brief(message_of(error))
             )
         self._wake()
 
     def _wake(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._there.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no waiting reader
+                self._loop.call_soon_threadsafe(self._arrived.set)
 
     @abstractmethod
     async def _advance(self) -> None:
-        """Give entries as they are wanted, until the end or until it is closed."""
+        """Put entries while they are wanted, until the end or the close."""
 
     @abstractmethod
     def _signal_demand(self) -> None:
-        """Signal that entries are wanted, or none ever again."""
+        """Wake the pump: entries are wanted, or the reader is closed."""
 
     @abstractmethod
     def _stop(self, pump: asyncio.Future[None]) -> None:
-        """Interrupt a step, where it can be."""
+        """Interrupt a step if possible."""
 
 
 class ThreadReader(_PumpedReader):
-    """Advances a synchronous source in one daemon thread: some, such as cursors of databases, bear no second one."""
+    """Advances a synchronous source in one daemon thread. Some, such as database cursors, cannot change threads."""
 
     def __init__(self, entries: Callable[[], Entries]) -> None:
-        """Read what this generator function gives; it runs, and is closed, in the thread."""
+        """Read the entries of a generator function. The thread runs and closes the generator."""
         super().__init__()
         self._entries = entries
 
@@ -220,8 +211,8 @@ class ThreadReader(_PumpedReader):
                     except StopIteration:
                         break
                     self._put(entry)
-                    del entry  # an item may be large, and the next one far away
-        except BaseException as caught:  # noqa: BLE001  whatever the source raises belongs to the run
+                    del entry  # free a large item before the wait for the next one
+        except BaseException as caught:  # noqa: BLE001  any error of the source belongs to the run
             error = caught
         self._finish(error)
 
@@ -235,11 +226,11 @@ class ThreadReader(_PumpedReader):
             self._lock.notify_all()
 
     def _stop(self, pump: asyncio.Future[None]) -> None:
-        """Do nothing: Python cannot stop a thread; it ends after its step."""
+        pass  # Python cannot stop a thread; it ends after its step
 
 
 class AsyncReader(_PumpedReader):
-    """Advances an asynchronous source in one task: scopes that it opens must be left where they were entered."""
+    """Advances an asynchronous source in one task: its context managers must exit in the task that entered them."""
 
     def __init__(self, items: AsyncIterable[object]) -> None:
         super().__init__()
@@ -283,7 +274,7 @@ class AsyncReader(_PumpedReader):
 
 
 def number_items(items: Iterable[object]) -> Entries:
-    """Yield the items of any iterable with their indices; a generator is closed with this one."""
+    """Yield the items of an iterable with their indices. If it is a generator, it is closed with this one."""
     iterator = iter(items)
     try:
         yield from enumerate(iterator)
@@ -292,12 +283,14 @@ def number_items(items: Iterable[object]) -> Entries:
             iterator.close()
 
 
-#: An index further behind the others than so many bytes of bits is kept by itself; a damaged file may name any.
+# Sets of numbers.
+
+#: An index this many bytes beyond the bits is stored separately: a damaged file may contain any number.
 _GAP = 1 << 16
 
 
 class IndexSet:
-    """A set of indices from 0; it takes a bit for each index up to the highest, some few far out left aside."""
+    """A set of indices from 0. It needs a bit for each index up to the highest, except for a few outliers."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -312,7 +305,7 @@ class IndexSet:
         return self._count
 
     def add(self, index: int) -> bool:
-        """Put it in; whether it was not in yet."""
+        """Add an index. Return whether it is new."""
         if index in self:
             return False
         self._count += 1
@@ -326,12 +319,12 @@ class IndexSet:
         return True
 
 
-#: Numbers are spread over so many sorted lists, by their remainder: of a million, a thousand are moved aside for one.
+#: Number of sorted lists, by remainder: an insertion into a million numbers moves a thousand.
 _LISTS = 1024
 
 
 class NumberSet:
-    """A set of numbers below 2**64, such as hashes, which only grows. An ordinary one takes ten times the memory."""
+    """A growing set of numbers below 2**64, such as hashes, in a tenth of the memory of a `set`."""
 
     def __init__(self) -> None:
         self._lists: dict[int, array[int]] = {}
@@ -348,10 +341,10 @@ class NumberSet:
         return self._count
 
     def add(self, number: int) -> bool:
-        """Put it in; whether it was not in yet.
+        """Add a number. Return whether it is new.
 
         Raises:
-            OverflowError: it is negative, or 2**64 or more.
+            OverflowError: The number is negative, or 2**64 or more.
         """
         found = self._lists.setdefault(number % _LISTS, array("Q"))
         position = bisect_left(found, number)

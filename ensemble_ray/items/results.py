@@ -1,9 +1,7 @@
-"""Outputs of items in a file, as they come.
+"""The results file of a map-reduce and its dead letters, written during the run.
 
-In: what came of items. Out: one row per output, in a `.jsonl` or a `.parquet` file (S-MR-130), with the chosen columns
-(S-MR-216). A parquet file cannot be
-appended to: until the run ends its rows stand in `{path}.rows.jsonl`, which a resumed run goes on with.
-Never: an item with two rows, a row in part, the event loop blocked.
+Each output is one row of a `.jsonl` or `.parquet` file (S-MR-130) with the chosen columns (S-MR-216). A parquet file cannot be
+appended to, so its rows are in `{path}.rows.jsonl` until the run ends. A resumed run continues that file.
 """
 
 from __future__ import annotations
@@ -27,25 +25,25 @@ from ensemble_ray.values.trace import jsonable
 
 _log = bounded_logger(__name__)
 _WHAT = "results file"
-#: Stands for a value that is nowhere.
+#: A missing value, in contrast to None.
 _ABSENT = object()
-#: What a row has behind its index where nothing is chosen.
+#: The default columns after `index`.
 _COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowColumns:
-    """The columns of rows, behind `index`."""
+    """The columns of a row after `index`."""
 
-    #: names that were chosen; None: all of a row
+    #: chosen names; None: all default columns
     chosen: Sequence[str] | None = None
-    #: field of the item that stands first, in place of the whole item
+    #: field of the item that replaces the item as the first column
     key: str | None = None
     _missed: set[str] = field(default_factory=set[str])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, in order."""
+        """The columns in order."""
         rest = _COLUMNS if self.chosen is None else self.chosen
         if self.key is None:
             return tuple(dict.fromkeys(each for each in rest if each != "index"))
@@ -53,7 +51,7 @@ class RowColumns:
         return tuple(dict.fromkeys((self.key, *(each for each in kept if each != "index"))))
 
     def select(self, row: Mapping[str, object]) -> dict[str, object]:
-        """Return the columns of a whole row; one that is nowhere is None, and a warning the first time."""
+        """Select the columns from a complete row. The first missing value of a column is logged; its cells are None."""
         if self.chosen is None and self.key is None:
             return dict(row)
         item, answer = row["item"], row["parsed"]
@@ -78,7 +76,7 @@ class RowColumns:
 
 
 def _value_at(source: object, name: str) -> object:
-    """Return the field of that name, or at that path of names with dots between them."""
+    """Return the field of that name, or the value at a dotted path of names."""
     found = source
     for part in (name,) if isinstance(source, Mapping) and name in source else name.split("."):
         if not isinstance(found, Mapping) or part not in found:
@@ -88,26 +86,30 @@ def _value_at(source: object, name: str) -> object:
 
 
 class ResultsFile:
-    """Takes results and writes their rows. Made by `open`."""
+    """Writes rows of results. Create it with `open`."""
 
     def __init__(self, path: Path, lines: LineFile, columns: RowColumns) -> None:
-        """Write into that file, by way of lines where it is a parquet file."""
         self._path = path
         self._lines = lines
         self._columns = columns
 
     @classmethod
     async def open(cls, path: str | Path, *, is_resumed: bool, columns: RowColumns | None = None) -> ResultsFile:
-        """Begin with a new file, or go on with the one of the run that is resumed; None: rows have all columns.
+        """Create the file, or continue the file of the resumed run.
+
+        Args:
+            path: The file.
+            is_resumed: Whether the run is resumed.
+            columns: Columns of its rows; None: all.
 
         Raises:
-            ValidationError: a new run, and the file has rows; or a line of a resumed one is no row.
-            RecordError: it cannot be written.
+            ValidationError: The run is new and the file has rows, or a line of a resumed file is invalid.
+            RecordError: The file cannot be written.
         """
         return await threads.run(cls._open, path, is_resumed, columns or RowColumns())
 
     @classmethod
-    def _open(cls, file: str | Path, is_resumed: bool, columns: RowColumns) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
+    def _open(cls, file: str | Path, is_resumed: bool, columns: RowColumns) -> ResultsFile:  # noqa: FBT001  `run` passes positions
         path = Path(file).absolute()
         if path.suffix.lower() == ".parquet":
             require_arrow(path)
@@ -115,18 +117,17 @@ class ResultsFile:
             refuse_old_rows(path)
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
-            unpack_lines(path, lines)  # the run had ended, and is tried again
+            unpack_lines(path, lines)  # the run had ended and is retried
         return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)), columns)
 
     def __contains__(self, index: int) -> bool:
-        """Whether that item has its row."""
         return index in self._lines
 
     async def write(self, results: Sequence[ItemResult]) -> None:
-        """Write the rows of those that have an output; an item that has its row gets no second one.
+        """Write the rows of results with an output, except for items that have a row.
 
         Raises:
-            RecordError: they cannot be written.
+            RecordError: The rows cannot be written.
         """
         await threads.run(self._write, tuple(results))
 
@@ -138,14 +139,14 @@ class ResultsFile:
         )
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Complete the file; that of an interrupted run stays as it is for its resumption.
+        """Close the file. Unless the run is complete, a parquet file keeps its lines for the resume.
 
         Raises:
-            RecordError: the rows cannot be written.
+            RecordError: The rows cannot be written.
         """
         await threads.run(self._close, is_complete)
 
-    def _close(self, is_complete: bool) -> None:  # noqa: FBT001  the thread's call is by position
+    def _close(self, is_complete: bool) -> None:  # noqa: FBT001  `run` passes positions
         self._lines.close()
         lines = _lines_of(self._path)
         if is_complete and lines != self._path and lines.exists():
@@ -168,15 +169,15 @@ def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> byt
 
 
 def _lines_of(path: Path) -> Path:
-    """Return where the rows stand until the file is complete."""
+    """Return the file of the rows until the run is complete."""
     return path.with_name(f"{path.name}.rows.jsonl") if path.suffix.lower() == ".parquet" else path
 
 
 def refuse_old_rows(path: Path) -> None:
-    """Refuse a file with rows of another run: a new run must not lose, or mix with, what an earlier one wrote.
+    """Refuse a file with rows of another run: a new run must not overwrite them or mix with them.
 
     Raises:
-        ValidationError: the file has rows.
+        ValidationError: The file has rows.
     """
     lines = _lines_of(path)
     if lines != path and lines.exists() and (count := count_lines(lines)):
@@ -190,7 +191,7 @@ def refuse_old_rows(path: Path) -> None:
 
 
 def _index_of(path: Path, line: bytes) -> int | None:
-    """Return the index of a row of a file that is continued; None: a blank line."""
+    """Return the index of a row, or None for a blank line."""
     index = index_of_line(line)
     if index is None and line.strip():
         msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
@@ -200,53 +201,49 @@ def _index_of(path: Path, line: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The failed items of earlier runs, as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
+    """The failed items of earlier runs as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
 
-    Each comes once, with the index that it had then.
+    Each item is yielded once, with its original index.
 
     Attributes:
-        path: The file that those runs had as `dead_letters`.
+        path: The file that those runs used as `dead_letters`.
     """
 
     path: str | Path
 
 
 class DeadLetterFile:
-    """Takes the failed items of one run. Made by `open`."""
+    """Writes the failed items of one run. Create it with `open`."""
 
     def __init__(self, lines: LineFile, run_id: str) -> None:
-        """Write into that file."""
         self._lines = lines
         self._run_id = run_id
 
     @classmethod
     async def open(cls, path: str | Path, *, run_id: str, is_resumed: bool) -> DeadLetterFile:
-        """Go on with the file, or begin one; an item that has a line of this run gets no second one.
+        """Open or create the file. An item with a line of this run gets no second one.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: The file cannot be written.
         """
-        lines = threads.run(
-            LineFile, Path(path), "dead letters", partial(_index_of_dead_letters, run_id), is_resumed=is_resumed
-        )
+        lines = threads.run(LineFile, Path(path), "dead letters", partial(_index_in_run, run_id), is_resumed=is_resumed)
         return cls(await lines, run_id)
 
     async def write(self, failed: Sequence[FailedItem]) -> None:
-        """Write a line for each.
+        """Write a line for each item.
 
         Raises:
-            RecordError: they cannot be written.
+            RecordError: The lines cannot be written.
         """
         await threads.run(
-            self._lines.append, [(each.index, partial(_line_of_dead_letters, each, self._run_id)) for each in failed]
+            self._lines.append, [(each.index, partial(_dead_letter_line, each, self._run_id)) for each in failed]
         )
 
     async def close(self) -> None:
-        """Close the file."""
         await threads.run(self._lines.close)
 
 
-def _line_of_dead_letters(failed: FailedItem, run_id: str) -> bytes:
+def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
     is_text = not is_carried(failed.item)
     row = {
         "index": failed.index,
@@ -263,12 +260,12 @@ def _line_of_dead_letters(failed: FailedItem, run_id: str) -> bytes:
 def _text_of(item: object) -> str:
     try:
         return str(item)
-    except Exception:  # noqa: BLE001  a text of the user's class that fails
+    except Exception:  # noqa: BLE001  `__str__` of the user's class may raise anything
         return f"<{type(item).__name__}>"
 
 
-def _index_of_dead_letters(run_id: str, line: bytes) -> int | None:
-    """Return the index of a line that this run wrote; lines of other runs have none."""
+def _index_in_run(run_id: str, line: bytes) -> int | None:
+    """Return the index of a line of this run, or None for other lines."""
     try:
         index, row = _parse_row(line, "")
     except ValidationError:
@@ -277,10 +274,10 @@ def _index_of_dead_letters(run_id: str, line: bytes) -> int | None:
 
 
 def dead_items(path: Path) -> Entries:
-    """Return the items of a dead-letter file with their first indices, each once.
+    """Yield the items of a dead-letter file with their original indices, each once.
 
     Raises:
-        ValidationError: a line is no dead letter.
+        ValidationError: A line is not a dead letter.
     """
     seen = IndexSet()
     with path.open("rb") as file:

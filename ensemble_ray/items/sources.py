@@ -1,7 +1,6 @@
-"""Where the items of a map-reduce come from.
+"""Sources of the items of a map-reduce: `source_of` turns the user's `items` into a source for each run (S-MR-120).
 
-In: what the user gave as `items`. Out: a source that can be opened for each run (S-MR-120). Files are opened once to see
-that they can be read; nothing is pulled before a run asks. Never: a plan, a runtime, an import of Ray.
+A file is opened once to check that it can be read. No item is read before a run requests it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry
 
 
-#: What is said of a source without items (S-MR-10, S-MR-122).
+#: The message about an empty source (S-MR-10, S-MR-122).
 NO_ITEMS = "items must not be None or empty"
 _SUFFIXES = ".jsonl, .csv or .parquet"
 _READERS: Mapping[str, Callable[[Path], Entries]] = {
@@ -47,41 +46,41 @@ _COUNTS: Mapping[str, Callable[[Path], int]] = {
     ".jsonl": count_lines,
     ".csv": lambda path: count_csv_rows(CsvFile(path)),
 }
-#: Longest part of a text that an error repeats.
+#: Limit of a quoted text in an error, characters.
 _SHOWN = 80
 
 
 @dataclass(slots=True, kw_only=True)
 class ItemSource:
-    """Items, and how to read them from the beginning."""
+    """Items that can be read from the beginning."""
 
-    #: for people: what the items are
+    #: description for messages
     place: str
-    #: for the record: kind, and path of a file
+    #: kind, and path of a file, for the record
     identity: Mapping[str, JsonValue]
-    #: makes a reader that begins at the first item
+    #: returns a reader that begins at the first item
     reader: Callable[[], ItemReader]
-    #: how many items there are, where that is known before they are read
+    #: number of items if known without reading them
     count: int | None = None
-    #: tells how many there are by looking through a file, in this thread; None: only a run can tell
+    #: counts the items of a file, in the calling thread; None: only a run can count them
     look: Callable[[], int] | None = None
-    #: a sequence in memory, which static mode maps at construction
+    #: whether it is a sequence in memory, which static mode maps at construction
     is_list: bool = False
     #: the items of a sequence; empty for other sources
     items: Sequence[object] = ()
-    #: an iterator, which can be run over once
+    #: whether it is an iterator, which only one run can read
     is_one_shot: bool = False
     _is_open: bool = field(default=False, init=False)
 
     def open(self) -> ItemReader:
-        """Return a reader from the first item on.
+        """Return a reader that begins at the first item.
 
         Raises:
-            ValidationError: it is an iterator, and was opened before (S-MR-124).
+            ValidationError: The source is an iterator that was opened before (S-MR-124).
         """
         if self.is_one_shot and self._is_open:
             msg = (
-                "items is an iterator that an earlier run has consumed: give a list, a file, or a new iterator per run"
+                "items is an iterator that an earlier run has consumed: pass a list, a file, or a new iterator per run"
             )
             raise ValidationError(msg)
         self._is_open = True
@@ -89,10 +88,10 @@ class ItemSource:
 
 
 def source_of(items: object) -> ItemSource:
-    """Return the source of what was given as `items` (S-MR-120).
+    """Return the source of the user's `items` (S-MR-120).
 
     Raises:
-        ValidationError: None, an empty sequence, a file that cannot be read, or nothing that has items.
+        ValidationError: `items` is None, empty, an unreadable file, or not iterable.
     """
     match items:
         case None:
@@ -108,24 +107,24 @@ def source_of(items: object) -> ItemSource:
         case _ if (table := rows_of_table(items)) is not None:
             return _table(table)
         case bytes() | bytearray() | memoryview() | Mapping() | BaseModel():
-            raise _refuse(items)
+            raise _not_items(items)
         case Sequence():
             return _sequence(cast("Sequence[object]", items))
         case _:
             return _iterable(items)
 
 
-_ADVICE = f"give a list of items, an iterable, or a path that ends in {_SUFFIXES}"
+_ADVICE = f"pass a list of items, an iterable, or a path that ends in {_SUFFIXES}"
 
 
-def _refuse(items: object) -> ValidationError:
-    """Return the error about what Python can iterate over, though its parts are no items."""
+def _not_items(items: object) -> ValidationError:
+    """Return the error about an object that Python can iterate over, but whose parts are not items."""
     advice = f"items is {type(items).__name__}: {_ADVICE}"
     match items:
         case Mapping():
-            advice += ". For one item give [mapping], for its parts list(mapping.values()) or list(mapping.items())"
+            advice += ". For one item pass [mapping], for its parts list(mapping.values()) or list(mapping.items())"
         case BaseModel():
-            advice += ". For one item give a list with it"
+            advice += ". For one item pass a list with it"
         case _:
             pass
     return ValidationError(advice)
@@ -134,7 +133,7 @@ def _refuse(items: object) -> ValidationError:
 def _sequence(items: Sequence[object]) -> ItemSource:
     if not len(items):
         raise ValidationError(NO_ITEMS)
-    # A list may change after it was given (S-CONV-5); a sequence of somebody's own may read each item from a disk.
+    # The user may change a list later (S-CONV-5). Another sequence may load each item from a disk.
     kept = tuple(items) if isinstance(items, list) else items
     is_plain = isinstance(kept, tuple | range)
     return ItemSource(
@@ -198,7 +197,7 @@ def _file(source: str | os.PathLike[str]) -> ItemSource:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         what = "text" if isinstance(source, str) else "path"
         raise ValidationError(
-            f"items is the {what} '{shown}': give a list of items, or a path that ends in {_SUFFIXES}"
+            f"items is the {what} '{shown}': pass a list of items, or a path that ends in {_SUFFIXES}"
         )
     path = _readable(path, "items file")
     return ItemSource(
@@ -232,10 +231,10 @@ def _dead_letters(source: DeadLetters) -> ItemSource:
 
 
 def _readable(path: Path, what: str) -> Path:
-    """Return the path from the root on, of a file that can be read."""
+    """Return the absolute path of a readable file."""
     path = path.absolute()
     try:
-        is_file = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for somebody who writes
+        is_file = stat.S_ISREG(path.stat().st_mode)  # opening a pipe would wait for its writer
         if is_file:
             path.open("rb").close()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
@@ -249,12 +248,12 @@ def _readable(path: Path, what: str) -> Path:
 def screen_source(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
-    """Return that source with fewer items.
+    """Return a source with fewer items.
 
     Args:
-        source: It is never taken for a list afterwards: its items are pulled one by one.
-        limit: How many items at most, from the first on; None: all.
-        problem: What is wrong with an item, None where nothing is.
+        source: The source. The result reads its items one by one, even if it is a list.
+        limit: Maximum number of items from the beginning; None: all.
+        problem: Returns the reason to refuse an item, or None.
     """
     count = source.count if limit is None or source.count is None else min(limit, source.count)
     look = source.look
@@ -269,7 +268,7 @@ def screen_source(
 
 
 class _ScreenedReader:
-    """Reads as far as it may."""
+    """Reads up to a limit and refuses items with a problem."""
 
     def __init__(
         self, reader: ItemReader, limit: int | None, problem: Callable[[object], str | None] | None, place: str
@@ -280,7 +279,6 @@ class _ScreenedReader:
         self._place = place
 
     async def next(self, count: int) -> Pulled:
-        """Return the next entries."""
         if self._left is not None:
             count = min(count, self._left)
             if not count:
@@ -303,5 +301,4 @@ class _ScreenedReader:
         return RefusedItem(index, str(item), ValidationError(f"{self._place}, item {index}: {problem}"), item)
 
     async def close(self) -> None:
-        """Let the source go."""
         await self._reader.close()

@@ -1,7 +1,6 @@
-"""Bodies in a temporary file, and sequences over them.
+"""Byte strings in a temporary file, and lazy sequences over them (S-MR-132).
 
-In: bytes. Out: the same bytes by slot, for as long as anybody holds the spool (S-MR-132). The file has no name: the
-system removes it with the process, however that ends. Never: a body kept in memory beyond the first few megabytes, or what its owner says.
+The file has no name, so the system removes it with the process. Only the first megabytes stay in memory.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from ensemble_ray.values.value import LazySequence
 
 T = TypeVar("T")
 
-#: What is kept in memory before a file is made.
+#: Bytes in memory before a file is created.
 _MEMORY_BYTES = 8 * 1024 * 1024
 
 
 class Spool:
-    """An append-only store of bodies; 8 bytes of memory for each. Any thread may use it."""
+    """An append-only store of byte strings, with 8 bytes of memory for each. Thread-safe."""
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
-        """Make one.
+        """Create an empty spool.
 
         Args:
-            memory_bytes: What is kept in memory before a file is made.
+            memory_bytes: Bytes in memory before a file is created.
         """
-        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  lives as long as this object
-        #: where each body ends; it begins where the one before ends
+        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  closed with this object
+        #: end of each body, which is the beginning of the next one
         self._ends = array("Q")
         self._lock = new_lock()
         self._is_closed = False
 
     def put(self, body: bytes) -> int:
-        """Keep a body; its slot, from 0 in order.
+        """Store a body and return its slot, counted from 0.
 
         Raises:
-            OSError: the disk is full.
-            IllegalStateError: it is closed.
+            OSError: The disk is full.
+            IllegalStateError: The spool is closed.
         """
         with self._lock:
             self._require_open()
             begin = self._ends[-1] if self._ends else 0
-            self._file.seek(begin)  # past what is kept: a body that was written in part is overwritten
+            self._file.seek(begin)  # overwrites a body that was written in part
             self._file.write(body)
             self._ends.append(begin + len(body))
             return len(self._ends) - 1
@@ -56,8 +55,8 @@ class Spool:
         """Return the body of a slot.
 
         Raises:
-            IndexError: there is no such slot.
-            IllegalStateError: it is closed.
+            IndexError: There is no such slot.
+            IllegalStateError: The spool is closed.
         """
         with self._lock:
             self._require_open()
@@ -71,32 +70,32 @@ class Spool:
         return len(self._ends)
 
     def close(self) -> None:
-        """Let the bodies go; done by itself when nobody holds the spool any more."""
+        """Delete the bodies. This also happens when the spool is garbage-collected."""
         with self._lock:
             self._is_closed = True
             self._file.close()
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise IllegalStateError("The spool is closed: what it kept is gone")
+            raise IllegalStateError("The spool is closed, and its content is deleted")
 
 
 class SpooledSequence(LazySequence[T]):
-    """Bodies of a spool in some order, as what they stand for; each is read when asked.
+    """A sequence of values over the bodies of a spool. Each access loads its value.
 
-    It compares with any sequence, is pickled with its values, and is kept as it is by fields of values.
+    It equals any sequence with the same values and is pickled with them. Fields of values store it without a copy.
     """
 
     __slots__ = ("_load", "_order", "_spool", "_what")
 
     def __init__(self, spool: Spool, order: Sequence[int], load: Callable[[bytes], T], *, what: str = "values") -> None:
-        """Read the bodies of these slots.
+        """Combine slots and a loader.
 
         Args:
-            spool: Keeps the bodies.
-            order: Slots in the order of the sequence; not copied, an `array('Q')` or `range` is small.
+            spool: The bodies.
+            order: Slots in the order of the sequence. It is not copied; an `array('Q')` or `range` is small.
             load: Makes a value of a body.
-            what: What the values are, in the plural, for people.
+            what: Name of the values in the plural, for `repr`.
         """
         self._spool = spool
         self._order = order
@@ -137,11 +136,11 @@ class SpooledSequence(LazySequence[T]):
 
 
 def _restore(values: list[T], what: str) -> SpooledSequence[T]:
-    """Return the same sequence in another process, over a spool of its own."""
+    """Return the sequence in another process, over a new spool."""
     spool = Spool()
     order = array("Q", (spool.put(pickle.dumps(value, protocol=5)) for value in values))
     return SpooledSequence(spool, order, _load, what=what)
 
 
-def _load(body: bytes) -> Any:  # what it is, the sequence's type says
-    return pickle.loads(body)  # noqa: S301  our own temporary file, which nobody else can open
+def _load(body: bytes) -> Any:
+    return pickle.loads(body)  # noqa: S301  this process wrote the temporary file

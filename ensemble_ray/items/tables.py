@@ -1,7 +1,7 @@
-"""Rows of tables of other libraries: pandas, polars, Arrow, numpy, Hugging Face.
+"""Rows of tables of pandas, polars, Arrow, numpy and Hugging Face, and the parquet files of results (S-MR-200, S-MR-201).
 
-In: an object that a user has made with such a library. Out: its rows as Python values (S-MR-200, S-MR-201). A table is known
-by the module and the name of its class. Never: an import of such a library; a whole table as Python objects.
+A table is recognised by the module and name of its class, so that the library need not be imported. Rows are converted
+in batches.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from ensemble_ray.items.line_file import json_line, json_text
 from ensemble_ray.items.pulling import Entries
 from ensemble_ray.text.foreign_text import whole_text
 
-#: Rows that are Python objects at the same time.
+#: Rows in one batch of Python objects.
 _BATCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as a source of items."""
+    """A table that is a source of items."""
 
-    #: for people
+    #: description for messages
     place: str
-    #: begins at the first row at each call; its values are the library's
+    #: returns the rows from the beginning, as values of the library
     read: Callable[[], Iterable[object]]
-    #: how many rows it has, where it knows that
+    #: number of rows if the table has a length
     count: int | None
-    #: its rows can be read once
+    #: whether the rows can be read only once
     is_one_shot: bool = False
 
     def rows(self) -> Iterator[object]:
-        """Return its rows as Python values, from the first one on."""
+        """Return the rows from the beginning as Python values."""
         return map(_plain, self.read())
 
 
 def rows_of_table(items: object) -> Table | None:
-    """Return the rows of a table; None: it is none.
+    """Return the table in an object, or None.
 
     Raises:
-        ValidationError: it has no rows yet, a column name twice, or is no list of values.
+        ValidationError: The table has no rows yet, a duplicate column, or no dimensions.
     """
     for base in type(items).__mro__:
         name = f"{base.__module__.partition('.')[0]}.{base.__qualname__}"
@@ -60,11 +60,11 @@ def rows_of_table(items: object) -> Table | None:
     return None
 
 
-# The libraries come without types, or not at all.
+# The libraries are untyped or not installed.
 _Rows = Callable[[], Iterable[object]]
 
 
-def _refuse_twice(names: Iterable[object], name: str) -> None:
+def _check_columns(names: Iterable[object], name: str) -> None:
     twice = next((each for each, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise ValidationError(f"items is a {name} that has the column {twice!r} twice: rename one of them")
@@ -72,8 +72,8 @@ def _refuse_twice(names: Iterable[object], name: str) -> None:
 
 def _of_pandas(frame: Any, name: str) -> _Rows:
     columns: list[object] = [_plain(each) for each in frame.columns]
-    _refuse_twice(columns, name)
-    # Without the index; a tuple for each row, since a Series of a row would have one type for all of its columns.
+    _check_columns(columns, name)
+    # Without the index. Tuples keep the types; a Series has one type for all columns of a row.
     return lambda: (dict(zip(columns, row, strict=True)) for row in frame.itertuples(index=False, name=None))
 
 
@@ -82,7 +82,7 @@ def _of_polars(frame: Any, _: str) -> _Rows:
 
 
 def _of_arrow(table: Any, name: str) -> _Rows:
-    _refuse_twice(table.schema.names, name)
+    _check_columns(table.schema.names, name)
 
     def rows() -> Iterator[object]:
         batches = table.to_batches(max_chunksize=_BATCH_ROWS) if hasattr(table, "to_batches") else (table,)
@@ -94,13 +94,13 @@ def _of_arrow(table: Any, name: str) -> _Rows:
 
 
 def _of_arrow_reader(reader: Any, name: str) -> _Rows:
-    _refuse_twice(reader.schema.names, name)
+    _check_columns(reader.schema.names, name)
     return lambda: (row for batch in reader for row in batch.to_pylist())
 
 
 def _of_numpy(array: Any, name: str) -> _Rows:
     if not array.ndim:
-        raise ValidationError(f"items is a {name} without dimensions: give a list with the one item")
+        raise ValidationError(f"items is a {name} without dimensions: pass a list with the one item")
 
     def rows() -> Iterator[object]:
         for first in range(0, len(array), _BATCH_ROWS):
@@ -135,14 +135,14 @@ _READERS: Mapping[str, Callable[[Any, str], _Rows]] = {
 }
 _ONE_SHOT = frozenset({"pyarrow.RecordBatchReader"})
 _REFUSED: Mapping[str, str] = {
-    "polars.LazyFrame": "it has no rows yet. Give frame.collect()",
-    "datasets.DatasetDict": "it has several splits. Give one of them, such as datasets['train']",
-    "datasets.IterableDatasetDict": "it has several splits. Give one of them, such as datasets['train']",
+    "polars.LazyFrame": "it has no rows yet. Pass frame.collect()",
+    "datasets.DatasetDict": "it has several splits. Pass one of them, such as datasets['train']",
+    "datasets.IterableDatasetDict": "it has several splits. Pass one of them, such as datasets['train']",
 }
 
 
 def _plain(value: object) -> object:
-    """Return a value of a table as Python has it; what says that there is no value is None (S-MR-201)."""
+    """Return a value of a table as a Python value; missing values are None (S-MR-201)."""
     match value:
         case dict():
             return {_plain(key): _plain(each) for key, each in cast("dict[object, object]", value).items()}
@@ -167,17 +167,18 @@ def _plain_scalar(value: Any) -> object:
     if kind == "polars" and hasattr(value, "to_list"):
         return _plain(value.to_list())
     if kind == "numpy" and hasattr(value, "dtype"):
-        if value.dtype.kind in "mM":  # of nanoseconds, numpy would make integers
+        if value.dtype.kind in "mM":  # numpy converts nanoseconds to integers
             value = value.astype(f"{value.dtype.kind}8[us]")
         return _plain(value.tolist())
     return value
 
 
-#: A group of rows is written when it has so many rows, or lines of so many bytes.
+# Parquet files of results.
+
+#: Limits of a group of rows in the file: rows, and bytes of their lines.
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 1024 * 1024
-#: Types of the columns of results by name. Any JSON may stand in `item` and `parsed`; a parquet file has one type per column, so
-#: they are JSON text.
+#: Types of the default columns. `item` and `parsed` are any JSON; a parquet column has one type, so they are JSON text.
 _TYPES = {
     "index": "int64",
     "item": "json",
@@ -189,7 +190,7 @@ _TYPES = {
     "incomplete_answers": "int64",
     "duration": "float64",
 }
-#: Types of chosen columns by what their values are; others are JSON text (S-MR-219).
+#: Types of chosen columns by the types of their values. Others are JSON text (S-MR-219).
 _KINDS = {
     frozenset({"str"}): "string",
     frozenset({"bool"}): "bool_",
@@ -199,11 +200,11 @@ _KINDS = {
     frozenset({"float"}): "float64",
     frozenset({"int", "float"}): "float64",
 }
-#: Says of a column in the file whether it is JSON text.
+#: Metadata of a column in the file: whether it is JSON text.
 _JSON = b"json"
 
 
-def _arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
+def _arrow(module: str, path: Path) -> Any:  # pyarrow is untyped
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -212,19 +213,15 @@ def _arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
 
 
 def require_arrow(path: Path) -> None:
-    """Refuse a parquet file where nothing can read or write it.
-
-    Raises:
-        ValidationError: pyarrow is not installed; the text says what installs it.
-    """
+    """Raise a `ValidationError` with the install command if pyarrow is not installed."""
     _arrow("pyarrow.parquet", path)
 
 
 def parquet_row_count(path: Path, what: str = "items file") -> int:
-    """Return how many rows a file has, by its footer.
+    """Return the number of rows in the footer of a file.
 
     Raises:
-        ValidationError: it is no parquet file, or pyarrow is not installed.
+        ValidationError: The file is not a parquet file, or pyarrow is not installed.
     """
     parquet = _arrow("pyarrow.parquet", path)
     try:
@@ -234,7 +231,7 @@ def parquet_row_count(path: Path, what: str = "items file") -> int:
 
 
 def parquet_rows(path: Path) -> Entries:
-    """Yield the rows of a file as dicts."""
+    """Yield the rows of a file as dictionaries."""
     index = 0
     with _arrow("pyarrow.parquet", path).ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -244,12 +241,16 @@ def parquet_rows(path: Path) -> Entries:
 
 
 def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -> None:
-    """Make the parquet file of rows that stand in lines, and remove the lines; `names` are its columns behind `index`.
+    """Convert a file of lines to a parquet file and delete it.
 
-    The values of the column `key` are those of a field of the items, whatever its name.
+    Args:
+        lines: The rows.
+        path: The parquet file.
+        names: Columns after `index`.
+        key: Column with a field of the items, which may have the name of a default column.
 
     Raises:
-        RecordError: it cannot be written; the lines stay.
+        RecordError: The parquet file cannot be written; the lines are kept.
     """
     arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
     types = _find_types(lines, ("index", *names), key)
@@ -277,7 +278,7 @@ def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -
 
 
 def _find_types(lines: Path, names: Sequence[str], key: str | None) -> dict[str, str]:
-    """Return the types of columns; those of chosen ones follow from the values of all rows."""
+    """Return the types of the columns. The types of chosen columns depend on the values of all rows."""
     chosen = {name: set[str]() for name in names if name == key or name not in _TYPES}
     if chosen:
         with lines.open("rb") as file:
@@ -290,7 +291,7 @@ def _find_types(lines: Path, names: Sequence[str], key: str | None) -> dict[str,
 
 
 def _name_type(value: object) -> str:
-    """Return the name of a value's type; `long`: an int that a float cannot hold, `huge`: one that int64 cannot, either."""
+    """Return the type of a value. `long`: an int that float64 cannot represent; `huge`: one that int64 cannot represent."""
     if type(value) is not int or abs(value) <= 2**53:
         return type(value).__name__
     return "long" if -(2**63) <= value < 2**63 else "huge"
@@ -322,11 +323,11 @@ def _columns(row: Mapping[str, object], types: Mapping[str, str]) -> dict[str, o
 
 
 def unpack_lines(path: Path, lines: Path) -> None:
-    """Make lines of the rows of a parquet file again, so that more can follow; the file stays.
+    """Convert a parquet file back to lines, to append to them. The parquet file is kept.
 
     Raises:
-        ValidationError: it is no file of results.
-        RecordError: the lines cannot be written.
+        ValidationError: The file is not a results file.
+        RecordError: The lines cannot be written.
     """
     count = parquet_row_count(path, "results file")
     part = lines.with_name(f"{lines.name}.part")
@@ -344,7 +345,7 @@ def unpack_lines(path: Path, lines: Path) -> None:
 
 
 def _is_json(metadata: Mapping[bytes, bytes], name: str) -> bool:
-    return metadata[_JSON] == b"1" if _JSON in metadata else _TYPES.get(name) == "json"  # older files do not say
+    return metadata[_JSON] == b"1" if _JSON in metadata else _TYPES.get(name) == "json"  # older files lack the metadata
 
 
 def _values(row: Mapping[str, Any], texts: Sequence[str], path: Path) -> dict[str, object]:

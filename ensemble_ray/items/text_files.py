@@ -1,7 +1,7 @@
-"""Items of `.jsonl` and `.csv` files.
+"""Read items of `.jsonl` and `.csv` files on demand.
 
-In: a path, or a `CsvFile` that says how it is written. Out: entries, read as they are asked for; a line that is no item
-is an entry too (S-MR-120, S-MR-125). Never: a whole file in memory; a row that may be something else (S-MR-196 to S-MR-199).
+A line that is not an item becomes a refused entry (S-MR-120, S-MR-125). A row that could be read in two ways is refused, never
+guessed (S-MR-196 to S-MR-199).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import TextIO
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Entries, RefusedItem
 
-#: Of a `.csv` file that says nothing else.
+#: Default encoding of a `.csv` file.
 CSV_ENCODING = "utf-8"
-#: Byte order marks with the encodings that they stand for; that of UTF-32 begins like that of UTF-16.
+#: Byte order marks and their encodings. UTF-32 comes first: its mark begins with the mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -32,15 +32,15 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: What Python's csv takes of one field by default is less than a document.
+#: Longest field. Python's default is smaller than a document.
 _FIELD_LIMIT = 2**31 - 1
-#: Characters of a row: a row that is longer is the rest of a file behind a quote that is never closed.
+#: Longest row, characters. A longer one is the rest of a file after a quote that is never closed.
 _ROW_LIMIT = 64 * 1024 * 1024
-#: Delimiters that a header is searched for, and rows that are read where it has several of them.
+#: Possible delimiters of a header, and the rows to read if it contains several of them.
 _DELIMITERS, _SAMPLE = ",;\t|", 20
-#: Name of the error handler by which each byte that cannot be decoded is half of a surrogate pair: no encoding has those.
+#: Error handler that decodes each invalid byte to a lone surrogate, which no encoding produces.
 _MARKING = "ensemble_ray.mark_undecoded"
-#: A field in quotes, which are doubled inside.
+#: A field in quotes; a quote inside is doubled.
 _QUOTED_FIELD = re.compile(r'"(?:[^"]++|"")*+"')
 _UNDECODED = re.compile("[\udc00-\udcff]")
 _QUOTED = re.compile('"[^"]*"?')
@@ -48,12 +48,12 @@ _QUOTED = re.compile('"[^"]*"?')
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """A file of rows as items, where its path does not say enough: `MapEnsemble(items=CsvFile("a.txt", ";"), ...)`.
+    """A `.csv` file as a source, with its delimiter or encoding: `MapEnsemble(items=CsvFile("a.txt", ";"), ...)`.
 
     Attributes:
-        path: The file, whatever its name ends in.
-        delimiter: The character between fields; None: the one of comma, semicolon, tab and bar that the header has.
-        encoding: Of its text, by a name that Python knows. A byte order mark at the beginning of the file says it too.
+        path: The file, with any extension.
+        delimiter: The character between fields; None: the comma, semicolon, tab or bar that the header contains.
+        encoding: A codec name of Python. A byte order mark of the file overrides the default.
     """
 
     path: str | Path
@@ -61,10 +61,10 @@ class CsvFile:
     encoding: str = CSV_ENCODING
 
     def check(self) -> None:
-        """Refuse a delimiter or an encoding that no file can be read with.
+        """Check the delimiter and the encoding.
 
         Raises:
-            ValidationError: the one or the other.
+            ValidationError: One of them is invalid.
         """
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise ValidationError(f"items file '{self.path}': delimiter must be one character, got: {self.delimiter!r}")
@@ -73,65 +73,12 @@ class CsvFile:
         except (LookupError, ValueError) as error:  # ValueError: a null character in the name
             raise ValidationError(
                 f"items file '{self.path}': there is no encoding '{self.encoding}'. "
-                "Give a name that Python knows, such as 'utf-8', 'utf-16', 'latin-1' or 'cp1252'"
+                "Use a name that Python knows, such as 'utf-8', 'utf-16', 'latin-1' or 'cp1252'"
             ) from error
 
 
-def _mark_undecoded(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
-    return "".join(chr(0xDC00 + byte) for byte in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(_MARKING, _mark_undecoded)
-
-
-def _encoding_by_mark(path: Path) -> str | None:
-    with path.open("rb") as file:
-        begin = file.read(4)
-    return next((encoding for mark, encoding in _MARKS if begin.startswith(mark)), None)
-
-
-def loads_line(line: bytes) -> object:
-    """Return the JSON value of a line.
-
-    Raises:
-        ValueError: it is none, with the reason.
-    """
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not blank, as UTF-8, with their numbers.
-
-    Raises:
-        ValidationError: it is UTF-16 or UTF-32 without a byte order mark.
-    """
-    marked = _encoding_by_mark(path)
-    if marked is not None and marked != "utf-8-sig":
-        with path.open("r", encoding=marked, errors=_MARKING, newline="\n") as texts:
-            for number, text in enumerate(texts, start=1):
-                if text := text.strip():
-                    yield number, text.encode("utf-8", "surrogatepass")
-        return
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
-            if number == 1 and b"\0" in line[:4]:
-                raise ValidationError(
-                    f"items file '{path}', line 1: not UTF-8: it has null characters, as UTF-16 has. Save the file as UTF-8"
-                )
-            if line:
-                yield number, line
-
-
 def json_lines(path: Path) -> Entries:
-    """Yield the values of a `.jsonl` file; blank lines are none."""
+    """Yield the values of a `.jsonl` file without blank lines."""
     for index, (number, text) in enumerate(_filled_lines(path)):
         try:
             value = loads_line(text)
@@ -143,82 +90,34 @@ def json_lines(path: Path) -> Entries:
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines of a file are not blank."""
+    """Return the number of lines that are not blank."""
     return sum(1 for _ in _filled_lines(path))
 
 
-def count_csv_rows(source: CsvFile) -> int:
-    """Return how many rows a `.csv` file has below its header, as far as it can be read."""
-    count = 0
+def loads_line(line: bytes) -> object:
+    """Return the JSON value of a line.
+
+    Raises:
+        ValueError: The line is not JSON; the text is the reason.
+    """
     try:
-        for _ in csv_rows(source):
-            count += 1
-    except ValidationError:
-        pass
-    return count
-
-
-class _Rows:
-    """Lines of a file on their way into Python's csv reader. Those of the current row are kept, and can be read again."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._again: deque[str] = deque()
-        self._size = 0
-        #: of the current row
-        self.lines: list[str] = []
-        #: how many lines the rows before it have
-        self.passed = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        if self._size > _ROW_LIMIT:
-            raise csv.Error(f"the row has more than {_ROW_LIMIT // 1024**2} Mi characters")
-        line = self._again.popleft() if self._again else next(self._file)
-        self._size += len(line)
-        self.lines.append(line)
-        return line
-
-    def take(self, count: int | None = None) -> str:
-        """Return the text of the current row, or of its first lines alone: those behind them are read again."""
-        lines, again = (self.lines, []) if count is None else (self.lines[:count], self.lines[count:])
-        self._again.extendleft(reversed(again))
-        self.lines, self._size = [], 0
-        self.passed += len(lines)
-        return "".join(lines).strip("\r\n")
-
-    def take_broken(self) -> str:
-        """Return the text of a row whose quotes are wrong.
-
-        A quote that is closed further below may belong to it, so all lines up to there do. Where none is, the row is one
-        line: the rows behind it must not be lost (S-MR-197).
-        """
-        if self.lines[0].count('"') % 2 == 0:
-            return self.take(1)
-        checked = 1
-        while True:
-            if checked == len(self.lines):
-                try:
-                    next(self)
-                except (StopIteration, csv.Error):
-                    return self.take(1)
-            checked += 1
-            if self.lines[checked - 1].count('"') % 2:
-                return self.take(checked)
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def csv_rows(source: CsvFile) -> Entries:
-    """Yield the rows of a `.csv` file as dicts by the header's names; refuse each that cannot be read so (S-MR-125).
+    """Yield the rows of a `.csv` file as dictionaries by the names in the header. Invalid rows are refused (S-MR-125).
 
     Raises:
-        ValidationError: the header cannot be read, or it cannot be told what separates its fields.
+        ValidationError: The header is invalid, or its delimiter is ambiguous.
     """
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(min(_FIELD_LIMIT, sys.maxsize))
     encoding = _encoding_of(source)
-    # What cannot be decoded must cost its own row alone.
+    # The error handler limits an invalid byte to its row.
     with Path(source.path).open("r", encoding=encoding, errors=_MARKING, newline="") as file:
         rows = _Rows(file)
         delimiter = source.delimiter or _find_delimiter(rows, source)
@@ -245,8 +144,109 @@ def csv_rows(source: CsvFile) -> Entries:
                 refusal = ValidationError(f"items file '{source.path}', line {line}{problem}")
                 yield RefusedItem(index, _UNDECODED.sub("\ufffd", text), refusal)
             else:
-                yield index, _name_columns(header, row)
+                yield index, dict(zip(header, row, strict=True))
             index += 1
+
+
+def count_csv_rows(source: CsvFile) -> int:
+    """Return the number of rows below the header, up to the first error of the file."""
+    count = 0
+    try:
+        for _ in csv_rows(source):
+            count += 1
+    except ValidationError:
+        pass
+    return count
+
+
+class _Rows:
+    """Feeds lines to Python's csv reader. The lines of the current row are kept and can be read again."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._again: deque[str] = deque()
+        self._size = 0
+        #: lines of the current row
+        self.lines: list[str] = []
+        #: number of lines before the current row
+        self.passed = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._size > _ROW_LIMIT:
+            raise csv.Error(f"the row has more than {_ROW_LIMIT // 1024**2} Mi characters")
+        line = self._again.popleft() if self._again else next(self._file)
+        self._size += len(line)
+        self.lines.append(line)
+        return line
+
+    def take(self, count: int | None = None) -> str:
+        """Finish the current row and return its text. With `count` the row is its first lines; the others are read again."""
+        lines, again = (self.lines, []) if count is None else (self.lines[:count], self.lines[count:])
+        self._again.extendleft(reversed(again))
+        self.lines, self._size = [], 0
+        self.passed += len(lines)
+        return "".join(lines).strip("\r\n")
+
+    def take_broken(self) -> str:
+        """Finish a row with wrong quotes and return its text.
+
+        The row ends at the next line that closes a quote. If there is none, the row is one line, so that the rows after it
+        are not lost (S-MR-197).
+        """
+        if self.lines[0].count('"') % 2 == 0:
+            return self.take(1)
+        checked = 1
+        while True:
+            if checked == len(self.lines):
+                try:
+                    next(self)
+                except (StopIteration, csv.Error):
+                    return self.take(1)
+            checked += 1
+            if self.lines[checked - 1].count('"') % 2:
+                return self.take(checked)
+
+
+def _filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, as UTF-8, with their numbers.
+
+    Raises:
+        ValidationError: The file is UTF-16 or UTF-32 without a byte order mark.
+    """
+    marked = _encoding_by_mark(path)
+    if marked is not None and marked != "utf-8-sig":
+        with path.open("r", encoding=marked, errors=_MARKING, newline="\n") as texts:
+            for number, text in enumerate(texts, start=1):
+                if text := text.strip():
+                    yield number, text.encode("utf-8", "surrogatepass")
+        return
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
+            if number == 1 and b"\0" in line[:4]:
+                raise ValidationError(
+                    f"items file '{path}', line 1: not UTF-8: it has null characters, as UTF-16 has. Save the file as UTF-8"
+                )
+            if line:
+                yield number, line
+
+
+def _encoding_by_mark(path: Path) -> str | None:
+    with path.open("rb") as file:
+        begin = file.read(4)
+    return next((encoding for mark, encoding in _MARKS if begin.startswith(mark)), None)
+
+
+def _mark_undecoded(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(chr(0xDC00 + byte) for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_MARKING, _mark_undecoded)
 
 
 def _encoding_of(source: CsvFile) -> str:
@@ -263,10 +263,10 @@ def _encoding_of(source: CsvFile) -> str:
 
 
 def _find_delimiter(rows: _Rows, source: CsvFile) -> str:
-    """Return what separates the fields of the header; where that may be several, the rows below decide.
+    """Return the delimiter of the header. If it contains several, the rows below decide.
 
     Raises:
-        ValidationError: they do not.
+        ValidationError: They do not decide.
     """
     lines = list(islice(rows, 1))
     while lines and lines[-1].isspace():
@@ -279,7 +279,7 @@ def _find_delimiter(rows: _Rows, source: CsvFile) -> str:
     rows.take(0)
     found = fitting
     if len(fitting) > 1 and len(lines) > 1:
-        last = -1 if len(lines) > _SAMPLE else None  # it may be cut in the middle
+        last = -1 if len(lines) > _SAMPLE else None  # the last row may be incomplete
         samples = {each: [row for row in csv.reader(lines, delimiter=each) if row][:last] for each in found}
         fitting = [each for each in found if len({len(row) for row in samples[each]}) == 1]
     if len(fitting) == 1 or len(lines) == 1:
@@ -296,7 +296,7 @@ def _header(row: list[str], text: str, problem: str, path: str | Path, encoding:
     if undecoded := _undecoded_problem(row, row, encoding):
         problem = undecoded
     elif "\0" in text:
-        problem = ": it has null characters, as UTF-16 has. Save the file as UTF-8, or give CsvFile(path, encoding='utf-16-le')"
+        problem = ": it has null characters, as UTF-16 has. Save the file as UTF-8, or pass CsvFile(path, encoding='utf-16-le')"
     elif twice is not None:
         problem = f": it has the name '{twice}' twice"
     if problem:
@@ -305,7 +305,7 @@ def _header(row: list[str], text: str, problem: str, path: str | Path, encoding:
 
 
 def _problem(row: list[str], header: list[str], encoding: str) -> str:
-    """Return where and why a row is no item; "" where it is one."""
+    """Return the position and reason if a row is invalid, otherwise an empty text."""
     if undecoded := _undecoded_problem(row, header, encoding):
         return undecoded
     counts = f": {len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"
@@ -328,7 +328,7 @@ def _undecoded_problem(row: list[str], header: list[str], encoding: str) -> str:
 
 
 def _quote_problem(text: str, delimiter: str, header: list[str] | None) -> str:
-    """Return which column of a row has quotes that are wrong, and what is wrong with them."""
+    """Return the column with wrong quotes, and the mistake."""
     column = position = 0
     is_open = False
     while position < len(text):
@@ -349,7 +349,3 @@ def _quote_problem(text: str, delimiter: str, header: list[str] | None) -> str:
 
 def _column_name(number: int, header: list[str] | None) -> str:
     return f"'{header[number]}'" if header is not None and number < len(header) else str(number + 1)
-
-
-def _name_columns(header: list[str], row: list[str]) -> dict[str, str]:
-    return dict(zip(header, row, strict=True))

@@ -1,1 +1,1 @@
-"""What outlasts a task: stores of entries, embeddings and entities, and how a run reaches them."""
+"""Memory across tasks and runs: stores of entries, embeddings, facts and reflections, and the access of a run to them."""

@@ -1,4 +1,4 @@
-"""Models of embeddings: on this machine without a network, and any endpoint of the OpenAI protocol."""
+"""Resolve embedding models, and run the one on this machine, which needs no network."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import EmbeddingModel
 
 
-#: What a string may look like.
 KNOWN_MODELS = ("local", "openai:MODEL")
 
 
 def resolve_embedding_model(value: object) -> EmbeddingModel | None:
-    """Return the model that a value stands for; None stays None.
+    """Return the embedding model that a value names; None stays None.
 
     Raises:
-        ValidationError: it is no model, the string names none, or what the model needs is not installed.
+        ValidationError: The value is not a model, the name is unknown, or a package is missing.
     """
     if value is None or callable(getattr(value, "embed", None)):
         return cast("EmbeddingModel | None", value)
@@ -31,7 +30,7 @@ def resolve_embedding_model(value: object) -> EmbeddingModel | None:
         if value.strip() == "local":
             return LocalEmbeddingModel()
         if prefix == "openai" and name.strip():
-            from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel  # only who uses it pays for it
+            from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel  # slow to import
 
             return OpenAIEmbeddingModel(name.strip())
         raise ValidationError(f"Unknown embedding_model '{value}'. Known: [{', '.join(KNOWN_MODELS)}]")
@@ -42,24 +41,22 @@ def resolve_embedding_model(value: object) -> EmbeddingModel | None:
 
 
 class _Loaded(Protocol):
-    """The part of the package's model that is used here."""
-
     def embed(self, texts: list[str], *, norm: bool) -> Sequence[Sequence[float]]: ...
 
 
 class LocalEmbeddingModel:
-    """A small model of static embeddings that comes with its package: offline, without a key. Fulfils `EmbeddingModel`.
+    """A small model of static word embeddings for use offline and without a key. Fulfils `EmbeddingModel`.
 
-    It knows which words are alike and nothing of their order; 256 numbers a text.
+    It compares words and ignores their order. A vector has 256 numbers.
     """
 
     model = "wordllama-256"
 
     def __init__(self) -> None:
-        """Make one.
+        """Check the installation.
 
         Raises:
-            ValidationError: the extra `memory` is not installed.
+            ValidationError: The extra `memory` is not installed.
         """
         import importlib.util
 
@@ -67,7 +64,7 @@ class LocalEmbeddingModel:
             raise ValidationError('embedding_model="local" needs an extra: pip install "ensemble-ray[memory]"')
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text; the model is loaded with the first one."""
+        """Return the vector of a text. The first call loads the model."""
         return [float(each) for each in _load().embed([text], norm=True)[0]]
 
     def __eq__(self, other: object) -> bool:
@@ -82,13 +79,13 @@ class LocalEmbeddingModel:
 
 @lru_cache(maxsize=1)
 def _load() -> _Loaded:
-    """Load the model once for the whole process, from the files of its package alone."""
-    root, nothing = logging.getLogger(), logging.NullHandler()
-    root.addHandler(nothing)  # the package calls `basicConfig`, which does nothing where there is a handler (S-ERR-65)
+    """Load the model, once per process and without a download."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)  # the package calls `basicConfig`, which has no effect if there is a handler (S-ERR-65)
     try:
         import wordllama
     finally:
-        root.removeHandler(nothing)
+        root.removeHandler(handler)
 
     package = cast("Any", wordllama)
     folder = Path(str(package.__file__)).parent

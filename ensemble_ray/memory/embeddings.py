@@ -1,12 +1,12 @@
-"""Memory that finds entries by meaning: an embedding model and a store of vectors.
+"""Long-term memory over any embedding store, and the count of embedded tokens.
 
-What an entry has beside its content stands in the metadata of its vector, under names of our own, so that the user's
-metadata comes back as it was.
+The fields of an entry are stored in the metadata of its vector under names of this module, so the user's metadata is
+returned unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -22,13 +22,13 @@ SCOPE, _STORED_AT = f"{_OURS}scope", f"{_OURS}stored_at"
 
 
 class EmbeddingStoreLongTermMemory:
-    """Long-term memory over any embedding store. Fulfils `LongTermMemory`."""
+    """Long-term memory over an embedding store. Fulfils `LongTermMemory`."""
 
     def __init__(self, *, embedding_store: EmbeddingStore, embedding_model: EmbeddingModel) -> None:
-        """Make one.
+        """Combine a store and a model.
 
         Raises:
-            ValidationError: one of the two is None.
+            ValidationError: An argument is None, or lacks a method.
         """
         check_parts(embedding_model=embedding_model, embedding_store=embedding_store)
         self._texts = embedding_store
@@ -36,20 +36,20 @@ class EmbeddingStoreLongTermMemory:
 
     @property
     def embedding_model(self) -> EmbeddingModel:
-        """What makes its vectors."""
+        """Model of the vectors."""
         return self._model
 
     def store(self, entry: MemoryEntry) -> None:
-        """Keep an entry.
+        """Store an entry.
 
         Raises:
-            ValidationError: it is None, or its content is.
+            ValidationError: The entry or its content is None.
         """
         check_long_term_entry(entry)
         self._texts.add(self._model.embed(entry.content), entry.content, metadata_of(entry))
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries nearest to the query; none for a blank one."""
+        """Return the entries most similar to the query; an empty list for a blank query."""
         if query is None or not query.strip():
             return []
         found = self._texts.search(self._model.embed(query), max_results)
@@ -57,7 +57,7 @@ class EmbeddingStoreLongTermMemory:
 
 
 def check_long_term_entry(entry: MemoryEntry | None) -> None:
-    """Refuse what long-term memory cannot keep (S-MEM-33)."""
+    """Raise a `ValidationError` if the entry or its content is None (S-MEM-33)."""
     if entry is None:
         raise ValidationError("MemoryEntry must not be None")
     content: str | None = entry.content
@@ -66,7 +66,7 @@ def check_long_term_entry(entry: MemoryEntry | None) -> None:
 
 
 def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: EmbeddingStore | None) -> None:
-    """Refuse a memory that has one of the two alone (S-MEM-32)."""
+    """Raise a `ValidationError` if one of the two is None, or lacks a method (S-MEM-32)."""
     if embedding_store is None:
         raise ValidationError("embedding_store must not be None")
     if embedding_model is None:
@@ -79,35 +79,30 @@ def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: Embe
 
 
 def metadata_of(entry: MemoryEntry) -> dict[str, str]:
-    """Return what the vector of an entry carries."""
+    """Return the metadata that is stored with the vector of an entry."""
     ours = {} if entry.stored_at is None else {_STORED_AT: entry.stored_at.isoformat()}
     return {**entry.metadata, **ours}
 
 
 def entry_of(match: EmbeddingMatch) -> MemoryEntry:
-    """Return the entry that was found."""
+
+    at = match.metadata.get(_STORED_AT)
     return MemoryEntry(
         content=match.text,
-        stored_at=_time_of(match.metadata),
+        # Texts that other programs stored have no time (S-MEM-34).
+        stored_at=utc_of(0) if at is None else datetime.fromisoformat(at),
         metadata={name: value for name, value in match.metadata.items() if not name.startswith(_OURS)},
     )
 
 
-def _time_of(metadata: Mapping[str, str]) -> datetime:
-    """Return when the entry came to be; the epoch for texts that something else stored (S-MEM-34)."""
-    at = metadata.get(_STORED_AT)
-    return utc_of(0) if at is None else datetime.fromisoformat(at)
-
-
 class EmbeddingMeter:
-    """Counts; any thread may add."""
+    """Counts embedded tokens. Thread-safe."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self._lock = new_lock()
 
     def add(self, tokens: int) -> None:
-        """Add what one request read."""
         with self._lock:
             self.tokens += tokens
 
@@ -117,7 +112,7 @@ _meter: ContextVar[EmbeddingMeter | None] = ContextVar("ensemble_ray_embedding_m
 
 @contextmanager
 def metered_embeddings() -> Generator[EmbeddingMeter]:
-    """Count what is embedded in the block, also in threads that are started from it."""
+    """Count the tokens that are embedded in the block, including threads that it starts."""
     meter = EmbeddingMeter()
     token = _meter.set(meter)
     try:
@@ -127,6 +122,6 @@ def metered_embeddings() -> Generator[EmbeddingMeter]:
 
 
 def count_embedding(tokens: int) -> None:
-    """Count the tokens of an answered request; outside any meter nobody wants to know."""
+    """Add the tokens of an answered request to the current meter, if there is one."""
     if (meter := _meter.get()) is not None:
         meter.add(tokens)

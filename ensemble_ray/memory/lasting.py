@@ -1,4 +1,4 @@
-"""Memory that lasts: scopes, long-term memory and entities over one set of tables (S-MEM-116 to S-MEM-119)."""
+"""Persistent memory over database tables: scopes, long-term memory and facts (S-MEM-116 to S-MEM-119)."""
 
 from __future__ import annotations
 
@@ -21,38 +21,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Where the entries of long-term memory stand: no scope has that name.
+#: Scope of the entries of long-term memory. Users' scopes are not blank.
 LONG_TERM = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry and its row."""
+    """An entry and its row number."""
 
     row: int
     entry: MemoryEntry
 
 
 class MemoryTables(Protocol):
-    """Entries by scope with their vectors, and facts by name. Vectors are float32 numbers of length 1, as bytes."""
+    """Entries by scope with their vectors, and facts by name. A vector is the bytes of float32 numbers and has length 1."""
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """The file or database, for messages."""
         ...
 
     def close(self) -> None:
-        """Let go of it; it is opened again when it is needed."""
-        ...
+        """Close the connections. The next operation opens them again."""
 
     # Entries.
 
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
-        """Add an entry; one whose id the scope took before is left out."""
-        ...
+        """Add an entry, unless the scope accepted its id before."""
 
     def newest(self, scope: str, most: int) -> list[MemoryEntry]:
-        """Return the newest entries of a scope, the oldest of them first."""
+        """Return the newest entries of a scope, oldest first."""
         ...
 
     def entries(self, scope: str) -> list[StoredEntry]:
@@ -60,87 +58,85 @@ class MemoryTables(Protocol):
         ...
 
     def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
-        """Return the entries of these rows, in this order; those that are gone are left out."""
+        """Return the entries of these rows in this order; deleted rows are left out."""
         ...
 
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
-        """Delete rows of a scope, and add entries behind the others.
+        """Delete rows of a scope, and append entries to it.
 
-        Where some of the rows are gone and there is something to add, nothing is changed: False. Somebody else was faster.
+        Returns:
+            False if some of the rows are gone and there are entries to add: another process changed the scope, and this
+            call changed nothing.
         """
         ...
 
     def clear(self, scope: str) -> None:
-        """Delete the entries of a scope, and what ids it took."""
-        ...
+        """Delete the entries of a scope and its accepted ids."""
 
     def scopes(self) -> Mapping[str, int]:
-        """Return how many entries each scope has, by name."""
+        """Return the number of entries by scope."""
         ...
 
     # Vectors.
 
     def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:
-        """Return the entries nearest to a vector, none beyond a right angle, nearest first; None: it cannot search itself."""
+        """Return the most similar entries with a cosine of at least 0, best first; None: the database cannot search vectors."""
         ...
 
     def extent(self, scope: str) -> tuple[int, int]:
-        """Return how many vectors a scope has and the newest one's row: two that are equal have the same vectors."""
+        """Return the number of vectors of a scope and the row of the newest one. The pair identifies the set of vectors."""
         ...
 
     def vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
-        """Return rows and vectors of a scope, of the rows behind that one."""
+        """Return rows and vectors of a scope after a row."""
         ...
 
     def without_vector(self, scope: str) -> list[StoredEntry]:
-        """Return the entries that were stored without a model."""
+        """Return the entries without a vector: they were stored without a model."""
         ...
 
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
-        """Add the vectors of rows that have none."""
-        ...
+        """Add vectors to rows without one."""
 
     def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
-        """Return the model and the length of the vectors; these, where there are none yet."""
+        """Return model and length of the vectors. The first call stores its arguments."""
         ...
 
     def embedding_model(self) -> tuple[str, int] | None:
-        """Return the model and the length of the vectors; None where there are none."""
+        """Return model and length of the vectors, or None if there are no vectors."""
         ...
 
     # Facts about entities.
 
     def put_fact(self, name: str, fact: str) -> None:
-        """Keep a fact, in place of an earlier one of that name."""
-        ...
+        """Store a fact and replace an earlier one of that name."""
 
     def fact(self, name: str) -> str | None:
-        """Return a fact; None where none is known."""
+        """Return the fact of a name, or None."""
         ...
 
     def facts(self) -> dict[str, str]:
-        """Return all facts by name, in order of first put."""
+        """Return all facts by name, in the order of their first storage."""
         ...
 
     def has_facts(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there are facts."""
         ...
 
     def remove_fact(self, name: str) -> None:
         """Delete a fact."""
-        ...
 
 
 _EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
-#: Entries that get their vectors in one go.
-_AT_ONCE = 1000
-#: Scopes whose vectors stay in memory.
-_MOST_SCOPES = 8
+#: Entries in one batch of embeddings.
+_BATCH_ENTRIES = 1000
+#: Scopes whose vectors are cached.
+_MAX_SCOPES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The vectors of a scope as they were read last."""
+    """The cached vectors of a scope."""
 
     extent: tuple[int, int]
     rows: NDArray[np.int64]
@@ -148,10 +144,10 @@ class _Scope:
 
 
 class VectorSearch:
-    """Searches the scopes of one place with one model."""
+    """Searches the entries of some tables with one model."""
 
     def __init__(self, tables: MemoryTables, model: EmbeddingModel) -> None:
-        """Make one.
+        """Import numpy.
 
         Raises:
             ValidationError: numpy is not installed.
@@ -168,15 +164,15 @@ class VectorSearch:
         self._is_checked = False
 
     def vector_of(self, text: str) -> bytes:
-        """Return the vector of a text as it is kept: of length 1.
+        """Return the unit vector of a text.
 
         Raises:
-            ValidationError: the place was filled with another model.
+            ValidationError: The tables contain vectors of another model.
         """
         return self._embed(text).tobytes()
 
     def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
-        """Return the entries whose angle to the query is the smallest, none beyond a right angle; nearest first."""
+        """Return the most similar entries with a cosine of at least 0, best first."""
         self._add_missing(scope)
         wanted = self._embed(query)
         if (nearest := self._tables.nearest(scope, wanted.tobytes(), most)) is not None:
@@ -190,32 +186,35 @@ class VectorSearch:
         return self._tables.entries_of([int(known.rows[position]) for position in order if scores[position] >= 0.0])
 
     def _add_missing(self, scope: str) -> None:
-        """Give vectors to the entries that were stored without a model; a model that takes many texts at once gets them so."""
+        """Embed the entries without a vector, in batches if the model has `embed_all`."""
         missing = self._tables.without_vector(scope)
         embed_all = cast("_EmbedAll | None", getattr(self.model, "embed_all", None))
-        for start in range(0, len(missing), _AT_ONCE):
-            some = missing[start : start + _AT_ONCE]
+        for start in range(0, len(missing), _BATCH_ENTRIES):
+            some = missing[start : start + _BATCH_ENTRIES]
             texts = [stored.entry.content for stored in some]
             vectors = map(self.model.embed, texts) if embed_all is None else embed_all(texts)
             self._tables.set_vectors(
-                [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
+                [
+                    (self._unit_vector(vector).tobytes(), stored.row)
+                    for vector, stored in zip(vectors, some, strict=True)
+                ]
             )
 
     def _embed(self, text: str) -> NDArray[np.float32]:
-        return self._as_kept(self.model.embed(text))
+        return self._unit_vector(self.model.embed(text))
 
-    def _as_kept(self, numbers_of_text: Sequence[float]) -> NDArray[np.float32]:
-        numbers = self._np
-        vector: NDArray[np.float32] = numbers.array(numbers_of_text, dtype=numbers.float32)
+    def _unit_vector(self, numbers: Sequence[float]) -> NDArray[np.float32]:
+        numpy = self._np
+        vector: NDArray[np.float32] = numpy.array(numbers, dtype=numpy.float32)
         if not self._is_checked:
-            self._check(len(vector))
+            self._check_model(len(vector))
             self._is_checked = True
-        length = float(numbers.linalg.norm(vector))
+        length = float(numpy.linalg.norm(vector))
         if length:
-            vector /= numbers.float32(length)
+            vector /= numpy.float32(length)
         return vector
 
-    def _check(self, dimensions: int) -> None:
+    def _check_model(self, dimensions: int) -> None:
         name = f"{type(self.model).__name__} {getattr(self.model, 'model', '')}".strip()
         model, found = self._tables.embedding(name, dimensions)
         if (model, found) != (name, dimensions):
@@ -225,30 +224,24 @@ class VectorSearch:
             )
 
     def _read(self, scope: str) -> _Scope:
-        """Return the vectors of a scope as they are now."""
+        """Return the vectors of a scope; read only the missing ones."""
         with self._lock:
             known = self._scopes.pop(scope, None)
             extent = self._tables.extent(scope)
             if known is None or known.extent != extent:
                 known = self._update(scope, known, extent)
             self._scopes[scope] = known
-            while len(self._scopes) > _MOST_SCOPES:
+            while len(self._scopes) > _MAX_SCOPES:
                 self._scopes.popitem(last=False)
         return known
 
     def _update(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
         np = self._np
-        if known is not None:
-            added = self._tables.vectors(scope, known.extent[1])
-            # Rows are never changed, and numbers never used again: as many as there are means that none is gone.
-            if known.extent[0] + sum(row <= extent[1] for row, _ in added) == extent[0]:
-                return self._join(known, added)
-        found = self._tables.vectors(scope, 0)
-        empty = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
-        return self._join(empty, found)
-
-    def _join(self, known: _Scope, added: Sequence[tuple[int, bytes]]) -> _Scope:
-        np = self._np
+        added = [] if known is None else self._tables.vectors(scope, known.extent[1])
+        # Rows never change, and row numbers are not reused: an equal count means that no row was deleted.
+        if known is None or known.extent[0] + sum(row <= extent[1] for row, _ in added) != extent[0]:
+            known = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
+            added = self._tables.vectors(scope, 0)
         if not added:
             return known
         rows = np.array([row for row, _ in added], dtype=np.int64)
@@ -260,18 +253,18 @@ class VectorSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of some tables, and how they are found."""
+    """The entries of some tables, and the search for them."""
 
     tables: MemoryTables
-    #: None: by recency
+    #: None: the most recent entries are found
     search: VectorSearch | None
 
     def add(self, scope: str, entry: MemoryEntry) -> None:
-        """Keep an entry; one of an id that was there already is left out."""
+
         self.tables.add(scope, entry, self._vector_of(entry))
 
     def find(self, scope: str, query: str | None, most: int) -> Sequence[MemoryEntry]:
-        """Return the nearest entries; without a model the most recent ones."""
+
         if self.search is None:
             return self.tables.newest(scope, most)
         if query is None or not query.strip():
@@ -279,7 +272,7 @@ class _Entries:
         return self.search.search(scope, query, most)
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Keep what the policy returns; it is asked again where another process changed the scope meanwhile."""
+        """Apply the policy, again if another process changed the scope in between."""
         while not self._evict(scope, policy):
             pass
 
@@ -293,7 +286,7 @@ class _Entries:
             return self.tables.replace(
                 scope, [each.row for position, each in enumerate(stored) if position not in left], []
             )
-        # A policy of the user's may bring entries together, or in another order.
+        # The policy merged or reordered entries.
         new = [(entry, self._vector_of(entry)) for entry in kept]
         return self.tables.replace(scope, [each.row for each in stored], new)
 
@@ -302,13 +295,16 @@ class _Entries:
 
 
 class LastingMemory(MemoryStore):
-    """Memory that processes share and that outlasts them. Derived classes say where its tables are."""
+    """Memory that several processes share and that survives them. Subclasses choose the tables.
+
+    Its methods ignore an entry whose id the scope accepted before. Without a model they find the most recent entries.
+    """
 
     def __init__(self, tables: MemoryTables, embedding_model: EmbeddingModel | str | None) -> None:
-        """Make one.
+        """Resolve the model.
 
         Raises:
-            ValidationError: the model is unknown, or what it needs is not installed.
+            ValidationError: The model is unknown, or a package is missing.
         """
         self._tables = tables
         self._model = resolve_embedding_model(embedding_model)
@@ -317,15 +313,15 @@ class LastingMemory(MemoryStore):
 
     @property
     def embedding_model(self) -> EmbeddingModel | None:
-        """What makes its vectors; None: it finds the most recent entries."""
+        """Model of the vectors; None: the most recent entries are found."""
         return self._model
 
     @property
     def long_term(self) -> StoredLongTermMemory:
-        """Long-term memory in the same place.
+        """Long-term memory in the same tables.
 
         Raises:
-            ValidationError: there is no embedding model.
+            ValidationError: There is no embedding model.
         """
         if self._entries.search is None:
             name = type(self).__name__
@@ -334,66 +330,63 @@ class LastingMemory(MemoryStore):
 
     @property
     def entities(self) -> StoredEntityMemory:
-        """Facts by name in the same place."""
+        """Facts in the same tables."""
         return StoredEntityMemory(self._tables)
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Keep an entry, behind the others of its scope; one of an id that was there already is left out."""
         check_scope(scope)
         check_entry(entry)
         self._entries.add(scope, entry)
 
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries nearest to the query; without a model the most recent ones, the oldest of them first."""
+        """Return the most similar entries; without a model the most recent ones, oldest first."""
         check_retrieval(scope, max_results)
         return self._entries.find(scope, query, max_results)
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Keep what the policy returns."""
         check_scope(scope)
         check_policy(policy)
         self._entries.evict(scope, policy)
 
     def clear(self, scope: str) -> None:
-        """Delete the entries of a scope."""
         check_scope(scope)
         self._tables.clear(scope)
 
     def scopes(self) -> Mapping[str, int]:
-        """Return how many entries each scope has; long-term memory is none."""
+        """Return the number of entries by scope, without long-term memory."""
         return {scope: count for scope, count in self._tables.scopes().items() if scope != LONG_TERM}
 
     def close(self) -> None:
-        """Let go of the place; it is opened again when it is needed."""
+        """Close the connections. The next operation opens them again."""
         self._tables.close()
 
 
 class StoredLongTermMemory:
-    """Long-term memory that lasts. Fulfils `LongTermMemory`."""
+    """Persistent long-term memory. Fulfils `LongTermMemory`."""
 
     def __init__(self, entries: _Entries) -> None:
         self._entries = entries
 
     @property
     def embedding_model(self) -> EmbeddingModel | None:
-        """What makes its vectors."""
+        """Model of the vectors."""
         return None if self._entries.search is None else self._entries.search.model
 
     def store(self, entry: MemoryEntry) -> None:
-        """Keep an entry; one of an id that was there already is left out.
+        """Store an entry, unless its id was accepted before.
 
         Raises:
-            ValidationError: it is None.
+            ValidationError: The entry or its content is None.
         """
         check_long_term_entry(entry)
         self._entries.add(LONG_TERM, entry)
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries nearest to the query; none for a blank one."""
+        """Return the most similar entries; an empty list for a blank query."""
         return self._entries.find(LONG_TERM, query, max_results)
 
     def evict(self, policy: EvictionPolicy) -> None:
-        """Keep what the policy returns."""
+        """Replace the entries by the entries that the policy returns."""
         check_policy(policy)
         self._entries.evict(LONG_TERM, policy)
 
@@ -403,29 +396,29 @@ class StoredLongTermMemory:
 
 
 class StoredEntityMemory:
-    """Facts by name that last. Fulfils `EntityMemory`."""
+    """Persistent facts by name. Fulfils `EntityMemory`."""
 
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
 
     def put(self, name: str, fact: str) -> None:
-        """Keep a fact, in place of an earlier one of that name.
+        """Store a fact and replace an earlier one of that name.
 
         Raises:
-            ValidationError: the name is blank, or the fact None.
+            ValidationError: The name is blank, or the fact is None.
         """
         self._tables.put_fact(check_fact(name, fact), fact)
 
     def get(self, name: str | None) -> str | None:
-        """Return the fact; None where none is known."""
+        """Return the fact of a name, or None."""
         return None if name is None else self._tables.fact(name.strip())
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in order of first put; nobody can change them."""
+        """Return all facts by name, in the order of their first storage, read-only."""
         return MappingProxyType(self._tables.facts())
 
     def is_empty(self) -> bool:
-        """Return whether nothing is known."""
+        """Return whether there are no facts."""
         return not self._tables.has_facts()
 
     def remove(self, name: str) -> None:

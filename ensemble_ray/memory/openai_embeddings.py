@@ -1,7 +1,4 @@
-"""`OpenAIEmbeddingModel`: any endpoint that gives embeddings by the OpenAI protocol.
-
-The definition holds data only: it pickles, and the key is read when a call is made. The key is never shown.
-"""
+"""`OpenAIEmbeddingModel`: embeddings from any endpoint of the OpenAI protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,37 +24,33 @@ from ensemble_ray.memory.embeddings import count_embedding
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.text.foreign_text import estimate_tokens
 
-#: Vectors, and the tokens that the endpoint counted for all of them; None: it counts none.
+#: Vectors and the tokens that the endpoint counted for all of them, or None.
 Embedded = tuple[list[Sequence[float]], int | None]
-_Found = tuple[Sequence[float], int | None]
-#: Of answers that refuse a request for what is in it: too long, not allowed, no text.
+_VectorAndTokens = tuple[Sequence[float], int | None]
+#: Statuses that refuse a request because of one of its texts: too long, not allowed, empty.
 _REFUSALS = frozenset({400, 413, 422})
 
 
 @dataclass(slots=True)
 class TextBatcher:
-    """The texts of one model in one process; used on one event loop."""
+    """Combines the texts of concurrent calls into requests. For one event loop."""
 
-    #: asks for the vectors of texts
+    #: requests the vectors of texts
     send: Callable[[list[str]], Awaitable[Embedded]]
-    #: texts in one request
+    #: limit of texts in one request
     most: int
-    _waiting: deque[tuple[str, asyncio.Future[_Found]]] = field(
-        default_factory=deque[tuple[str, "asyncio.Future[_Found]"]]
+    _waiting: deque[tuple[str, asyncio.Future[_VectorAndTokens]]] = field(
+        default_factory=deque[tuple[str, "asyncio.Future[_VectorAndTokens]"]]
     )
     _sending: asyncio.Task[None] | None = None
 
-    async def embed(self, text: str) -> _Found:
-        """Return the vector of a text and its share of the tokens; None where the endpoint counts none.
-
-        Raises:
-            openai.APIError: as the request that had the text.
-        """
+    async def embed(self, text: str) -> _VectorAndTokens:
+        """Return the vector of a text and its share of the request's tokens."""
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[_Found] = loop.create_future()
+        found: asyncio.Future[_VectorAndTokens] = loop.create_future()
         self._waiting.append((text, found))
         if self._sending is None:
-            # No context of a caller's: a request may have texts of several runs.
+            # An empty context: a request may contain texts of several runs.
             self._sending = loop.create_task(self._send_all(), context=Context())
         return await found
 
@@ -65,17 +58,17 @@ class TextBatcher:
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
-                await self._send_batch([each for each in batch if not each[1].done()])  # who was cancelled has left
+                await self._send_batch([each for each in batch if not each[1].done()])  # without cancelled calls
         finally:
             self._sending = None
 
-    async def _send_batch(self, batch: Sequence[tuple[str, asyncio.Future[_Found]]]) -> None:
+    async def _send_batch(self, batch: Sequence[tuple[str, asyncio.Future[_VectorAndTokens]]]) -> None:
         if not batch:
             return
         texts = [text for text, _ in batch]
         try:
             vectors, tokens = await self.send(texts)
-        except Exception as error:  # noqa: BLE001  raised where each text is waited for
+        except Exception as error:  # noqa: BLE001  passed to the callers
             if len(batch) > 1 and getattr(error, "status_code", None) in _REFUSALS:
                 for each in batch:
                     await self._send_batch([each])
@@ -90,7 +83,7 @@ class TextBatcher:
 
 
 def shares_of(texts: Sequence[str], tokens: int | None) -> list[int | None]:
-    """Return what each text has of the tokens that were counted for all, by its length; together they are all of them."""
+    """Divide the tokens of a request among its texts, by length. The sum of the shares is `tokens`."""
     if tokens is None:
         return [None] * len(texts)
     total = sum(map(len, texts)) or 1
@@ -101,27 +94,29 @@ def shares_of(texts: Sequence[str], tokens: int | None) -> list[int | None]:
         until = tokens * length // total
         shares.append(until - given)
         given = until
-    if shares and given < tokens:  # empty texts alone
+    if shares and given < tokens:  # all texts are empty
         shares[-1] = (shares[-1] or 0) + tokens - given
     return shares
 
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
-#: Texts are short, and so are their answers.
+#: Shorter than for chat models: embeddings arrive fast.
 _TIMEOUT_S = 60.0
 
 
 class OpenAIEmbeddingModel:
-    """Embeddings from an endpoint: hosted, or a server of your own. Fulfils `EmbeddingModel`.
+    """Embeddings from an endpoint: hosted, or your own server. Fulfils `EmbeddingModel`.
+
+    The model can be pickled. It reads the key from the environment at each call, unless `api_key` is passed.
 
     Args:
-        model: The model's name at the endpoint.
-        base_url: Where the protocol begins, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
-        api_key: The key; default `OPENAI_API_KEY`, read when a call is made. Never shown.
+        model: Name of the model at the endpoint.
+        base_url: URL of the endpoint, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
+        api_key: The key; default `OPENAI_API_KEY`. Never shown.
         timeout: Longest wait for an answer, s or `timedelta`.
-        max_retries: How often a call that failed by the provider's fault is repeated.
-        batch_size: Most texts in one request.
-        dimensions: Numbers in a vector, for models that let one choose; None: as the model has it.
+        max_retries: How often a failed call is repeated if the provider caused the failure.
+        batch_size: Maximum number of texts in one request.
+        dimensions: Numbers per vector, for models with a choice; None: the model's default.
     """
 
     def __init__(
@@ -135,10 +130,10 @@ class OpenAIEmbeddingModel:
         batch_size: int = 128,
         dimensions: int | None = None,
     ) -> None:
-        """Make one; no endpoint is asked.
+        """Check the arguments. No request is sent.
 
         Raises:
-            ValidationError: a value cannot work.
+            ValidationError: An argument is invalid.
         """
         if not model.strip():
             raise ValidationError("OpenAIEmbeddingModel model must not be blank")
@@ -162,39 +157,39 @@ class OpenAIEmbeddingModel:
         self._batcher = TextBatcher(self._embed_batch, batch_size)
 
     def check_key(self) -> None:
-        """Check that a call from this process would have its key.
+        """Check that a call from this process has its key.
 
         Raises:
-            ValidationError: there is none, and the endpoint is one that needs it.
+            ValidationError: The endpoint needs a key, and there is none.
         """
         self._endpoint()
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text. Texts that several threads ask for at the same time share a request.
+        """Return the vector of a text. Concurrent calls from several threads share requests.
 
         Raises:
-            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
-            ValidationError: there is no key, and the endpoint is one that needs it.
+            openai.APIError: The endpoint cannot be reached, refuses, fails, or returns an invalid answer.
+            ValidationError: The endpoint needs a key, and there is none.
         """
         vector, tokens = run_blocking(self._batcher.embed(text))
         count_embedding(estimate_tokens(len(text)) if tokens is None else tokens)
         return vector
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
-        """Return the vectors of texts, a batch with each request; as `embed` else."""
+        """Return the vectors of texts, in requests of `batch_size` texts. Raises the errors of `embed`."""
         vectors: list[Sequence[float]] = []
-        for batch in _batches(list(texts), self._batch_size):
+        for start in range(0, len(texts), self._batch_size):
+            batch = list(texts[start : start + self._batch_size])
             found, tokens = run_blocking(self._embed_batch(batch))
             count_embedding(estimate_tokens(sum(map(len, batch))) if tokens is None else tokens)
             vectors += found
         return vectors
 
     async def _embed_batch(self, batch: list[str]) -> Embedded:
-        """Return vectors, and the tokens that the endpoint counted."""
-        asked: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
+        request: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
         if self._dimensions is not None:
-            asked["dimensions"] = self._dimensions
-        return await self._endpoint().fetch(json_bytes(asked), partial(_answer_of, count=len(batch)))
+            request["dimensions"] = self._dimensions
+        return await self._endpoint().fetch(json_bytes(request), partial(_parse_answer, count=len(batch)))
 
     def _endpoint(self) -> Endpoint:
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
@@ -218,7 +213,7 @@ class OpenAIEmbeddingModel:
             max_retries=self._max_retries,
         )
 
-    def _keywords(self) -> dict[str, object]:
+    def _keywords(self) -> dict[str, Any]:
         return {
             "base_url": self._base_url,
             "api_key": self._api_key,
@@ -237,27 +232,18 @@ class OpenAIEmbeddingModel:
         return hash((self.model, self._base_url))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.model, self._keywords()))
+        return partial(OpenAIEmbeddingModel, **self._keywords()), (self.model,)
 
     def __repr__(self) -> str:
         shown = "" if self._base_url is None else f", base_url={shown_url(self._base_url)!r}"
         return f"OpenAIEmbeddingModel({self.model!r}{shown})"
 
 
-def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIEmbeddingModel:
-    return OpenAIEmbeddingModel(model, **keywords)
-
-
-def _batches(texts: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(texts), size):
-        yield texts[start : start + size]
-
-
-def _answer_of(body: bytes, count: int) -> Embedded:
-    """Return the vectors of an answer, in the order of the texts, and its tokens; None where it has no count.
+def _parse_answer(body: bytes, count: int) -> Embedded:
+    """Return the vectors of an answer in the order of the texts, and its tokens, or None if it does not count them.
 
     Raises:
-        WireError: it has not one for each text.
+        WireError: The answer is an error, or lacks a vector.
     """
     try:
         answer = cast("Mapping[str, Any]", json.loads(body))

@@ -1,4 +1,4 @@
-"""MemoryStore: entries by scope, and the two stores that its factories return."""
+"""Memory in this process, the port `MemoryStore`, and the memory settings of an ensemble."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ensemble_ray.values.memory import EmbeddingMatch, EvictionPolicy, MemoryEnt
 from ensemble_ray.values.value import Value
 
 
-class StaysHere:
-    """Memory of this process alone: a copy elsewhere would not be what its owner reads."""
+class NotPicklable:
+    """Base of memory that exists only in the process that created it; a copy would miss later changes."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -28,42 +28,42 @@ class StaysHere:
         )
 
 
-class InMemoryEntityMemory(StaysHere):
-    """Facts by name. Fulfils `EntityMemory`."""
+class InMemoryEntityMemory(NotPicklable):
+    """Facts by name, in this process. Fulfils `EntityMemory`."""
 
     def __init__(self) -> None:
         self._facts: dict[str, str] = {}
         self._lock = new_lock()
 
     def put(self, name: str, fact: str) -> None:
-        """Keep a fact, in place of an earlier one of that name.
+        """Store a fact and replace an earlier one of that name.
 
         Raises:
-            ValidationError: the name is blank, or the fact None.
+            ValidationError: The name is blank, or the fact is None.
         """
         name = check_fact(name, fact)
         with self._lock:
             self._facts[name] = fact
 
     def get(self, name: str | None) -> str | None:
-        """Return the fact; None where none is known."""
+        """Return the fact of a name, or None."""
         return None if name is None else self._facts.get(name.strip())
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in order of first put; nobody can change them."""
+        """Return all facts by name, in the order of their first storage, read-only."""
         with self._lock:
             return MappingProxyType(dict(self._facts))
 
     def is_empty(self) -> bool:
-        """Return whether nothing is known."""
+        """Return whether there are no facts."""
         return not self._facts
 
 
 def check_fact(name: str | None, fact: str | None) -> str:
-    """Return the name as it is kept.
+    """Return the stripped name.
 
     Raises:
-        ValidationError: it is blank, or the fact is None (S-MEM-41).
+        ValidationError: The name is blank, or the fact is None (S-MEM-41).
     """
     if name is None or not name.strip():
         raise ValidationError("entity_name must not be None or blank")
@@ -72,8 +72,8 @@ def check_fact(name: str | None, fact: str | None) -> str:
     return name.strip()
 
 
-class InMemoryEmbeddingStore(StaysHere):
-    """Texts by vector; all are looked at in each search. Fulfils `EmbeddingStore`."""
+class InMemoryEmbeddingStore(NotPicklable):
+    """Texts by vector, in this process. A search compares all of them. Fulfils `EmbeddingStore`."""
 
     def __init__(self) -> None:
         #: (vector of length 1, text, metadata)
@@ -81,7 +81,7 @@ class InMemoryEmbeddingStore(StaysHere):
         self._lock = new_lock()
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
-        """Keep a text."""
+        """Store a text."""
         kept = (_of_length_one(vector), text, dict(metadata))
         with self._lock:
             self._texts.append(kept)
@@ -93,7 +93,7 @@ class InMemoryEmbeddingStore(StaysHere):
         min_score: float = 0.0,
         filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
     ) -> Sequence[EmbeddingMatch]:
-        """Return the nearest texts, nearest first; of equally near ones that which came first."""
+        """Return the most similar texts in descending order; ties in storing order."""
         wanted = (filter or {}).items()
         with self._lock:
             texts = list(self._texts)
@@ -110,76 +110,78 @@ class InMemoryEmbeddingStore(StaysHere):
 
 
 def _of_length_one(vector: Sequence[float]) -> tuple[float, ...]:
-    """Return a vector of that direction; the null vector has none, and is as far from everything as can be."""
+    """Return the unit vector of that direction. The null vector has none and stays: its similarity to all others is 0."""
     length = math.hypot(*vector)
     return tuple(each / length for each in vector) if length else tuple(vector)
 
 
-#: What an object must have to be used as a store (S-MEM-60).
+#: Methods of a memory store (S-MEM-60).
 STORE_METHODS = ("store", "retrieve", "evict", "clear")
 
 
 class MemoryStore(ABC):
-    """Keeps entries by scope. Its methods may be called from any thread, several at a time.
+    """Stores entries by scope. Threads may call the methods at the same time.
 
-    Derive from it for a store of your own, or bring any object with these four methods; they may be async.
+    Derive from it for a store of your own, or pass any object with these four methods; they may be async.
     """
 
     @abstractmethod
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Keep an entry.
+        """Store an entry.
 
         Raises:
-            ValidationError: the scope is blank, or the entry None.
+            ValidationError: The scope is blank, or the entry is None.
         """
 
     @abstractmethod
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return entries of that scope that have to do with the query.
+        """Return entries of a scope that are relevant to the query.
 
         Raises:
-            ValidationError: the scope is blank, or `max_results` is 0 or less.
+            ValidationError: The scope is blank, or `max_results` is not positive.
         """
 
     @abstractmethod
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Keep only what the policy returns of a scope's entries.
+        """Replace the entries of a scope by the entries that the policy returns.
 
         Raises:
-            ValidationError: the scope is blank, or the policy None.
+            ValidationError: The scope is blank, or the policy is None.
         """
 
     @abstractmethod
     def clear(self, scope: str) -> None:
-        """Forget the entries of a scope.
+        """Delete the entries of a scope.
 
         Raises:
-            ValidationError: the scope is blank.
-            NotImplementedError: the store cannot do that.
+            ValidationError: The scope is blank.
+            NotImplementedError: The store cannot delete a scope.
         """
 
     @staticmethod
     def in_memory() -> MemoryStore:
-        """Return a store that lasts as long as the process and gives the most recent entries, whatever the query."""
+        """Return a store in this process. It returns the most recent entries, whatever the query."""
         return InMemoryStore()
 
     @staticmethod
     def embeddings(*, embedding_model: EmbeddingModel, embedding_store: EmbeddingStore) -> MemoryStore:
-        """Return a store that finds entries by meaning."""
+        """Return a store that finds entries by similarity of their embeddings."""
         return EmbeddingMemoryStore(embedding_model=embedding_model, embedding_store=embedding_store)
 
 
-class InMemoryStore(StaysHere, MemoryStore):
-    """Entries by scope; the most recent ones are found, whatever the query (S-MEM-63)."""
+class InMemoryStore(NotPicklable, MemoryStore):
+    """Entries by scope. A retrieval returns the most recent ones, oldest first, whatever the query (S-MEM-63).
+
+    An entry whose id a scope accepted before is ignored.
+    """
 
     def __init__(self) -> None:
         self._scopes: dict[str, list[MemoryEntry]] = {}
-        #: scope -> ids that it took; also of entries that were evicted since, which are not taken again either
+        #: scope -> accepted ids, including ids of evicted entries
         self._ids: dict[str, set[str]] = {}
         self._lock = new_lock()
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Keep an entry, behind the others of its scope; one of an id that is there already stays as it is."""
         check_scope(scope)
         check_entry(entry)
         with self._lock:
@@ -191,14 +193,12 @@ class InMemoryStore(StaysHere, MemoryStore):
             self._scopes.setdefault(scope, []).append(entry)
 
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the most recent entries, the oldest of them first."""
         del query
         check_retrieval(scope, max_results)
         with self._lock:
             return self._scopes.get(scope, [])[-max_results:]
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Keep what the policy returns."""
         check_scope(scope)
         check_policy(policy)
         with self._lock:
@@ -206,7 +206,6 @@ class InMemoryStore(StaysHere, MemoryStore):
                 self._scopes[scope] = list(policy.apply(tuple(self._scopes[scope])))
 
     def clear(self, scope: str) -> None:
-        """Forget the entries of a scope."""
         check_scope(scope)
         with self._lock:
             self._scopes.pop(scope, None)
@@ -217,28 +216,23 @@ class EmbeddingMemoryStore(MemoryStore):
     """Scopes over any embedding store (S-MEM-65 to S-MEM-67)."""
 
     def __init__(self, *, embedding_model: EmbeddingModel, embedding_store: EmbeddingStore) -> None:
-        """Make one.
-
-        Raises:
-            ValidationError: one of the two is None.
-        """
         check_parts(embedding_model=embedding_model, embedding_store=embedding_store)
         self._texts = embedding_store
         self._model = embedding_model
 
     @property
     def embedding_model(self) -> EmbeddingModel:
-        """What makes its vectors."""
+        """Model of the vectors."""
         return self._model
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Keep an entry; its structured content is not kept."""
+        """Store an entry without its structured content."""
         check_scope(scope)
         check_entry(entry)
         self._texts.add(self._model.embed(entry.content), entry.content, {**metadata_of(entry), SCOPE: scope})
 
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries of that scope that are nearest to the query; none for a blank one."""
+        """Return the entries of a scope that are most similar to the query; an empty list for a blank query."""
         check_retrieval(scope, max_results)
         if query is None or not query.strip():
             return []
@@ -246,16 +240,11 @@ class EmbeddingMemoryStore(MemoryStore):
         return [entry_of(match) for match in found]
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Do nothing: embedding stores do not list what they have."""
+        """Check the arguments only: embedding stores cannot list their texts."""
         check_scope(scope)
         check_policy(policy)
 
     def clear(self, scope: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            NotImplementedError: always.
-        """
         check_scope(scope)
         raise NotImplementedError(
             "EmbeddingMemoryStore does not support per-scope clear: embedding stores cannot delete by metadata. Use "
@@ -264,46 +253,46 @@ class EmbeddingMemoryStore(MemoryStore):
 
 
 def check_scope(scope: str | None) -> None:
-    """Refuse a scope without a name (S-MEM-62)."""
+    """Raise a `ValidationError` if the scope is blank (S-MEM-62)."""
     if scope is None or not scope.strip():
         raise ValidationError("scope must not be None or blank")
 
 
 def check_entry(entry: MemoryEntry | None) -> None:
-    """Refuse None (S-MEM-62)."""
+
     if entry is None:
         raise ValidationError("entry must not be None")
 
 
 def check_policy(policy: EvictionPolicy | None) -> None:
-    """Refuse None (S-MEM-62)."""
+
     if policy is None:
         raise ValidationError("policy must not be None")
 
 
 def check_retrieval(scope: str | None, max_results: int) -> None:
-    """Refuse a scope without a name, and a retrieval of nothing (S-MEM-62)."""
+    """Raise a `ValidationError` if the scope is blank, or `max_results` is not positive (S-MEM-62)."""
     check_scope(scope)
     if max_results <= 0:
         raise ValidationError(f"max_results must be > 0, got: {max_results}")
 
 
-#: What an object must have to be used as a store of reflections (S-REFL-5).
+#: Methods of a reflection store (S-REFL-5).
 REFLECTION_METHODS = ("store", "retrieve")
 
 
-class InMemoryReflectionStore(StaysHere):
-    """Reflections by key, as long as the process lives. Fulfils `ReflectionStore`."""
+class InMemoryReflectionStore(NotPicklable):
+    """Reflections by key, in this process. Fulfils `ReflectionStore`."""
 
     def __init__(self) -> None:
         self._reflections: dict[str, TaskReflection] = {}
         self._lock = new_lock()
 
     def store(self, key: str, reflection: TaskReflection) -> None:
-        """Keep a reflection, in place of the one that has that key.
+        """Store a reflection and replace an earlier one of that key.
 
         Raises:
-            ValidationError: the key is blank, or it is no reflection.
+            ValidationError: The key is blank, or the value is not a `TaskReflection`.
         """
         key = check_reflection_key(key)
         check_reflection(reflection)
@@ -311,32 +300,24 @@ class InMemoryReflectionStore(StaysHere):
             self._reflections[key] = reflection
 
     def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key; None where there is none.
+        """Return the reflection of a key, or None.
 
         Raises:
-            ValidationError: the key is blank.
+            ValidationError: The key is blank.
         """
         with self._lock:
             return self._reflections.get(check_reflection_key(key))
 
 
 def check_reflection_key(key: str | None) -> str:
-    """Return the key.
-
-    Raises:
-        ValidationError: it is None or blank.
-    """
+    """Return the key; raise a `ValidationError` if it is blank."""
     if key is None or not key.strip():
         raise ValidationError("reflection key must not be None or blank")
     return key
 
 
 def check_reflection(reflection: object) -> None:
-    """Refuse what is no reflection.
 
-    Raises:
-        ValidationError: it is something else, such as None.
-    """
     if not isinstance(reflection, TaskReflection):
         raise ValidationError(f"reflection must be a TaskReflection, got: {type(reflection).__name__}")
 
@@ -353,14 +334,14 @@ _LONG_TERM, _ENTITIES = ("store", "retrieve"), ("put", "get", "get_all", "is_emp
 
 
 class EnsembleMemory(Value):
-    """Memory that all tasks of an ensemble use: their prompts show it, and their outputs go into it.
+    """Memory of all tasks of an ensemble: it appears in their prompts, and their outputs are stored in it.
 
     Attributes:
-        short_term: Whether each task sees all that was done before it in the same run.
-        long_term: Keeps outputs across runs; a task sees those that have to do with it. None: nothing does.
-        entity_memory: Facts that each task sees; only you write them. None: there are none.
+        short_term: Whether each task sees the earlier outputs of the same run.
+        long_term: Stores outputs across runs; a task sees the relevant ones.
+        entity_memory: Facts that each task sees. Only the user writes them.
         long_term_max_results: How many entries of `long_term` a task sees; > 0.
-        extractor: Returns what `long_term` stores of a `TaskOutput`; None: nothing. Default: its text.
+        extractor: Returns the text of a `TaskOutput` that `long_term` stores, or None to store no entry. Default: its raw text.
     """
 
     short_term: Annotated[bool, Strict()] = False

@@ -1,4 +1,7 @@
-"""Tools by which agents use memory themselves: `MemoryTool`, `EntityMemoryTool`."""
+"""Memory as agents and runs use it: `MemoryTool`, `EntityMemoryTool`, and the memory of one run.
+
+A tool may run in another process than its store. It then calls the store through the driver of the run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
@@ -36,15 +39,15 @@ if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
 
 
-#: Name of the driver's service.
+#: Service of the driver that calls held objects.
 HELD_SERVICE = "held_object"
-#: What may be called from another process.
+#: Methods that other processes may call.
 _METHODS = frozenset({"store", "retrieve", "get"})
 _held: WeakValueDictionary[str, HeldObject] = WeakValueDictionary()
 
 
 class HeldObject:
-    """An object of this process, or the way to one of another."""
+    """An object of this process. A pickled copy is a proxy that calls the object in its process."""
 
     def __init__(self, thing: object) -> None:
         self._id = new_object_id()
@@ -54,19 +57,19 @@ class HeldObject:
 
     @property
     def is_here(self) -> bool:
-        """Whether the object lives in this process."""
+        """Whether the object is in this process."""
         return self._process_id == os.getpid()
 
     @property
     def thing(self) -> Any:
-        """The object itself, in its own process; None elsewhere."""
+        """The object in its own process, None in a proxy."""
         return self._thing if self.is_here else None
 
     async def call(self, method: str, *arguments: object) -> object:
-        """Call a method of the object where it lives; what it raises is raised here.
+        """Call a method of the object in its process. Errors are raised here.
 
         Raises:
-            IllegalStateError: its process cannot be reached from here.
+            IllegalStateError: Its process cannot be reached.
         """
         if self.is_here:
             return await call_user(
@@ -85,30 +88,30 @@ class HeldObject:
 
     @classmethod
     def find(cls, held_id: str, process_id: int) -> HeldObject:
-        """Return the object that was pickled: itself at home, the way to it elsewhere."""
+        """Return the object in its own process, otherwise a new proxy."""
         found = _held.get(held_id)
         if found is not None and found.is_here:
             return found
-        away = object.__new__(cls)
-        away._id, away._thing, away._process_id = held_id, None, process_id
-        return away
+        proxy = object.__new__(cls)
+        proxy._id, proxy._thing, proxy._process_id = held_id, None, process_id
+        return proxy
 
 
 def _find(held_id: str, process_id: int) -> HeldObject:
-    """Return what a pickle stands for; a function of a module travels by its name alone."""
+    # A function, because pickle refers to it by name.
     return HeldObject.find(held_id, process_id)
 
 
 def has_held_objects() -> bool:
-    """Return whether tools of this process may be reached from others; a runtime then has to listen for their calls."""
+    """Return whether this process holds objects for tools, so that a runtime must accept their calls."""
     return any(each.is_here for each in list(_held.values()))
 
 
 async def answer_held(payload: Mapping[str, object]) -> object:
-    """Do what a tool in another process asks of an object of this one.
+    """Call a method of a held object for another process.
 
     Raises:
-        IllegalStateError: the object is gone, or has no such method.
+        IllegalStateError: The object is gone, or the method is not permitted.
     """
     found, method = _held.get(str(payload["id"])), str(payload["method"])
     if found is None or not found.is_here or method not in _METHODS:
@@ -119,8 +122,8 @@ async def answer_held(payload: Mapping[str, object]) -> object:
     return await found.call(method, *arguments)
 
 
-#: Entries that one retrieval gives (S-MEM-93).
-_MOST = 5
+#: Limit of entries in one retrieval (S-MEM-93).
+_MAX_RETRIEVED = 5
 _SOURCE = "MemoryTool"
 
 
@@ -128,10 +131,10 @@ class MemoryTool:
     """Two tools over one scope of a store: `store_memory` and `retrieve_memory`."""
 
     def __init__(self, scope: str, store: MemoryStore) -> None:
-        """Make them.
+        """Check the arguments.
 
         Raises:
-            ValidationError: the scope is blank, or the store None.
+            ValidationError: The scope is blank, or the store is None.
         """
         scope_given: str | None = scope
         store_given: MemoryStore | None = store
@@ -144,7 +147,7 @@ class MemoryTool:
 
     @classmethod
     def of(cls, scope: str, store: MemoryStore) -> MemoryTool:
-        """Return the tools of a scope of that store."""
+        """Return the tools of a scope of a store."""
         return cls(scope, store)
 
     @tool(effect="idempotent")
@@ -176,14 +179,14 @@ class MemoryTool:
         """
         if not query.strip():
             return "No query provided"
-        found = cast("Sequence[MemoryEntry]", await self._store.call("retrieve", self._scope, query, _MOST))
+        found = cast("Sequence[MemoryEntry]", await self._store.call("retrieve", self._scope, query, _MAX_RETRIEVED))
         if not found:
             return f"No relevant memories found for: {query}"
         return "\n".join(["Retrieved memories:", *(f"- {entry.content}" for entry in found)])
 
 
 class EntityMemoryTool(AbstractAgentTool):
-    """Looks up what an entity memory knows."""
+    """Looks up facts in an entity memory."""
 
     name = "lookup_entity"
     description = "Looks up the known fact about a person, a company or a thing. Input: its name."
@@ -193,19 +196,17 @@ class EntityMemoryTool(AbstractAgentTool):
         self._memory = HeldObject(entity_memory)
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Return the fact."""
+        """Return the fact, or the message that there is none."""
         fact = cast("str | None", await self._memory.call("get", text))
         return ToolResult.success(f"No known facts about: {text.strip()}" if fact is None else fact)
 
 
-_Found = TypeVar("_Found")
-
-#: Entries of a scope that a task sees (S-MEM-73).
-_MOST_OF_SCOPE = 5
+#: Limit of entries of a scope in a task's prompt (S-MEM-73).
+_MAX_SCOPE_ENTRIES = 5
 
 
 def rules_of(memory: EnsembleMemory | None, store: MemoryStore | None) -> MemoryRules | None:
-    """Return which kinds of memory a run has; None: none."""
+    """Return the kinds of memory of a run; None: it has none."""
     if memory is None and store is None:
         return None
     return MemoryRules(
@@ -218,92 +219,106 @@ def rules_of(memory: EnsembleMemory | None, store: MemoryStore | None) -> Memory
 
 
 class LocalRunMemory:
-    """The memory of one run; short-term memory is its own and starts empty (S-MEM-5). Fulfils `RunMemory`."""
+    """The memory of one run. Its short-term memory starts empty (S-MEM-5). Fulfils `RunMemory`."""
 
     def __init__(self, memory: EnsembleMemory | None, store: MemoryStore | None) -> None:
         self._memory = memory
         self._store = store
         #: instance -> (role, description, content), in recording order
         self._short_term: dict[str, tuple[str, str, str]] = {}
-        #: entry id -> taking it; whoever leaves it again, since a process died, waits for the same
-        self._taking: dict[str, asyncio.Task[RememberedNote]] = {}
+        #: entry id -> storage of the note; a repeated request after the death of a process awaits the same task
+        self._storing: dict[str, asyncio.Task[RememberedNote]] = {}
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
-        """Return what a task is to be reminded of; what a store raises is raised here."""
         with metered_embeddings() as meter:
             found = await self._find(query)
         return replace(found, embedding_tokens=meter.tokens)
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
-        """Keep what a completed task leaves; what a store raises is raised here. A note that was taken is not taken again."""
-        taking = self._taking.get(note.entry_id)
-        if taking is None:
-            taking = self._taking[note.entry_id] = asyncio.get_running_loop().create_task(self._take(note))
+        storing = self._storing.get(note.entry_id)
+        if storing is None:
+            storing = self._storing[note.entry_id] = asyncio.get_running_loop().create_task(self._store_note(note))
         try:
-            return await asyncio.shield(taking)
+            return await asyncio.shield(storing)
         except Exception:
-            self._taking.pop(note.entry_id, None)  # whoever does the task again leaves it again
+            self._storing.pop(note.entry_id, None)  # a retry of the task stores the note again
             raise
 
     async def reset(self, reset: ScopeReset) -> None:
-        """Clear or cut scopes before an iteration of a loop.
+        """Clear scopes, or drop their older entries, before an iteration of a loop.
 
         Raises:
-            NotImplementedError: the store cannot clear (S-LOOP-92).
+            NotImplementedError: The store cannot clear a scope (S-LOOP-92).
         """
-        for scope in reset.scopes if self._store is not None else ():
+        store = self._store
+        if store is None:
+            return
+        for scope in reset.scopes:
             if reset.mode == "window":
                 with suppress(NotImplementedError):
-                    await self._evict(scope, EvictionPolicy.keep_last_entries(reset.window_size))
-            else:
-                await self._clear(reset.loop, scope)
+                    await call_user(store.evict, scope, EvictionPolicy.keep_last_entries(reset.window_size))
+                continue
+            try:
+                await call_user(store.clear, scope)
+            except NotImplementedError as error:
+                raise NotImplementedError(
+                    f"Loop '{reset.loop}' has memory_mode=fresh_per_iteration but the configured MemoryStore "
+                    f"({type(store).__name__}) does not support per-scope clear for scope '{scope}'. {error}. Use "
+                    "memory_mode=accumulate, or a store that can clear, such as MemoryStore.in_memory()"
+                ) from error
 
     def restore(self, instance: str, output: TaskOutput) -> None:
-        """Put back into short-term memory what an earlier process of the run recorded."""
-        self._short_term[instance] = _short_term_of(output)
+        """Add a recorded output of an earlier process to short-term memory."""
+        self._short_term[instance] = (output.agent_role, output.task_description, output.raw)
 
     async def _find(self, query: MemoryQuery) -> RecalledMemory:
-        scopes = [(scope, await self._of_scope(scope, query.text)) for scope in query.scopes]
-        if not query.uses_ensemble or self._memory is None:
+        scopes: list[tuple[str, tuple[str, ...]]] = []
+        for scope in query.scopes:
+            found = (
+                ()
+                if self._store is None
+                else await call_user(self._store.retrieve, scope, query.text, _MAX_SCOPE_ENTRIES)
+            )
+            scopes.append((scope, tuple(entry.content for entry in found)))
+        memory = self._memory
+        if not query.uses_ensemble or memory is None:
             return RecalledMemory(scopes=tuple(scopes))
-        short_term = tuple(self._short_term.values()) if self._memory.short_term else None
-        long_term, retrieval_s = await _time(self._of_long_term, query.text)
-        entities, lookup_s = await _time(self._of_entities, query.text)
+        long_term, entities = memory.long_term, memory.entity_memory
+        began = time.monotonic()
+        entries = (
+            () if long_term is None else await call_user(long_term.retrieve, query.text, memory.long_term_max_results)
+        )
+        retrieved = time.monotonic()
+        facts = {} if entities is None else await call_user(entities.get_all)
         return RecalledMemory(
             scopes=tuple(scopes),
-            short_term=short_term,
-            long_term=long_term or (),
-            entities=entities or (),
-            retrieval_s=None if long_term is None else retrieval_s,
-            lookup_s=None if entities is None else lookup_s,
+            short_term=tuple(self._short_term.values()) if memory.short_term else None,
+            long_term=tuple(entry.content for entry in entries),
+            entities=tuple(facts.items()),
+            retrieval_s=None if long_term is None else retrieved - began,
+            lookup_s=None if entities is None else time.monotonic() - retrieved,
         )
 
-    async def _take(self, note: MemoryNote) -> RememberedNote:
-        with metered_embeddings() as meter:
-            taken_by = await self._store_note(note)
-        return RememberedNote(taken_by=tuple(taken_by), embedding_tokens=meter.tokens)
-
-    async def _store_note(self, note: MemoryNote) -> list[str]:
-        """Store a note; return what took it."""
-        taken: list[str] = []
+    async def _store_note(self, note: MemoryNote) -> RememberedNote:
         memory = self._memory if note.uses_ensemble else None
-        if memory is not None and not note.is_stored and await self._store_long_term(note):
-            taken.append("long_term")
-        if self._store is not None and not note.is_stored:
-            for scope in note.scopes:
-                entry = _entry_of(note, note.output.raw, note.output.parsed_output)
-                await call_user(self._store.store, scope.name, entry)
-                if (policy := scope.policy) is not None:
-                    await self._evict(scope.name, policy)
-        if memory is not None and memory.short_term:  # last: it does not raise, and a task that failed has no notes
-            self._short_term[note.instance] = _short_term_of(note.output)
+        taken: list[str] = []
+        with metered_embeddings() as meter:
+            if memory is not None and not note.is_stored and await self._store_long_term(memory, note):
+                taken.append("long_term")
+            if self._store is not None and not note.is_stored:
+                for scope in note.scopes:
+                    entry = _entry_of(note, note.output.raw, note.output.parsed_output)
+                    await call_user(self._store.store, scope.name, entry)
+                    if scope.policy is not None:
+                        await call_user(self._store.evict, scope.name, scope.policy)
+        if memory is not None and memory.short_term:  # last: it cannot fail, and a failed task leaves no notes
+            self.restore(note.instance, note.output)
             taken.append("short_term")
-        return taken
+        return RememberedNote(taken_by=tuple(taken), embedding_tokens=meter.tokens)
 
-    async def _store_long_term(self, note: MemoryNote) -> bool:
-        """Return whether there was anything to store (S-MEM-6)."""
-        memory = self._memory
-        if memory is None or memory.long_term is None:
+    async def _store_long_term(self, memory: EnsembleMemory, note: MemoryNote) -> bool:
+        """Return whether there was a text to store (S-MEM-6)."""
+        if memory.long_term is None:
             return False
         content: str | None = note.output.raw
         if memory.extractor is not None:
@@ -313,52 +328,6 @@ class LocalRunMemory:
             return False
         await call_user(memory.long_term.store, _entry_of(note, content))
         return True
-
-    async def _of_scope(self, scope: str, text: str) -> tuple[str, ...]:
-        if self._store is None:
-            return ()
-        found = await call_user(self._store.retrieve, scope, text, _MOST_OF_SCOPE)
-        return tuple(entry.content for entry in found)
-
-    async def _of_long_term(self, text: str) -> tuple[str, ...] | None:
-        memory = self._memory
-        if memory is None or memory.long_term is None:
-            return None
-        found = await call_user(memory.long_term.retrieve, text, memory.long_term_max_results)
-        return tuple(entry.content for entry in found)
-
-    async def _of_entities(self, _text: str) -> tuple[tuple[str, str], ...] | None:
-        entities = None if self._memory is None else self._memory.entity_memory
-        if entities is None:
-            return None
-        return tuple((await call_user(entities.get_all)).items())
-
-    async def _evict(self, scope: str, policy: EvictionPolicy) -> None:
-        if self._store is not None:
-            await call_user(self._store.evict, scope, policy)
-
-    async def _clear(self, loop: str, scope: str) -> None:
-        store = self._store
-        if store is None:
-            return
-        try:
-            await call_user(store.clear, scope)
-        except NotImplementedError as error:
-            raise NotImplementedError(
-                f"Loop '{loop}' has memory_mode=fresh_per_iteration but the configured MemoryStore "
-                f"({type(store).__name__}) does not support per-scope clear for scope '{scope}'. {error}. Use "
-                "memory_mode=accumulate, or a store that can clear, such as MemoryStore.in_memory()"
-            ) from error
-
-
-async def _time(ask: Callable[[str], Awaitable[_Found]], text: str) -> tuple[_Found, float]:
-    began = time.monotonic()
-    found = await ask(text)
-    return found, time.monotonic() - began
-
-
-def _short_term_of(output: TaskOutput) -> tuple[str, str, str]:
-    return output.agent_role, output.task_description, output.raw
 
 
 def _entry_of(note: MemoryNote, content: str, structured: object = None) -> MemoryEntry:

@@ -1,8 +1,7 @@
-"""A YAML text as a tree whose every node knows its line and column.
+"""Parse YAML into a tree of plain data in which every node knows its line and column.
 
-Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
-from the text but strings, numbers, booleans, lists and mappings. What a text costs is bounded: its length, its depth, the
-values that it has, and those that aliases make of them (S-SEC-76).
+YAML tags and duplicate keys are refused; aliases and merge keys are resolved. Length, depth, number of values, and number
+of values that aliases add are limited (S-SEC-76).
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ import yaml
 
 from ensemble_ray.errors import ValidationError
 
-#: Names and findings that one message lists.
+#: Limits of one message.
 _SHOWN_NAMES = 20
 _SHOWN_PROBLEMS = 20
-#: Names that a misspelt one is compared with, and their longest, characters: items bring names of their own.
-_MOST_COMPARED, _LONGEST_COMPARED = 1000, 100
+#: Limits of the search for a similar name. The known names may be the user's: fields of items.
+_MAX_CANDIDATES, _MAX_CANDIDATE_CHARS = 1000, 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Spot:
-    """A place in a file; both numbers count from 1."""
+    """A position in a file, counted from 1."""
 
     line: int
     column: int
 
 
 class Problems:
-    """Findings in one file."""
+    """The mistakes found in one file."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -45,21 +44,17 @@ class Problems:
         return len(self._found)
 
     def add(self, spot: Spot, where: str, text: str) -> None:
-        """Note one.
+        """Add a mistake.
 
         Args:
             spot: Its line and column.
-            where: The path of keys, such as `agents.writer.goal`; empty for the whole file.
-            text: What is wrong and what to do.
+            where: Its path of keys, such as `agents.writer.goal`; empty for the whole file.
+            text: The mistake and its remedy.
         """
         self._found[spot, f"{where}: {text}" if where else text] = None
 
     def check(self) -> None:
-        """Let the file pass if nothing was found.
-
-        Raises:
-            ValidationError: something was; everything is named, each with file, line and column.
-        """
+        """Raise a `ValidationError` that lists all mistakes with file, line and column; return if there are none."""
         if not self._found:
             return
         lines = [f"{self._file}:{spot.line}:{spot.column}: {text}" for spot, text in sorted(self._found)]
@@ -71,32 +66,32 @@ class Problems:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known name nearest to that one, if any is near."""
-    if len(name) > _LONGEST_COMPARED:
+    """Return the known name most similar to `name`, or an empty list."""
+    if len(name) > _MAX_CANDIDATE_CHARS:
         return []
-    by_lower = {each.lower(): each for each in islice(known, _MOST_COMPARED) if len(each) <= _LONGEST_COMPARED}
+    by_lower = {each.lower(): each for each in islice(known, _MAX_CANDIDATES) if len(each) <= _MAX_CANDIDATE_CHARS}
     return [by_lower[close] for close in difflib.get_close_matches(name.lower(), by_lower, n=1)]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the known name nearest to that one, or nothing."""
+    """Return ` Did you mean 'x'?` for the most similar known name, or an empty text."""
     close = nearest(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def list_known_names(known: Iterable[str]) -> str:
-    """Return `Known: [a, b]`, cut where there are very many."""
+    """Return `Known: [a, b]`, shortened if there are many."""
     names = list(known)
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"Known: [{', '.join(names[:_SHOWN_NAMES])}{more}]"
 
 
-#: `[^{}]`, so that each text is read once, whatever it opens and never closes.
+#: `[^{}]` keeps matching linear: no text is scanned twice, however many `${` it opens.
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _INDEX = re.compile(r"\[\d+\]")
-#: Below these keys everything takes variables but what may be secret.
+#: All values below these keys may contain variables, except secrets.
 _SECTIONS = frozenset({"llm", "manager_llm", "models", "inputs"})
-#: And these values, wherever they stand: who agents are, files, folders, addresses, numbers.
+#: Values of these keys may contain variables anywhere in the file.
 _KEYS = frozenset({
     "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
     "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
@@ -106,25 +101,25 @@ _SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "extr
 
 
 def takes_variables(where: str) -> bool:
-    """Return whether the value at a path, such as `llm.base_url`, takes variables."""
+    """Return whether the value at a path, such as `llm.base_url`, may contain variables."""
     path = _INDEX.sub("", where).split(".")
     return path[-1] in _KEYS or not _SECTIONS.isdisjoint(path)
 
 
 def may_be_secret(where: str) -> bool:
-    """Return whether the value at a path may hold a key; those come from the environment in another way."""
+    """Return whether the value at a path may hold a key. Keys have their own ways to the environment (`api_key_env`, `env`)."""
     return not _SECRET.isdisjoint(_INDEX.sub("", where).split("."))
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Put values in the places of variables.
+    """Replace variables by their values.
 
     Args:
-        text: With `${NAME}`, `${NAME:-default}` for a variable that is not set or empty, and `$${` for a literal `${`.
+        text: `${NAME}`, `${NAME:-default}` (used if the variable is unset or empty), and `$${` for a literal `${`.
         environ: Values by name.
 
     Returns:
-        The text, and the names of variables that are not set and have no default, each once.
+        The text, and the names of unset variables without a default.
 
     Examples:
         >>> expand("openai:${MODEL:-small} at ${HOST}, $${HOST}", {"HOST": "here"})
@@ -147,43 +142,41 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     return _VARIABLE.sub(value_of, text), list(missing)
 
 
-#: Longest team file; those of people have some kilobytes.
+#: Largest team file. Handwritten files have a few kilobytes.
 MAX_BYTES = 1_048_576
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = f"{_CORE}merge"
-#: Tags that plain YAML gives by itself; timestamps and lone `=` are texts to us.
+#: Tags of plain YAML. Timestamps and a lone `=` are read as texts.
 _PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _TOO_DEEP = "nested too deeply"
 _MAX_DEPTH = 100
 _MAX_VALUES = 50_000
-#: Values that aliases and merge keys add to those that are written.
+#: Limit of the values that aliases and merge keys add.
 _MAX_ALIASED = 10_000
-#: Python reads no longer ones; YAML's numbers to the base 60 would be read in quadratic time.
+#: Python refuses longer integers, and PyYAML reads base-60 numbers in quadratic time.
 _MAX_NUMBER = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A text, number, boolean or nothing."""
+    """A text, number, boolean or null."""
 
     spot: Spot
     value: str | int | float | bool | None
-    #: as it stands in the file
+    #: as written in the file
     written: str
 
 
 class Items(list["Located"]):
-    """A list."""
-
     def __init__(self, spot: Spot, items: Iterable[Located]) -> None:
         super().__init__(items)
         self.spot = spot
 
 
 class Entries(dict[str, "Located"]):
-    """A mapping; keys are the texts as written, so that `on:` is a key named `on`."""
+    """A mapping. Keys are texts as written: `on:` is the key `on`, not a boolean."""
 
     def __init__(self, spot: Spot, values: Mapping[str, Located], key_spots: dict[str, Spot]) -> None:
         super().__init__(values)
@@ -192,25 +185,25 @@ class Entries(dict[str, "Located"]):
 
 
 Located = Scalar | Items | Entries
-#: Keys and positions that lead to a place, as pydantic gives them.
+#: A path of keys and list positions, as pydantic reports it.
 Loc: TypeAlias = tuple[int | str, ...]
 
-#: Place of what the file does not say.
+#: Position of values that the file does not contain.
 NOWHERE = Spot(1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePosition:
-    """Where a path through a file leads: as far as there is something."""
+    """The end of a path through a file, as far as the file has it."""
 
     path: str
     value: Located
-    #: of the key, or of the item of a list
+    #: of the key or list item
     key_spot: Spot
 
 
 def locate(root: Located, path: Loc) -> SourcePosition:
-    """Follow a path of keys and positions; where it leads nowhere, return the last place that is there."""
+    """Follow a path of keys and positions as far as the file has it."""
     place = SourcePosition(path="", value=root, key_spot=root.spot)
     for step in path:
         match place.value, step:
@@ -220,15 +213,13 @@ def locate(root: Located, path: Loc) -> SourcePosition:
             case Items() as node, int() if step < len(node):
                 place = SourcePosition(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
             case Scalar() | Entries(), 0:
-                continue  # a single value in place of a list of one (S-DOM-100)
+                continue  # a single value instead of a list of one (S-DOM-100)
             case _:
                 break
     return place
 
 
 class _TooLargeError(Exception):
-    """A text has more values than any team."""
-
     def __init__(self, spot: Spot, text: str) -> None:
         super().__init__(spot, text)
         self.spot = spot
@@ -239,18 +230,13 @@ class _TooLargeError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes as long as they are neither too many nor too deep."""
+    """Composes nodes until there are too many, or the nesting is too deep."""
 
     _count = 0
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose the next node.
 
-        Raises:
-            RecursionError: it lies too deep.
-            _TooLargeError: there are too many.
-        """
         self._count += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -264,7 +250,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str, problems: Problems) -> Located | None:
-    """Return the one document of a YAML text; what cannot be read is noted, None when nothing can."""
+    """Return the only document of a YAML text. Mistakes are added to `problems`; None: the text cannot be read."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -289,7 +275,7 @@ def read_document(text: str, problems: Problems) -> Located | None:
         return None
     try:
         return _Reader(problems).read(root, "")
-    except RecursionError:  # through a chain of aliases
+    except RecursionError:  # a chain of aliases
         problems.add(Spot(1, 1), "", _TOO_DEEP)
     except _TooLargeError as error:
         problems.add(error.spot, "", str(error))
@@ -300,21 +286,15 @@ def _spot(mark: yaml.Mark) -> Spot:
     return Spot(mark.line + 1, mark.column + 1)
 
 
-def _list_parts(value: Located) -> Iterable[Located]:
-    if isinstance(value, Scalar):
-        return ()
-    return value.values() if isinstance(value, Entries) else value
-
-
 class _Reader:
-    """Turns the parser's nodes into ours, each once: an alias is the same node again, however often it is used."""
+    """Converts the parser's nodes, each once. An alias is the same node object wherever it is used."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
         self._resolver = yaml.resolver.Resolver()
         self._done: dict[int, Located] = {}
-        #: how many values each of them stands for
+        #: number of values by id of the converted node
         self._sizes: dict[int, int] = {}
         self._aliased = 0
         self._open: set[int] = set()
@@ -323,7 +303,9 @@ class _Reader:
         spot = _spot(node.start_mark)
         done = self._done.get(id(node))
         if done is not None:
-            self._count_aliased(self._sizes[id(done)], spot)
+            self._aliased += self._sizes[id(done)]
+            if self._aliased > _MAX_ALIASED:
+                raise _TooLargeError(spot, f"its aliases add more than {_MAX_ALIASED} values")
             return done
         if id(node) in self._open:
             self._problems.add(spot, where, "the alias contains itself")
@@ -336,13 +318,9 @@ class _Reader:
         found = self._convert(node, spot, where)
         self._open.discard(id(node))
         self._done[id(node)] = found
-        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _list_parts(found))
+        parts = () if isinstance(found, Scalar) else found.values() if isinstance(found, Entries) else found
+        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in parts)
         return found
-
-    def _count_aliased(self, values: int, spot: Spot) -> None:
-        self._aliased += values
-        if self._aliased > _MAX_ALIASED:
-            raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
 
     def _convert(self, node: yaml.Node, spot: Spot, where: str) -> Located:
         if isinstance(node, yaml.MappingNode):
@@ -355,7 +333,7 @@ class _Reader:
         return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
 
     def _expand_variables(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
-        """Put the values of environment variables into a node; a plain one may become a number by that (S-SET-58)."""
+        """Expand environment variables. The result of an unquoted scalar may be a number (S-SET-58)."""
         text = str(node.value)
         if "${" not in text or node.tag != f"{_CORE}str":
             return node
@@ -395,7 +373,7 @@ class _Reader:
         return str(node.value)
 
     def _check_text(self, text: str, spot: Spot, where: str) -> None:
-        """Note a text that no UTF-8 can hold, so that neither a model nor a record can."""
+        """Refuse a lone surrogate: UTF-8, and so records and model requests, cannot contain it."""
         if _HALF_CHARACTER.search(text):
             self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
 
@@ -414,7 +392,7 @@ class _Reader:
             self._check_text(key, key_spot, where)
             inside = f"{where}.{key}" if where else key
             if key in own:
-                text = f"the key stands here twice; the first is in line {key_spots[key].line}"
+                text = f"duplicate key; the first one is in line {key_spots[key].line}"
                 self._problems.add(key_spot, inside, text)
                 continue
             value = self.read(value_node, inside)
@@ -424,7 +402,7 @@ class _Reader:
         return Entries(spot, {**inherited, **own}, {**merged.key_spots, **key_spots})
 
     def _merge(self, node: yaml.Node, where: str, merged: Entries) -> None:
-        """Take what `<<:` brings; the first of several mappings wins."""
+        """Merge the mappings of `<<:`; the first of several wins."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else (node,):
             found = self.read(source, where)
             if isinstance(found, Entries):

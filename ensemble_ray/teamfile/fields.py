@@ -1,16 +1,13 @@
-"""Models in a team file: a string, or a mapping with `model` and its options.
-
-A key never stands in the file: `api_key_env` names the environment variable that holds it.
-"""
+"""Fields of a team file with a special form: models, reviews, limits, memory, reflections and prompts of items."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pydantic
@@ -48,7 +45,7 @@ from ensemble_ray.teamfile.section import (
     Text,
     Whole,
     context_of,
-    has_method,
+    has_methods,
     key,
     keys_of,
     mapping,
@@ -71,62 +68,63 @@ if TYPE_CHECKING:
     from ensemble_ray.memory.lasting import LastingMemory
 
 
+S = TypeVar("S", bound=FileSection)
+
+
 class _Name(FileSection):
     model: Text = key("The model: a name at the endpoint, `local`, or `local:PATH.gguf`.", is_required=True)
 
 
 class _Endpoint(FileSection):
-    """What only a model behind an endpoint has."""
+    """Options of models behind an endpoint."""
 
-    base_url: Text = key("Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL.")
+    base_url: Text = key("URL of the endpoint, often ending in /v1; default OPENAI_BASE_URL.")
     api_key_env: Text = key("Environment variable that holds the key; default OPENAI_API_KEY.")
     structured_outputs: Flag = key(
-        "Whether the endpoint can hold typed answers to a JSON schema; left out: the first call finds out."
+        "Whether the endpoint can restrict typed answers to a JSON schema; without it the first call finds out."
     )
     system_role: Text = key(
-        "Role of system messages: system, developer, or user, which puts them in front of the first question; left out: "
-        "the first refusal decides."
+        "Role of system messages: system, developer, or user, which puts them before the first question; without it the "
+        "first refusal decides."
     )
-    extra_query: FreeMapping = key("More of the URL's query, such as api-version. No keys here.")
-    max_retries: Whole = key("How often the model itself repeats a failed call; the team's retry comes on top.")
-    max_answer_bytes: Whole = key("Longest answer that is taken, unpacked; a stream may have four times as much.")
+    extra_query: FreeMapping = key("Further parameters of the URL's query, such as api-version. No keys here.")
+    max_retries: Whole = key("How often the model itself repeats a failed call, in addition to the team's retries.")
+    max_answer_bytes: Whole = key("Longest accepted answer after decompression; a stream may have four times as much.")
     max_answer_time: Number = key("Longest time of a whole streamed answer, seconds.")
 
 
 class _Local(FileSection):
-    """What only a model on this machine has."""
+    """Options of models on this machine."""
 
     context_tokens: Whole = key("Local models: context of all slots together.")
-    slots: Whole = key("Local models: conversations answered at once.")
+    slots: Whole = key("Local models: concurrent conversations.")
     threads: Whole = key("Local models: threads of the engine.")
 
 
 class _Request(FileSection):
-    """Options of every request; what an endpoint takes beyond them goes through `extra_body`."""
+    """Options of every request. Further options of an endpoint go into `extra_body`."""
 
     timeout: Number = key("Longest wait for an answer, seconds.")
-    temperature: Number = key("How freely it writes; 0 is the least.")
-    top_p: Number = key("Share of probability that it draws from.")
+    temperature: Number = key("Randomness of the answer; 0 is the least.")
+    top_p: Number = key("Share of the probability mass that tokens are drawn from.")
     max_tokens: Whole = key("Longest answer, tokens.")
-    max_completion_tokens: Whole = key("Longest answer, tokens, with the thinking of models that think.")
-    seed: Whole = key("Makes answers repeatable where the endpoint can.")
+    max_completion_tokens: Whole = key("Longest answer, tokens, including the reasoning of reasoning models.")
+    seed: Whole = key("Makes answers repeatable if the endpoint supports it.")
     stop: Free = key("Text, or texts, at which the answer ends.")
     presence_penalty: Number = key("Above 0: new subjects are preferred.")
     frequency_penalty: Number = key("Above 0: repetition is avoided.")
     logit_bias: FreeMapping = key("Token id to bias.")
-    reasoning_effort: Text = key("How long a model that thinks may think.")
-    response_format: FreeMapping = key("Form of the answer, as the protocol has it.")
+    reasoning_effort: Text = key("How long a reasoning model may think.")
+    response_format: FreeMapping = key("Form of the answer, as the protocol defines it.")
     tool_choice: Free = key("Which tool the model must or may call.")
-    parallel_tool_calls: Flag = key("Whether it may ask for several tools at once.")
-    service_tier: Text = key("Which tier of service answers.")
-    user: Text = key("Whom the request is for.")
-    extra_body: FreeMapping = key("Options of this endpoint that have no key of their own here.")
-    extra_headers: FreeMapping = key("Headers sent along. No keys here: they belong in the environment.")
+    parallel_tool_calls: Flag = key("Whether it may request several tools in one answer.")
+    service_tier: Text = key("Service tier that answers the request.")
+    user: Text = key("User for whom the request is sent.")
+    extra_body: FreeMapping = key("Options of this endpoint that have no key here.")
+    extra_headers: FreeMapping = key("Further headers. No keys here: they belong in the environment.")
 
 
 class ModelKeys(_Request, _Local, _Endpoint, _Name):
-    """A model and its options."""
-
     called = "a model"
     misplaced: ClassVar = {"api_key": "a key does not belong in a file: name the variable with api_key_env"}
 
@@ -146,11 +144,11 @@ def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
     """Return the model that a configuration names.
 
     Args:
-        given: `module:attribute`, a text as a team file's `llm`, or a mapping with `model` and its options.
-        needs_keys: False: it will not be asked here, so its key may be missing.
+        given: `module:attribute`, a text like a team file's `llm`, or a mapping with `model` and its options.
+        needs_keys: False: this process sends no requests to the model, so its key may be missing.
 
     Raises:
-        ValidationError: it names no model.
+        ValidationError: The configuration names no model.
     """
     if isinstance(given, str) and is_reference(given) and given.partition(":")[0] not in {"openai", "local"}:
         make_importable(Path.cwd())
@@ -168,7 +166,7 @@ def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
 
 
 def _resolve_path(reading: Reading, text: str) -> str:
-    """Return `local:PATH` with the path seen from the file's directory."""
+    """Resolve the path in `local:PATH` against the directory of the team file."""
     prefix, colon, path = text.partition(":")
     if prefix.strip() != "local" or not path.strip():
         return text
@@ -186,7 +184,7 @@ def _build(reading: Reading, values: dict[str, Any]) -> ChatModel:
 
 
 def _build_local(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
-    from ensemble_ray.llm.local import LocalChatModel  # only teams with such a model pay for it
+    from ensemble_ray.llm.local import LocalChatModel  # slow to import
 
     values.pop("extra_headers", None)
     values.update(values.pop("extra_body", {}))
@@ -195,7 +193,7 @@ def _build_local(reading: Reading, name: str, values: dict[str, Any]) -> ChatMod
 
 
 def _build_hosted(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
-    from ensemble_ray.llm.openai import OpenAIChatModel  # only teams with such a model pay for it
+    from ensemble_ray.llm.openai import OpenAIChatModel  # slow to import
 
     if (variable := values.pop("api_key_env", None)) is not None:
         try:
@@ -205,9 +203,10 @@ def _build_hosted(reading: Reading, name: str, values: dict[str, Any]) -> ChatMo
     return OpenAIChatModel(name.removeprefix("openai:"), **values)
 
 
-_TEXT = "A model: `openai:MODEL` for any endpoint of that protocol, `local` for the embedded one, `local:PATH.gguf`."
-_ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", description=_TEXT)]
-#: A model.
+_MODEL_TEXT = (
+    "A model: `openai:MODEL` for any endpoint of that protocol, `local` for the embedded one, `local:PATH.gguf`."
+)
+_ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", description=_MODEL_TEXT)]
 Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]
 
 
@@ -216,14 +215,14 @@ class _OneModel(FileSection):
     llm: Model = key(is_required=True)
 
 
-_WORDS = ("required", "skip")
+# Reviews.
+
+_REVIEW_WORDS = ("required", "skip")
 _HANDLERS = ("console", "auto_approve")
 
 
 @keys_of(Review, without={"is_skip"})
 class ReviewKeys(FileSection):
-    """A gate."""
-
     called: ClassVar[str] = "a review"
 
 
@@ -239,7 +238,8 @@ def _read_review(node: object, info: ValidationInfo) -> Review:
         case None:
             raise ValidationError("must be `required`, `skip`, or a mapping with keys such as 'prompt'")
         case word:
-            raise ValidationError(f"unknown word '{word}'.{suggestion(word, _WORDS)} Known: [{', '.join(_WORDS)}]")
+            hint = suggestion(word, _REVIEW_WORDS)
+            raise ValidationError(f"unknown word '{word}'.{hint} Known: [{', '.join(_REVIEW_WORDS)}]")
 
 
 def _read_handler(node: object, info: ValidationInfo) -> object:
@@ -264,12 +264,12 @@ ReviewHandlerName = Annotated[
 ]
 
 
-#: `keys_of` from here, so that whoever gives a section its keys has the kinds of this module.
+# Limits, costs and retries.
 
 
 @keys_of(RateLimit)
 class RateLimitKeys(FileSection):
-    """So many requests in each period."""
+    """A number of requests in each period."""
 
     called = "a rate limit"
     requests: Whole = key(is_required=True)
@@ -278,29 +278,26 @@ class RateLimitKeys(FileSection):
 
 @keys_of(CostConfiguration)
 class CostKeys(FileSection):
-    """Money per token."""
-
     called = "a cost configuration"
-    currency: Text = key("Shown behind amounts; USD unless told.")
+    currency: Text = key("Shown after amounts; default USD.")
 
 
 @keys_of(RetryPolicy)
 class RetryKeys(FileSection):
-    """How patient a run is with model calls that fail by the provider's fault."""
-
     called = "a retry policy"
 
 
 @keys_of(HierarchicalConstraints)
 class ConstraintKeys(FileSection):
-    """What the manager is held to, whatever its model says."""
+    """Limits that hold for the manager even if its model ignores them."""
 
     called = "the constraints"
     max_calls_per_worker: Annotated[dict[str, Whole], mapping("must be a mapping of roles to whole numbers")] = key()
 
 
 Retry = Annotated[RetryKeys, AfterValidator(RetryKeys.build)]
-_TOOLS = "Tools it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
+_TOOLS = "Tools that it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
+# `keys_of` reads this table: sections with fields of these classes are declared below, or in modules that import this one.
 KINDS.update(
     {
         ChatModel: Model,
@@ -313,11 +310,13 @@ KINDS.update(
 )
 
 
-_URL_WAY = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
+# Databases and memory.
+
+_URL_ADVICE = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
 
 
 class DatabaseKeys(FileSection):
-    """A database; sections add what is theirs."""
+    """The keys of a database, which other sections extend."""
 
     misplaced: ClassVar = {"dsn": "the key is 'url', or 'url_env' for a URL with a password"}
     url: Text = key("The database, `postgresql://HOST:PORT/DATABASE`; no password here.")
@@ -325,10 +324,10 @@ class DatabaseKeys(FileSection):
 
 
 def url_of(reading: Reading, section: DatabaseKeys) -> str:
-    """Return the URL of a database; one with a password comes from the environment.
+    """Return the URL of a database. A URL with a password must come from the environment.
 
     Raises:
-        ValidationError: there is none, or a password is in the file.
+        ValidationError: The URL is missing, or contains a password in the file.
     """
     values = section.values()
     if ("url" in values) == ("url_env" in values):
@@ -342,7 +341,7 @@ def url_of(reading: Reading, section: DatabaseKeys) -> str:
     url = values["url"]
     parts = urlsplit(url)
     if parts.password is not None or "password" in parse_qs(parts.query):
-        raise refuse(f"a password does not belong in a file: {_URL_WAY}", "postgres", "url")
+        raise refuse(f"a password does not belong in a file: {_URL_ADVICE}", "postgres", "url")
     return str(url)
 
 
@@ -350,12 +349,8 @@ _IN_MEMORY = "in_memory"
 
 
 def _object_with(what: str, *methods: str) -> PlainValidator:
-    """Read an object, or a class that is made without arguments, which has all of these methods."""
-
-    def has_all(found: object) -> bool:
-        return all(has_method(name)(found) for name in methods)
-
-    return reference(what, makes=True, accepts=has_all, is_intended=has_all)
+    """Read an object with all of these methods, or a class that makes one without arguments."""
+    return reference(what, makes=True, accepts=has_methods(*methods), is_intended=has_methods(*methods))
 
 
 def _read_model(node: object, info: ValidationInfo) -> object:
@@ -371,10 +366,10 @@ _ModelForm = Literal["local"] | Annotated[str, Field(pattern="^openai:.+$")] | R
 
 @keys_of(MemoryScope)
 class _ScopeKeys(FileSection):
-    """A part of the memory store that a task reads and writes."""
+    """A scope of the memory store that a task reads and writes."""
 
     called = "scope '{name}'"
-    keep_entries_within: Number = key("How long it keeps an entry, s; default: for ever.")
+    keep_entries_within: Number = key("How long it keeps an entry, s; default: forever.")
 
 
 def _read_scopes(node: object, info: ValidationInfo) -> list[object]:
@@ -390,18 +385,14 @@ ScopeNames = Annotated[list[object], PlainValidator(_read_scopes, json_schema_in
 
 
 class _SqliteKeys(FileSection):
-    """Memory in one file."""
-
     called = "the memory file"
-    path: PathText = key("The file, seen from this file; it is made when it is first used.", is_required=True)
+    path: PathText = key("The file, relative to this file; created on first use.", is_required=True)
     embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
         "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
     )
 
 
 class _PostgresKeys(DatabaseKeys):
-    """Memory in a PostgreSQL database."""
-
     called = "the memory's database"
     embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
         "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
@@ -409,104 +400,119 @@ class _PostgresKeys(DatabaseKeys):
 
 
 class _StoreKeys(FileSection):
-    """A store that is made of a section."""
-
     called = "the memory store"
     sqlite: _SqliteKeys = key("Memory in one file.")
     postgres: _PostgresKeys = key("Memory in a PostgreSQL database.")
 
 
 def _build_memory(reading: Reading, section: _StoreKeys) -> LastingMemory:
-    """Return the memory of a section.
 
-    Raises:
-        ValidationError: it is none, or not one.
-    """
     found = section.values()
     if len(found) != 1:
         raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
     if "sqlite" in found:
         values = section.sqlite.values()
         return SqliteMemory(values["path"], embedding_model=values.get("embedding_model"))
-    from ensemble_ray.memory.postgres import PostgresMemory  # only teams with a database pay for it
+    from ensemble_ray.memory.postgres import PostgresMemory  # slow to import
 
     values = section.postgres.values()
     return PostgresMemory(url_of(reading, section.postgres), embedding_model=values.get("embedding_model"))
 
 
-def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False) -> PlainValidator:
-    """Read one kind of memory: a word, a section, or an object of the user's by its name."""
+def _read_store(
+    what: str,
+    *methods: str,
+    section: type[S],
+    build: Callable[[Reading, S], object],
+    in_memory: Callable[[], object] | None = None,
+) -> PlainValidator:
+    """Read a store: the word `in_memory` (if permitted), a section, or the user's object by name."""
     named = TypeAdapter[object](Annotated[object, _object_with(what, *methods)])
 
     def read(node: object, info: ValidationInfo) -> object:
         word = text_in(node)
-        if has_word and word == _IN_MEMORY:
-            return MemoryStore.in_memory()
+        if in_memory is not None and word == _IN_MEMORY:
+            return in_memory()
         if word is not None and not is_reference(word):
-            words = f"`{_IN_MEMORY}`, " if has_word else ""
+            words = f"`{_IN_MEMORY}`, " if in_memory else ""
             sections = "{sqlite: {path: FILE}}, {postgres: {url: URL}}"
             raise ValidationError(f"must be {words}{sections}, or module:attribute, which names {what}")
         if not isinstance(node, Entries):
             return named.validate_python(node, context=info.context)
-        memory = _build_memory(context_of(info), _StoreKeys.model_validate(node, context=info.context))
-        return getattr(memory, part) if part else memory
+        return build(context_of(info), section.model_validate(node, context=info.context))
 
-    form: Any = ReferenceText | _StoreKeys
-    return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if has_word else form)
+    form: Any = ReferenceText | section
+    return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if in_memory else form)
 
 
-StoreName = Annotated[object, _read_part("a memory store", *STORE_METHODS, has_word=True)]
+StoreName = Annotated[
+    object,
+    _read_store(
+        "a memory store", *STORE_METHODS, section=_StoreKeys, build=_build_memory, in_memory=MemoryStore.in_memory
+    ),
+]
+_LongTerm = Annotated[
+    object,
+    _read_store(
+        "a long-term memory",
+        *("store", "retrieve"),
+        section=_StoreKeys,
+        build=lambda reading, section: _build_memory(reading, section).long_term,
+    ),
+]
+_Entities = Annotated[
+    object,
+    _read_store(
+        "an entity memory",
+        *("put", "get", "get_all", "is_empty"),
+        section=_StoreKeys,
+        build=lambda reading, section: _build_memory(reading, section).entities,
+    ),
+]
 
 
 @keys_of(EnsembleMemory)
 class _MemoryKeys(FileSection):
-    """Memory that all tasks use."""
-
     called = "the memory"
-    short_term: Flag = key("Whether each task sees all that was done before it in the same run.")
-    long_term: Annotated[object, _read_part("a long-term memory", "store", "retrieve", part="long_term")] = key(
+    short_term: Flag = key("Whether each task sees the earlier outputs of the same run.")
+    long_term: _LongTerm = key(
         "Keeps outputs across runs: `sqlite: {path: ..., embedding_model: ...}`, `postgres: {url: ..., embedding_model: ...}`, "
         "or module:attribute."
     )
-    entity_memory: Annotated[
-        object, _read_part("an entity memory", "put", "get", "get_all", "is_empty", part="entities")
-    ] = key("Facts that each task sees: `sqlite: {path: ...}`, `postgres: {url: ...}`, or module:attribute.")
+    entity_memory: _Entities = key(
+        "Facts that each task sees: `sqlite: {path: ...}`, `postgres: {url: ...}`, or module:attribute."
+    )
     long_term_max_results: Whole = key("How many entries of `long_term` a task sees; > 0.")
     extractor: Annotated[object, reference("a callable")] = key(
-        "Returns what `long_term` stores of an output, as module:function."
+        "Returns the text of an output that `long_term` stores, as module:function."
     )
 
 
 Memory = Annotated[_MemoryKeys, AfterValidator(_MemoryKeys.build)]
 
 
+# Reflections.
+
+
 @keys_of(ReflectionConfig)
 class _ReflectionKeys(FileSection):
-    """How the outputs of a task are reflected on."""
-
     called: ClassVar[str] = "the reflection"
-    strategy: CallableName = key("Reflects in place of a model, as module:function.")
+    strategy: CallableName = key("Reflects instead of a model, as module:function.")
 
 
 class _FileKeys(FileSection):
-    """Reflections in one file."""
-
     called: ClassVar[str] = "the file of reflections"
-    path: PathText = key("The file, seen from this file; it is made when it is first used.", is_required=True)
+    path: PathText = key("The file, relative to this file; created on first use.", is_required=True)
 
 
 class _DatabaseKeys(DatabaseKeys):
-    """Reflections in a PostgreSQL database."""
-
     called: ClassVar[str] = "the database of reflections"
 
 
 class _ReflectionStoreKeys(FileSection):
-    """A store that is made of a section."""
-
     called: ClassVar[str] = "the reflection store"
-    sqlite: _FileKeys = key("Reflections in one file, which may be that of a memory.")
-    postgres: _DatabaseKeys = key("Reflections in a PostgreSQL database, which may be that of a memory.")
+    sqlite: _FileKeys = key("Reflections in one file, which may be the file of a memory.")
+    postgres: _DatabaseKeys = key("Reflections in a PostgreSQL database, which may be the database of a memory.")
 
 
 def _read_reflection(node: object, info: ValidationInfo) -> ReflectionConfig | None:
@@ -518,77 +524,51 @@ def _read_reflection(node: object, info: ValidationInfo) -> ReflectionConfig | N
     raise ValidationError("must be true, false, or a mapping with keys such as 'model'")
 
 
-def _read_store(node: object, info: ValidationInfo) -> object:
-    word = text_in(node)
-    if word == "in_memory":
-        return InMemoryReflectionStore()
-    if word is not None and not is_reference(word):
-        raise ValidationError(
-            "must be `in_memory`, {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute, "
-            "which names a store of reflections"
-        )
-    if isinstance(node, Entries):
-        return _build_reflection(context_of(info), _ReflectionStoreKeys.model_validate(node, context=info.context))
-    return _NAMED.validate_python(node, context=info.context)
-
-
-def _build_reflection(reading: Reading, section: _ReflectionStoreKeys) -> ReflectionStore:
-    """Return the store of a section.
-
-    Raises:
-        ValidationError: it is none, or not one.
-    """
+def _build_reflection_store(reading: Reading, section: _ReflectionStoreKeys) -> ReflectionStore:
     found = section.values()
     if len(found) != 1:
         raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
     if "sqlite" in found:
         return SqliteReflectionStore(section.sqlite.values()["path"])
-    from ensemble_ray.memory.postgres import PostgresReflectionStore  # only teams with a database pay
+    from ensemble_ray.memory.postgres import PostgresReflectionStore  # slow to import
 
     return PostgresReflectionStore(url_of(reading, section.postgres))
 
 
-def _is_store(found: object) -> bool:
-    return all(has_method(name)(found) for name in REFLECTION_METHODS)
-
-
-_NAMED = TypeAdapter[Any](
-    Annotated[object, reference("a store of reflections", makes=True, accepts=_is_store, is_intended=_is_store)]
-)
 ReflectionName = Annotated[object, PlainValidator(_read_reflection, json_schema_input_type=bool | _ReflectionKeys)]
 ReflectionStoreName = Annotated[
     object,
-    PlainValidator(_read_store, json_schema_input_type=Literal["in_memory"] | ReferenceText | _ReflectionStoreKeys),
+    _read_store(
+        "a store of reflections",
+        *REFLECTION_METHODS,
+        section=_ReflectionStoreKeys,
+        build=_build_reflection_store,
+        in_memory=InMemoryReflectionStore,
+    ),
 ]
 
 
-#: What stands for the whole item, and for all items.
+# Prompts of items: the texts of a task with fields of an item in them.
+
 _ITEM, _ITEMS = "item", "items"
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 
 
 def text_of_item(value: object) -> str:
-    """Return a value as a prompt shows it: a text as it is, None as nothing, anything else as JSON."""
+    """Return a value as prompts show it: a text unchanged, None as an empty text, other values as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _fields_of(item: object) -> dict[str, object]:
-    """Return what texts can name of an item."""
-    named = (
-        {str(name): value for name, value in cast("Mapping[object, object]", item).items()} if _has_fields(item) else {}
-    )
-    return {_ITEM: item, **named}
-
-
-def _has_fields(item: object) -> bool:
-    """Return whether an item has fields."""
-    return isinstance(item, Mapping)
+    """Return the values that a prompt may name, by name: the item and, if it is a mapping, its fields."""
+    fields = cast("Mapping[object, object]", item).items() if isinstance(item, Mapping) else ()
+    return {_ITEM: item, **{str(name): value for name, value in fields}}
 
 
 def _fill(text: str, values: Mapping[str, object]) -> str:
-    """Put these values into a text, each once; names without a value stay as they are."""
+    """Replace `{name}` by values. Names without a value stay; `{{name}}` becomes `{name}`."""
 
     def fill(found: re.Match[str]) -> str:
         escaped, name = found["escaped"], found["name"]
@@ -601,14 +581,14 @@ def _fill(text: str, values: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A task whose texts are templates."""
+    """A callable that makes a task from a task whose texts are templates."""
 
     task: Task
-    #: names that the run's inputs give values to
+    #: names of the run's inputs, which are replaced later
     inputs: frozenset[str] = frozenset()
 
     def declared(self) -> Mapping[str, object]:
-        """Return what it is made of, for the digest of a definition (S-MR-173)."""
+        """Return the data that the digest of a definition includes (S-MR-173)."""
         return task_data(self.task)
 
     def _build(self, values: Mapping[str, object], **changes: Any) -> Task:
@@ -618,7 +598,7 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class ItemPrompt(_Prompt):
-    """Makes the task of an item.
+    """Makes the task of one item.
 
     Examples:
         >>> from ensemble_ray.definition.task import Task
@@ -632,16 +612,15 @@ class ItemPrompt(_Prompt):
     needed: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the names in its texts."""
         texts = (self.task.description, self.task.expected_output)
         names = [found["name"] for text in texts for found in _VARIABLE.finditer(text) if found["name"] is not None]
-        object.__setattr__(self, "needed", tuple(dict.fromkeys(names)))  # a frozen class sets its fields so
+        object.__setattr__(self, "needed", tuple(dict.fromkeys(names)))
 
     def __call__(self, item: object) -> Task:
-        """Return the task.
+        """Return the task of an item.
 
         Raises:
-            ValidationError: the item lacks a field that the texts name.
+            ValidationError: The item lacks a field that the texts name.
         """
         problem = self.problem(item)
         if problem is not None:
@@ -649,14 +628,14 @@ class ItemPrompt(_Prompt):
         return self._build(_fields_of(item))
 
     def problem(self, item: object) -> str | None:
-        """Say what is wrong with an item; None: nothing is (S-MR-171)."""
+        """Return the reason why no task can be made of an item, or None (S-MR-171)."""
         known = _fields_of(item)
         missing = [name for name in self.needed if name not in known and name not in self.inputs]
         if not missing:
             return None
         listed = ", ".join(f"'{name}'" for name in missing)
         what = "field" if len(missing) == 1 else "fields"
-        if not _has_fields(item):
+        if not isinstance(item, Mapping):
             kind = type(item).__name__
             return f"it is a {kind} without fields, and the prompt names the {what} {listed}: write {{{_ITEM}}} for all of it"
         fields = [name for name in known if name != _ITEM]
@@ -666,19 +645,18 @@ class ItemPrompt(_Prompt):
 
 @dataclass(frozen=True)
 class GroupPrompt(_Prompt):
-    """Makes the task that brings a group together."""
+    """Makes the task that reduces a group. The tasks of the group are its context."""
 
     def __call__(self, chunk_tasks: Sequence[Task]) -> Task:
-        """Return the task, with the group as its context."""
         return self._build({}, context=list(chunk_tasks))
 
 
 @dataclass(frozen=True)
 class AllItemsPrompt(_Prompt):
-    """Makes the one task over all items, where they are few (S-MR-172)."""
+    """Makes the single task over all items of a small input (S-MR-172)."""
 
     def __call__(self, items: Sequence[object]) -> Task:
-        """Return the task, with the items where `{items}` stands, else behind the text."""
+        """Return the task with the items in place of `{items}`, or after the description if it does not name them."""
         listed = "\n".join(text_of_item(item) for item in items)
         task = self._build({_ITEMS: listed})
         if any(found["name"] == _ITEMS for found in _VARIABLE.finditer(self.task.description)):

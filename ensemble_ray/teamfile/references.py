@@ -1,8 +1,6 @@
-"""`module:attribute`: user code found by name.
+"""Find user code by `module:attribute`, and decide which code a team file may name.
 
-In: a reference as a user writes it on a command line. Out: the object. What a team file may name is decided in
-`provenance.py`. Importing runs the user's module; whatever that raises comes out
-as a `ValidationError` with the original as its cause.
+Importing runs the user's module. Its errors are raised as `ValidationError` with the original as the cause.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_reference(text: str) -> bool:
-    """Return whether it has the form `module:attribute`; dots are allowed on both sides."""
+    """Return whether a text has the form `module:attribute`; both sides may contain dots."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def make_importable(directory: Path) -> None:
-    """Let modules of that directory be found, here and by processes that are started from here."""
+    """Add a directory to the import path of this process and of its child processes."""
     path = str(directory.resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
@@ -51,7 +49,7 @@ def find_attribute(reference: str) -> object:
     """Return the object that `module:attribute` names.
 
     Raises:
-        ValidationError: it has another form, the module is not found or fails, or has no such attribute.
+        ValidationError: The form is wrong, or the module or attribute is missing, or the import fails.
     """
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
@@ -63,23 +61,20 @@ def find_attribute(reference: str) -> object:
 
 
 def attribute_of(owner: object, step: str, reference: str) -> object:
-    """Take one step of a dotted name.
 
-    Raises:
-        ValidationError: the owner has no such attribute.
-    """
     try:
         return getattr(owner, step)
     except AttributeError:
-        raise ValidationError(_explain_attribute(owner, step, reference)) from None
+        names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
+        what = (
+            f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
+        )
+        hint = f"{suggestion(step, names)} {list_known_names(names)}"
+        raise ValidationError(f"{what} has no attribute '{step}'.{hint}") from None
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module.
 
-    Raises:
-        ValidationError: it is not found, or fails.
-    """
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
@@ -95,7 +90,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _line_of(error: BaseException, name: str) -> str:
-    """Say where in the user's module it happened."""
+    """Return the line of the user's module in which the error occurred."""
     module_file = name.rpartition(".")[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).stem in {module_file, "__init__"} and "importlib" not in frame.filename:
@@ -117,14 +112,8 @@ def _explain_module(name: str, missing: str) -> str:
     return f"There is no module '{name}'.{suggestion(last, known)} {where}"
 
 
-def _explain_attribute(owner: object, step: str, reference: str) -> str:
-    names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
-    what = f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
-    return f"{what} has no attribute '{step}'.{suggestion(step, names)} {list_known_names(names)}"
-
-
 def _is_own(name: str, value: object, owner: object) -> bool:
-    """Return whether the owner made it; what a module only imported is not what is looked for there."""
+    """Return whether the owner defines a name; a module's imports are left out."""
     if name.startswith("_") or inspect.ismodule(value):
         return False
     is_code = isinstance(value, type) or inspect.isroutine(value)
@@ -132,14 +121,12 @@ def _is_own(name: str, value: object, owner: object) -> bool:
 
 
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-#: Origins that the import system gives to what lies inside the interpreter.
+#: Origins of modules inside the interpreter.
 _IN_THE_INTERPRETER = {"built-in", "frozen"}
 _PRODUCT = "ensemble_ray"
 
 
 class Provenance(Enum):
-    """Where a module comes from."""
-
     OWN = "a module of your own"
     INSTALLED = "an installed package"
     STANDARD = "the standard library"
@@ -147,12 +134,12 @@ class Provenance(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What may stand at a place of a team file.
+    """The objects that a place of a team file accepts.
 
     Attributes:
-        what: Its name in messages: `a listener`.
-        accepts: Whether an object that is no class will do.
-        is_intended: Whether an object or a class is made for this place, so that any installed package may bring it.
+        what: Name in messages, such as `a listener`.
+        accepts: Checks an object that is not a class.
+        is_intended: Whether an object or class is made for this place. Installed packages may provide only those.
         standard: References to the standard library that are harmless here.
     """
 
@@ -163,17 +150,17 @@ class Expected:
 
 
 def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance | None:
-    """Say where a module comes from, without importing it; None: there is none of that name.
+    """Return where a module comes from, without an import of it; None: there is no such module.
 
-    Own are modules that lie below one of these folders, and those of all other places but the interpreter's library and
-    the folders of installed packages: the current directory, PYTHONPATH, editable installs.
+    A module is the user's own if it is below one of `own_folders`, or neither in the interpreter's library nor in a folder
+    of installed packages: in the current directory, on PYTHONPATH, or an editable install.
     """
     top = name.partition(".")[0]
     if top == _PRODUCT:
         return Provenance.INSTALLED
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # it is loaded and does not say from where
+    except (ImportError, ValueError):  # a loaded module without a spec
         return _place_of(getattr(sys.modules.get(top), "__file__", None), own_folders)
     if spec is None:
         return None
@@ -185,7 +172,7 @@ def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance
 
 
 def definer_of(found: object) -> str:
-    """Return the name of the module that defines a function or a class, or the class of any other object; empty: none is known."""
+    """Return the name of the module that defines a function, a class, or an object's class; empty if unknown."""
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, functools.partial):
@@ -204,11 +191,11 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
 
     Args:
         reference: `module:attribute`.
-        expected: What may stand there.
-        own_folders: Modules below them are the user's own, wherever they are.
+        expected: Objects that the place accepts.
+        own_folders: Folders whose modules are the user's own.
 
     Raises:
-        ValidationError: it has another form, there is no such thing, or a team file must not name it.
+        ValidationError: The form is wrong, the object is missing, or a team file must not name it.
     """
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
@@ -222,7 +209,7 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
         return _find_standard(reference, expected)
     found: object = import_module(module_name)
     for position, step in enumerate(steps):
-        if position and not _may_be_walked_through(found, own_folders):
+        if position and not _may_contain_target(found, own_folders):
             raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
         found = attribute_of(found, step, reference)
     if not isinstance(found, type) and not expected.accepts(found):
@@ -236,24 +223,23 @@ def _is_permitted(found: object, expected: Expected, own_folders: Sequence[Path]
     parts = _parts_of(found)
     if not parts:
         return expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN
-    # A type such as `list[Report]` is what its parts are.
+    # A type such as `list[Report]` is permitted if its parts are.
     return all(_is_permitted(part, expected, own_folders) or _is_plain(part, expected) for part in parts)
 
 
 def _parts_of(found: object) -> list[object]:
-    """Return the types that a type is made of; none: it is a class, or no type at all."""
+    """Return the parts of a composed type. Empty: a plain class, or not a type."""
     if isinstance(found, NewType | TypeAliasType):
         return [found.__supertype__ if isinstance(found, NewType) else found.__value__]
     parts, origin = get_args(found), get_origin(found)
     if origin is Annotated:
         return [parts[0]]
-    return [
-        part for part in (*parts, origin) if parts and part not in (Union, UnionType, Literal)
-    ]  # a part may be a list
+    left_out = (Union, UnionType, Literal)  # no set: a part may be a list, which has no hash
+    return [part for part in (*parts, origin) if parts and part not in left_out]
 
 
 def _is_plain(part: object, expected: Expected) -> bool:
-    """Return whether a part of a type is a plain type of data, or a value of a `Literal`."""
+    """Return whether a part of a type is a plain data type, or a value of a `Literal`."""
     definer = definer_of(part)
     return (
         definer in {"builtins", "collections.abc"} or f"{definer}:{getattr(part, '__name__', '')}" in expected.standard
@@ -261,7 +247,7 @@ def _is_plain(part: object, expected: Expected) -> bool:
 
 
 def _find_standard(reference: str, expected: Expected) -> object:
-    """Return a plain type of data; refuse anything else, without an import."""
+    """Return a permitted object of the standard library; refuse other references without an import."""
     module_name, _, path = reference.partition(":")
     if reference in expected.standard:
         return attribute_of(import_module(module_name), path, reference)
@@ -275,15 +261,16 @@ def _find_standard(reference: str, expected: Expected) -> object:
 
 def _place_of(path: str | None, own_folders: Sequence[Path]) -> Provenance:
     if path is None:
-        return Provenance.OWN  # made by the program that is running
+        return Provenance.OWN  # made by the running program
     resolved = Path(path).resolve()
     for folder in own_folders:
-        # an environment that lies in the user's own folder is not the user's own
+        # A virtual environment in the user's folder is not the user's own code.
         if resolved.is_relative_to(folder) and not _is_installed(resolved.relative_to(folder)):
             return Provenance.OWN
-    if _is_installed(Path(path)) or any(resolved.is_relative_to(folder) for folder in _installed_folders()):
+    if _is_installed(Path(path)) or any(map(resolved.is_relative_to, _library_folders("purelib", "platlib"))):
         return Provenance.INSTALLED
-    return Provenance.STANDARD if any(resolved.is_relative_to(each) for each in _standard_folders()) else Provenance.OWN
+    is_standard = any(map(resolved.is_relative_to, _library_folders("stdlib", "platstdlib")))
+    return Provenance.STANDARD if is_standard else Provenance.OWN
 
 
 def _is_installed(path: Path) -> bool:
@@ -291,13 +278,8 @@ def _is_installed(path: Path) -> bool:
 
 
 @functools.cache
-def _installed_folders() -> tuple[Path, ...]:
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-
-
-@functools.cache
-def _standard_folders() -> tuple[Path, ...]:
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+def _library_folders(*names: str) -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
 
 
 def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | None:
@@ -305,8 +287,8 @@ def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | N
     return module_provenance(definer, own_folders) if definer else None
 
 
-def _may_be_walked_through(found: object, own_folders: Sequence[Path]) -> bool:
-    """Return whether a dotted name may go through it: a module or a class that is no standard one, an object of an own class."""
+def _may_contain_target(found: object, own_folders: Sequence[Path]) -> bool:
+    """Return whether a dotted name may continue inside an object: not in the standard library, nor in foreign instances."""
     provenance = _provenance_of(found, own_folders)
     if isinstance(found, ModuleType | type):
         return provenance in {Provenance.OWN, Provenance.INSTALLED}

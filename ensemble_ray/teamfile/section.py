@@ -1,7 +1,6 @@
-"""What every section of a team file is: a pydantic model that is validated over the file's tree.
+"""The base of all sections of a team file: pydantic models that validate the file's tree and report errors by path.
 
-In: a part of the tree. Out: its values, or pydantic's errors, each with the path that leads to its place; `report` turns
-those into findings with line and column. A key without a value counts as absent.
+`report` turns pydantic's errors into mistakes with line and column. A key without a value counts as absent.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -51,47 +51,46 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
 
-#: So many pieces of code one file may name; looking for each takes a search on the disk.
+#: Limit of `module:attribute` references in one file: each costs a search on the disk.
 _MAX_REFERENCES = 1_000
 
 
+@dataclass(slots=True)
 class Reading:
-    """What validators need to know.
+    """The context of validators.
 
     Attributes:
-        directory: Of the file; paths in it are relative to it.
-        llm: Takes the place of every model that the file names.
-        needs_keys: False: the team will only be looked at, so keys may be missing.
-        items: Takes the place of the items that the file names.
+        directory: Directory of the file; paths in the file are relative to it.
+        llm: Replaces every model that the file names.
+        needs_keys: False: the team is only inspected, so keys may be missing.
+        items: Replaces the items that the file names.
     """
 
-    def __init__(
-        self, directory: Path, *, llm: ChatModel | None, needs_keys: bool, items: ItemSource | None = None
-    ) -> None:
-        self.directory = directory
-        self.llm = llm
-        self.needs_keys = needs_keys
-        self.items = items
-        self._references = 0
+    directory: Path
+    _: KW_ONLY
+    llm: ChatModel | None
+    needs_keys: bool
+    items: ItemSource | None = None
+    _references: int = field(default=0, init=False)
 
     def resolve_path(self, path: str) -> Path:
-        """Return the path as it is seen from the file's directory.
+        """Resolve a path against the directory of the file.
 
         Raises:
-            ValidationError: it can be no path.
+            ValidationError: The text cannot be a path.
         """
         if "\0" in path:
-            raise ValidationError("a path has no character NUL in it")
+            raise ValidationError("a path cannot contain the character NUL")
         try:
             return self.directory / Path(path).expanduser()
         except RuntimeError:
-            raise ValidationError(f"'{path.partition('/')[0]}' names the home of a user who is not there") from None
+            raise ValidationError(f"'{path.partition('/')[0]}' names the home of an unknown user") from None
 
     def read_key(self, variable: str) -> str:
-        """Return the key that an environment variable holds.
+        """Return the key in an environment variable.
 
         Raises:
-            ValidationError: it is needed and not there.
+            ValidationError: The key is needed and missing, or cannot be sent in a header.
         """
         key = os.environ.get(variable, "").strip()
         if not key and self.needs_keys:
@@ -101,40 +100,38 @@ class Reading:
         return key or "not-set"
 
     def find(self, name: str, expected: Expected) -> object:
-        """Find what the file names as `module:attribute`, beside the file and in the current directory first.
-
-        The directories become importable here and not before: a file that names no code never has a module beside it
-        taken for a library.
+        """Return the object that `module:attribute` names. The file's directory and the current directory are searched first.
 
         Raises:
-            ValidationError: as `find_permitted`.
+            ValidationError: See `find_permitted`.
         """
         self._references += 1
         if self._references > _MAX_REFERENCES:
             raise ValidationError(f"a team file names at most {_MAX_REFERENCES} pieces of code")
+        # Only now: a file without references must not turn a module beside it into a library.
         make_importable(Path.cwd())
         make_importable(self.directory)
         return find_permitted(name, expected, (self.directory.resolve(), Path.cwd().resolve()))
 
 
 def context_of(info: pydantic.ValidationInfo) -> Reading:
-    """Return the reading that a validator is called in."""
+
     return cast("Reading", info.context)
 
 
 def refuse(text: str, *path: str | int, at: Literal["key", "value", "around"] = "value") -> pydantic.ValidationError:
-    """Return the error for something inside of what is being validated, or for its key.
+    """Return an error about a value inside the validated node, or about its key.
 
     Args:
-        text: What is wrong and what to do.
-        path: Where, seen from what is being validated.
-        at: Whether its place is that of the key, of the value, or of the mapping around them.
+        text: The mistake and its remedy.
+        path: Path of the value, relative to the validated node.
+        at: Position to report: of the key, of the value, or of the mapping around them.
     """
     return _error([(text, path, at)])
 
 
 def refuse_keys(texts: Mapping[str, str]) -> pydantic.ValidationError:
-    """Return the error for keys of the mapping that is being validated; what is wrong stands beside each."""
+    """Return an error about keys of the validated mapping, with a text for each."""
     return _error([(text, (name,), "key") for name, text in texts.items()])
 
 
@@ -150,26 +147,22 @@ def _error(found: Sequence[tuple[str, tuple[str | int, ...], str]]) -> pydantic.
     )
 
 
-#: What a module:attribute looks like to an editor.
+#: `module:attribute`, for editors.
 REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
-#: A file that says the same thing more often than this through aliases is a trap.
+#: Limit of values in free data, which aliases multiply.
 _MAX_VALUES = 10_000
-#: Numbers beyond it fit neither a duration nor a counter.
+#: Larger numbers overflow durations and counters.
 _MAX_NUMBER = 10**12
 
 
 def text_in(node: object) -> str | None:
-    """Return the text that a node is; None: it is something else."""
+    """Return the text of a node, or None if it is not a text."""
     return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else None
 
 
 def require_text(node: object) -> str:
-    """Return the text that a node is.
 
-    Raises:
-        ValidationError: it is something else.
-    """
     text = text_in(node)
     if text is not None:
         return text
@@ -194,7 +187,7 @@ def _read_whole(node: object) -> int:
 def _read_number(node: object) -> float:
     value = node.value if isinstance(node, Scalar) else None
     if isinstance(node, Scalar) and _EXPONENT.fullmatch(node.written):
-        value = float(node.written)  # a number to everybody but YAML 1.1, which wants a point in it
+        value = float(node.written)  # YAML 1.1 reads `1e3` as a text
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValidationError("must be a number")
     _check_size(value)
@@ -214,7 +207,7 @@ def convert_freely(node: Located) -> Any:
     """Return free data as Python values.
 
     Raises:
-        ValidationError: they are too many.
+        ValidationError: There are too many values.
     """
     count = 0
 
@@ -233,7 +226,7 @@ def convert_freely(node: Located) -> Any:
 
 
 def mapping(text: str = "must be a mapping") -> BeforeValidator:
-    """Refuse, with this text, what is no mapping."""
+    """Refuse values other than mappings, with this text."""
 
     def check(node: object) -> object:
         if isinstance(node, Entries):
@@ -247,18 +240,18 @@ Text = Annotated[str, PlainValidator(require_text, json_schema_input_type=str)]
 Flag = Annotated[bool, PlainValidator(_read_flag, json_schema_input_type=bool)]
 Whole = Annotated[int, PlainValidator(_read_whole, json_schema_input_type=int)]
 Number = Annotated[float, PlainValidator(_read_number, json_schema_input_type=float)]
-#: The path of a file or a directory, seen from the team file's directory.
+#: A path, relative to the team file's directory.
 PathText = Annotated[Path, PlainValidator(_read_path, json_schema_input_type=str)]
 Free = Annotated[object, PlainValidator(convert_freely, json_schema_input_type=Any)]
 FreeMapping = Annotated[
     dict[str, object], PlainValidator(convert_freely, json_schema_input_type=dict[str, Any]), mapping()
 ]
-#: What an editor is told of a `module:attribute`.
+#: The form of a `module:attribute` in the schema.
 ReferenceText = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
 
 
 def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
-    """Read one of a few words, as it is written: `off` is a word."""
+    """Read one of these words as written: `off` is a word, not a boolean."""
     known = tuple(names)
 
     def read(node: object) -> str:
@@ -274,8 +267,13 @@ def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
 # User code.
 
 
+def has_methods(*names: str) -> Callable[[object], bool]:
+    """Return a check whether an object, or a class for its objects, has all of these methods."""
+    return lambda found: all(callable(getattr(found, name, None)) for name in names)
+
+
 def has_method(*names: str) -> Callable[[object], bool]:
-    """Make a check whether an object, or a class for its objects, has one of these methods."""
+    """Return a check whether an object, or a class for its objects, has one of these methods."""
     return lambda found: any(callable(getattr(found, name, None)) for name in names)
 
 
@@ -290,11 +288,11 @@ def reference(
     """Read `module:attribute`.
 
     Args:
-        what: What it should be, for messages.
-        makes: A class stands for an object made of it without arguments.
-        accepts: Says whether the object will do.
-        is_intended: Says whether an installed package may bring the object or class.
-        standard: What may be named of the standard library.
+        what: Name of the expected object in messages.
+        makes: Whether a class is called without arguments to make the object.
+        accepts: Checks the object.
+        is_intended: Whether the object or class may come from an installed package.
+        standard: Permitted references to the standard library.
     """
     expected = Expected(what=what, accepts=accepts, is_intended=is_intended, standard=standard)
 
@@ -317,20 +315,21 @@ def reference(
 
 
 S = TypeVar("S", bound="type[FileSection]")
-#: So many misspelt keys are compared with the known ones; no message shows more.
+#: Limit of unknown keys for which a similar key is searched; no message shows more.
 _MAX_GUESSES = 100
-#: What is wrong with a section as a whole, or with a key of it.
+#: Error types about a section as a whole, or about one of its keys.
 _OF_SECTIONS = {"extra_forbidden", "missing", "section_type"}
-#: How a file says values of a type; sections add their own classes.
+#: The form of each field type in a file. Other modules add their classes.
 KINDS: dict[object, object] = {
     bool: Flag, int: Whole, float: Number, Decimal: Number, timedelta: Number, str: Text, Path: PathText,
 }  # fmt: skip
 
 
 def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
-    """Tell an editor of each key what it is for and what is taken without it; the class that is made of it knows."""
+    """Add the descriptions and defaults of the built class's fields to the JSON schema."""
     words = {} if section.makes is None else _words_of(section.makes)
-    defaults = {} if section.makes is None else _defaults_of(section.makes)
+    fields = {} if section.makes is None else section.makes.model_fields
+    defaults = {info.alias or name: info.default for name, info in fields.items()}
     properties: dict[str, Any] = schema.get("properties", {})
     schema.pop("description", None)
     for name, shown in properties.items():
@@ -339,52 +338,47 @@ def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
         if shown.get("type") == "array" and name not in section.only_lists:
             array = {word: shown.pop(word) for word in ("type", "items", "minItems") if word in shown}
             shown["anyOf"] = [array["items"], array]
-        if name in defaults:
-            shown["default"] = defaults[name]
+        if isinstance(default := defaults.get(name), str | int | float) and default != "":
+            shown["default"] = default
     schema["properties"] = {name: properties[name] for name in section.list_keys()}
 
 
 def _words_of(kind: type[Value]) -> dict[str, str]:
-    """Return what the docstrings of a class, and of those that it is made of, say of its fields."""
+    """Return the descriptions of fields in the docstrings of a class and its bases."""
     import docstring_parser  # only the schema needs it
 
     parsed = [docstring_parser.parse(each.__doc__ or "") for each in reversed(kind.__mro__) if issubclass(each, Value)]
     return {word.arg_name: " ".join((word.description or "").split()) for each in parsed for word in each.params}
 
 
-def _defaults_of(kind: type[Value]) -> dict[str, object]:
-    found = {info.alias or name: info.default for name, info in kind.model_fields.items()}
-    return {name: value for name, value in found.items() if isinstance(value, str | int | float) and value != ""}
-
-
 class FileSection(BaseModel):
-    """A mapping of the file whose keys are known."""
+    """A mapping of the file with known keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=cast("Any", _describe))
 
-    #: how messages call it, with its key or its name
+    #: name in messages; `{name}` is its key or name
     called: ClassVar[str] = ""
-    #: the class that is made of it
+    #: class of the object that it builds
     makes: ClassVar[type[Value] | None] = None
-    #: keys that may be there without a value
+    #: keys that may be present without a value
     nullable: ClassVar[frozenset[str]] = frozenset()
-    #: keys of lists for which a single value is none (S-DOM-100)
+    #: keys of lists that do not accept a single value (S-DOM-100)
     only_lists: ClassVar[frozenset[str]] = frozenset()
-    #: keys that are named before the others
+    #: keys that messages and the schema list first
     first: ClassVar[tuple[str, ...]] = ()
-    #: keys that people look for here in vain, and what they are told
+    #: advice for keys that users often expect here
     misplaced: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, node: object, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Leave out keys without a value; say of each finding which section it is about."""
+        """Drop keys without a value; attach the section to each error."""
         if not isinstance(node, Entries):
             raise PydanticCustomError("section_type", "no mapping", {"section": cls})
         absent = cls.model_fields.keys() - cls.nullable
         values = {name: None if is_null(value) else value for name, value in node.items()}
         present = {
-            name: _as_items(value) if cls._takes_one(name) else value
+            name: _as_items(value) if cls._accepts_one(name) else value
             for name, value in values.items()
             if name not in absent or value is not None
         }
@@ -396,8 +390,8 @@ class FileSection(BaseModel):
             ) from None
 
     @classmethod
-    def _takes_one(cls, name: str) -> bool:
-        """Return whether a key takes a list, or a single value in place of one."""
+    def _accepts_one(cls, name: str) -> bool:
+        """Return whether a key of a list accepts a single value."""
         info = cls.model_fields.get(name)
         return info is not None and get_origin(info.annotation) is list and name not in cls.only_lists
 
@@ -412,58 +406,58 @@ class FileSection(BaseModel):
 
     @classmethod
     def list_keys(cls) -> list[str]:
-        """Return its keys; those of the class that is made of it stand in the order of its fields."""
+        """Return the keys in the order of the built class's fields."""
         fields = {} if cls.makes is None else cls.makes.model_fields
         order = [*cls.first, *(info.alias or name for name, info in fields.items())]
         return sorted(cls.model_fields, key=lambda name: order.index(name) if name in order else -1)
 
     @classmethod
     def name_for(cls, path: Loc, node: Located) -> str:
-        """Return what messages call the section at a place."""
+        """Return the section's name in messages."""
         name = path[-1] if path and isinstance(path[-1], str) else name_in(node)
         is_nameless = name is None and "{name}" in cls.called
         return f"this {cls.called.partition(' ')[0]}" if is_nameless else cls.called.format(name=name)
 
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
-        """Say that something else stands in the section's place."""
+        """Return the message for a value that is not a mapping."""
         return f"{cls.name_for(path, node)} must be a mapping with keys of [{', '.join(cls.list_keys())}]"
 
     @classmethod
     def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
-        """Say that a key is missing."""
+        """Return the message for a missing key."""
         return f"{cls.name_for(path, node)} needs the key '{name}'"
 
     def values(self) -> dict[str, Any]:
-        """Return what the file gives, by key."""
+        """Return the values that the file contains, by key."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
     def build(self) -> Any:
-        """Return the object that is made of it."""
+        """Return the object that the section describes."""
         return cast("type[Value]", self.makes)(**self.values())
 
 
 def key(description: str | None = None, *, is_required: bool = False) -> Any:
-    """Declare a key; without a description an editor shows the words of the class that is made of the section."""
+    """Declare a key. Without a description the schema shows the description of the built class's field."""
     return Field(default=... if is_required else None, description=description)
 
 
 def keys_of(
     kind: type[Value], *, without: Collection[str] = (), others: Mapping[str, Any] | None = None
 ) -> Callable[[S], S]:
-    """Give a section the keys of the class that is made of it, where it does not declare them itself.
+    """Add a key to a section for each field of the built class, unless the section declares the key itself.
 
     Args:
         kind: The class.
-        without: Fields that a file cannot give.
-        others: Type and declaration of keys that are many and alike.
+        without: Fields that a file cannot contain.
+        others: Type and declaration of further keys.
     """
 
     def fill(section: S) -> S:
         of_section = cast("type[FileSection]", section)
         fields = dict(others or {})
-        for field, info in kind.model_fields.items():
-            name = info.alias or field
+        for field_name, info in kind.model_fields.items():
+            name = info.alias or field_name
             if name not in of_section.model_fields and name not in without and name not in fields:
                 fields[name] = (_derive(info.annotation, name), ... if info.is_required() else None)
         of_section.makes = kind
@@ -473,7 +467,7 @@ def keys_of(
 
 
 def _derive(annotation: Any, name: str) -> object:
-    """Return how a file says the value of a field: what is more than a word or a number is said by its section."""
+    """Return the form of a field in a file. Types beyond words and numbers are in `KINDS`, or declared by the section."""
     if annotation in KINDS:
         return KINDS[annotation]
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
@@ -490,7 +484,7 @@ def _derive(annotation: Any, name: str) -> object:
 
 
 def _as_items(value: object) -> object:
-    """Return a single value as a list of one."""
+    """Wrap a single value in a list."""
     return Items(value.spot, [value]) if isinstance(value, Scalar | Entries) else value
 
 
@@ -501,17 +495,17 @@ def _word_for(name: str) -> str:
 
 
 def name_in(node: Located) -> str | None:
-    """Return the name that a member of a list says."""
+
     return text_in(node.get("name")) if isinstance(node, Entries) else None
 
 
 def report(error: pydantic.ValidationError, root: Located, problems: Problems) -> None:
-    """Note everything that pydantic found, with its place in the file."""
-    meant: set[Loc] = set()
-    # A key that is missing and one that is misspelt are one mistake.
-    for found in sorted(
-        error.errors(include_url=False, include_input=False), key=lambda each: each["type"] == "missing"
-    ):
+    """Add all errors of pydantic to `problems`, with their positions in the file."""
+    suggested: set[Loc] = set()  # keys that are missing because another spelling was used
+    misspelt_first = sorted(
+        error.errors(include_url=False, include_input=False), key=lambda it: it["type"] == "missing"
+    )
+    for found in misspelt_first:
         path, context = found["loc"], found.get("ctx", {})
         section: type[FileSection] = context.get("section", FileSection)
         around = locate(root, path[:-1])
@@ -521,13 +515,13 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
                 name, names = str(path[-1]), section.list_keys()
                 own = "" if section.makes is None else find_own_name(section.makes, name)
                 near = nearest(name, names) if not own and len(problems) < _MAX_GUESSES else []
-                meant.update((*path[:-1], each) for each in near)
+                suggested.update((*path[:-1], each) for each in near)
                 text = section.misplaced.get(name) or (
                     f"unknown key of {section.name_for(path[:-1], around.value)}."
                     f"{f' {own}.' if own else suggestion(name, near)} {list_known_names(names)}"
                 )
                 problems.add(place.key_spot, place.path, text)
-            case "missing" if path not in meant:
+            case "missing" if path not in suggested:
                 text = section.explain_missing(str(path[-1]), path[:-1], around.value)
                 is_mapping = isinstance(around.value, Entries)
                 problems.add(around.value.spot if is_mapping else around.key_spot, around.path, text)
@@ -545,7 +539,7 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
 
 
 def is_null(node: object) -> bool:
-    """Return whether a key has no value."""
+
     return isinstance(node, Scalar) and node.value is None
 
 
@@ -559,7 +553,7 @@ class _VariableKey(_HeaderKey):
 
 
 def _secret(section: type[_HeaderKey]) -> PlainValidator:
-    """Read a text, or `{env: NAME}` for what must not stand in a file."""
+    """Read a text, or `{env: NAME}` for a secret."""
 
     def read(node: object, info: ValidationInfo) -> str:
         if not isinstance(node, Entries):

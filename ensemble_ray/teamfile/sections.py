@@ -1,7 +1,7 @@
-"""The sections of a team file: the team, its agents, its tasks, and its map-reduce (S-MR-175).
+"""The sections of a team file: the team, its agents, tasks, loops, phases and graph, and its map-reduce (S-MR-175).
 
-A section has the keys of the class that is made of it. Here stand those whose values are written in another way: what
-a class calls for as an object (a listener, a handler, a type) is named as `module:attribute`.
+A section has the keys of the class that it builds. This module declares only the keys with another form in a file:
+objects such as listeners, handlers and types are named as `module:attribute`.
 """
 
 from __future__ import annotations
@@ -72,16 +72,15 @@ from ensemble_ray.values.value import Value
 
 
 class MemberSection(FileSection):
-    """An agent or a task: one of several, by name or in a list."""
+    """An agent, task, loop or phase: a member of a mapping by name, or of a list."""
 
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
-        """Say that something else stands in its place."""
+
         return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
 
     @classmethod
     def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
-        """Say that a key is missing."""
         return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
 
 
@@ -90,24 +89,22 @@ def _each(section: type[FileSection]) -> str:
 
 
 class _RemoteKeys(FileSection):
-    """An agent of another system, asked by the A2A protocol."""
+    """An agent of another system, called by the A2A protocol."""
 
     called = "the section 'a2a'"
-    url: Text = key("Where its card is found: the part before /.well-known/agent-card.json.", is_required=True)
-    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
-    hosts: list[Text] = key("Hosts that its card may name besides the one of the URL.")
-    timeout: Number = key("Seconds that a task may take.")
-    connect_timeout: Number = key("Seconds until a connection must stand.")
+    url: Text = key("URL of its card, without /.well-known/agent-card.json.", is_required=True)
+    headers: Headers = key("Headers: text, or {env: NAME} for secrets.")
+    hosts: list[Text] = key("Hosts that its card may name in addition to the host of the URL.")
+    timeout: Number = key("Longest time of a task, seconds.")
+    connect_timeout: Number = key("Longest time to connect, seconds.")
 
 
 @keys_of(Agent)
 class AgentKeys(MemberSection):
-    """An agent."""
-
     called = "agent '{name}'"
-    role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
-    runner: RunnerName = key("Does its tasks in place of a model, as module:attribute: an object or class with 'run'.")
-    a2a: _RemoteKeys = key("Does its tasks in place of a model: an agent of another system, asked by the A2A protocol.")
+    role: Text = key("Its role, shown in prompts, events and traces. Default: its name.")
+    runner: RunnerName = key("Does its tasks instead of a model, as module:attribute: an object or class with 'run'.")
+    a2a: _RemoteKeys = key("An agent of another system that does its tasks, called by the A2A protocol.")
     resources: Annotated[dict[str, Number], mapping("must be a mapping of names to numbers")] = key()
     labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
 
@@ -129,40 +126,38 @@ class ItemTaskKeys(FileSection):
 
     called = "the section '{name}'"
 
-    expected_output: Text = key("What the result looks like; a template as well. May be left out.")
+    expected_output: Text = key("Form of the result; a template as well. May be left out.")
     agent: Text = key("Name of the agent that does it; default: an agent is made for the run.")
     output_type: OutputTypeName = key("Type of the answer: str, int, float, bool, list, dict, or module:Class.")
-    input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
-    output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
+    input_guardrails: GuardrailNames = key("Called before the task begins, each as module:function.")
+    output_guardrails: GuardrailNames = key("Called with the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
     reflection_config: ReflectionName = key(
-        "Whether its outputs are reflected on, so that later runs do it better: true, or a section with a model or a strategy."
+        "Whether the model reflects on its outputs to improve later runs: true, or a section with a model or a strategy."
     )
 
 
 class TaskKeys(MemberSection, ItemTaskKeys):
-    """A task."""
-
     called = "task '{name}'"
-    context: list[Text] = key("Names of the tasks whose outputs it is given, in this order.")
+    context: list[Text] = key("Names of the tasks whose outputs it receives, in this order.")
     memory_scopes: ScopeNames = key(
         "Parts of the memory store that it reads before and writes after: names, or sections."
     )
 
 
 class _ListedAgentKeys(AgentKeys):
-    name: Text = key("What the others call it by.", is_required=True)
+    name: Text = key("Name by which others refer to it.", is_required=True)
 
 
 class NamedTaskKeys(TaskKeys):
-    """A task that no key names: in a list, or the one of a review."""
+    """A task without a key of a mapping: in a list, or the task of a review."""
 
-    name: Text = key("What the others call it by.")
+    name: Text = key("Name by which others refer to it.")
 
 
 def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
     """Read the members of a section, by name or as a list."""
-    # Made when they are first used: a file says its members in one of the two ways, and has few of the sections.
+    # Adapters are expensive: a file uses one of the two forms, and few of the sections.
     adapters: dict[type[Entries | Items], TypeAdapter[object]] = {}
 
     def read(node: object, info: ValidationInfo) -> object:
@@ -186,18 +181,18 @@ TaskMembers = Annotated[object, members_of("task", dict[str, TaskKeys], list[Nam
 _CONTEXT = "Names of tasks, and NAME.output for the outputs of a loop or phase, in this order."
 
 
-# What decides.
+# Predicates.
 
 
 class _TextKeys(FileSection):
     called = "the predicate"
-    text_contains: Text = key("A text that the output has to contain.", is_required=True)
-    ignore_case: Flag = key("Whether case does not matter.")
+    text_contains: Text = key("A text that the output must contain.", is_required=True)
+    ignore_case: Flag = key("Whether to ignore case.")
 
 
 class _ParsedKeys(FileSection):
     called = "the predicate"
-    parsed: CallableName = key("Asked with the parsed output: module:function.", is_required=True)
+    parsed: CallableName = key("Called with the parsed output: module:function.", is_required=True)
 
 
 _CALLABLE = TypeAdapter[object](CallableName)
@@ -231,18 +226,16 @@ _Predicate = Annotated[
 
 @keys_of(Loop, without={"name"})
 class LoopKeys(MemberSection):
-    """A loop."""
-
     called = "loop '{name}'"
-    body: TaskMembers = key("What one iteration does, in this order; tasks by name.", is_required=True)
+    body: TaskMembers = key("The tasks of one iteration, in this order, by name.", is_required=True)
     until: _Predicate = key(
-        "Asked after each iteration, as module:function; or `unchanged`, {text_contains: TEXT}, {parsed: module:function}."
+        "Called after each iteration, as module:function; or `unchanged`, {text_contains: TEXT}, {parsed: module:function}."
     )
-    context: list[Text] = key(f"What it waits for, and its first task is shown. {_CONTEXT}")
+    context: list[Text] = key(f"Tasks that it waits for; its first task sees their outputs. {_CONTEXT}")
 
 
 class _ListedLoopKeys(LoopKeys):
-    name: Text = key("What the others call it by.", is_required=True)
+    name: Text = key("Name by which others refer to it.", is_required=True)
 
 
 LoopMembers = Annotated[object, members_of("loop", dict[str, LoopKeys], list[_ListedLoopKeys])]
@@ -255,23 +248,21 @@ LoopMembers = Annotated[object, members_of("loop", dict[str, LoopKeys], list[_Li
 class _ReviewKeys(FileSection):
     called = "the review"
     task: NamedTaskKeys = key(
-        "Decides about each attempt: its answer is APPROVE, RETRY: ..., or REJECT: ...", is_required=True
+        "Reviews each attempt: its answer is APPROVE, RETRY: ..., or REJECT: ...", is_required=True
     )
 
 
 @keys_of(Phase, without={"name"})
 class PhaseKeys(MemberSection):
-    """A phase."""
-
     called = "phase '{name}'"
-    tasks: TaskMembers = key("What it does, in order; tasks by name.")
+    tasks: TaskMembers = key("Its tasks, in order, by name.")
     loops: LoopMembers = key("Loops among its tasks, by name.")
-    after: list[Text] = key("Names of the phases that have to be completed first.")
+    after: list[Text] = key("Names of the phases that must be completed first.")
     review: _ReviewKeys = key()
 
 
 class _ListedPhaseKeys(PhaseKeys):
-    name: Text = key("What the others call it by.", is_required=True)
+    name: Text = key("Name by which others refer to it.", is_required=True)
 
 
 PhaseMembers = Annotated[object, members_of("phase", dict[str, PhaseKeys], list[_ListedPhaseKeys])]
@@ -292,8 +283,8 @@ _State = Annotated[object, PlainValidator(_read_state, json_schema_input_type=Ta
 class _EdgeKeys(FileSection):
     called = "an edge"
     condition: _Predicate = key(
-        "Asked after the state, as module:function; or {text_contains: TEXT}, {parsed: module:function}. Without it the edge "
-        "is taken."
+        "Called after the state, as module:function; or {text_contains: TEXT}, {parsed: module:function}. Without it the edge "
+        "is always taken."
     )
 
 
@@ -323,12 +314,8 @@ _Edge = Annotated[object, PlainValidator(_read_edge, json_schema_input_type=_Edg
 
 @keys_of(Graph)
 class GraphKeys(FileSection):
-    """A graph."""
-
     called = "the graph"
-    states: dict[str, _State] = key(
-        "What is run in each state, by its name: a task, or a loop, which has a `body`.", is_required=True
-    )
+    states: dict[str, _State] = key("The states by name: a task, or a loop, which has a `body`.", is_required=True)
     edges: list[_Edge] = key(
         "From state to state, tried in this order; `to_state: END` ends. `to_states` forks, `from_states` joins.",
         is_required=True,
@@ -336,11 +323,11 @@ class GraphKeys(FileSection):
     no_feedback_states: list[Text] = key()
 
 
-# Values by their words.
+# Inputs.
 
 
 def _read_inputs(node: object) -> dict[str, str]:
-    """Return values as they are written: `1.10` stays `1.10`."""
+    """Return values as written: `1.10` stays `1.10`."""
     if not isinstance(node, Entries):
         raise ValidationError("must be a mapping of names to values")
     for name, value in node.items():
@@ -365,9 +352,9 @@ class _DeadLetterKeys(FileSection):
 
 class _CsvKeys(FileSection):
     called = "the source of items"
-    csv: PathText = key("A .csv file, seen from this file.", is_required=True)
-    delimiter: Text = key("The character between its fields; without it the one that its first line has.")
-    encoding: Text = key("Of its text, such as cp1252; without it UTF-8.")
+    csv: PathText = key("A .csv file, relative to this file.", is_required=True)
+    delimiter: Text = key("The character between its fields; without it the first line decides.")
+    encoding: Text = key("Its text encoding, such as cp1252; default UTF-8.")
 
 
 def _read_items(node: object, info: ValidationInfo) -> ItemSource:
@@ -391,31 +378,31 @@ _ItemsList = Annotated[list[Any], Field(min_length=1)]
 _Items = Annotated[
     object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _CsvKeys | _DeadLetterKeys)
 ]
-_OF_FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
+_FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
 _WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
 
 
-@keys_of(MapReduceDefinition, without=_OF_FACTORIES | _WATCHED)
+@keys_of(MapReduceDefinition, without=_FACTORIES | _WATCHED)
 class MapReduceKeys(FileSection):
-    """A map-reduce; the sections `map`, `reduce` and `direct` stand for its factories."""
+    """A map-reduce. The sections `map`, `reduce` and `direct` replace its factories."""
 
     called = "the map-reduce"
     first = ("items", "map", "reduce", "direct", *MapReduceDefinition.__annotations__)
     items: _Items = key(
-        "What is mapped: the path of a .jsonl, .csv or .parquet file, seen from this file; a list; csv: PATH; or dead_letters: PATH."
+        "The items: the path of a .jsonl, .csv or .parquet file, relative to this file; a list; csv: PATH; or dead_letters: PATH."
     )
     map: ItemTaskKeys = key(
         "The task of an item. In its texts {name} is a field of the item, {item} the whole item.", is_required=True
     )
     reduce: ItemTaskKeys = key(
-        "The task that brings a group of outputs together; without it the outputs are all there is."
+        "The task that reduces a group of outputs to one; without it the outputs of `map` are the result."
     )
     direct: ItemTaskKeys = key(
-        "The one task over all items where they fit the budget anyway; {items} is where they stand."
+        "The single task over all items, for inputs within the budget; {items} is replaced by the items."
     )
-    token_estimator: CallableName = key("Tokens of an output whose provider counted none: module:function.")
+    token_estimator: CallableName = key("Tokens of an output if the provider counted none: module:function.")
     input_estimator: CallableName = key(
-        "The text of an item, to tell whether the input fits the budget: module:function."
+        "The text of an item, to check whether the input is within the budget: module:function."
     )
 
 
@@ -428,8 +415,6 @@ _CALLBACKS = dict.fromkeys(
 
 @keys_of(Watched, others=_CALLBACKS)
 class MapTeamKeys(FileSection):
-    """A team with a map-reduce."""
-
     called = "a team with a map-reduce"
     first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")
     nullable = frozenset({*first, "workflow", "retry"})
@@ -438,10 +423,10 @@ class MapTeamKeys(FileSection):
     }
     agents: AgentMembers = key("Agents by name.")
     map_reduce: MapReduceKeys = key(
-        "In place of tasks: a task for each of many items, and how their outputs are brought together."
+        "Instead of tasks: a task for each of many items, and how their outputs are reduced."
     )
     tags: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
-    stream: Flag = key("Whether answers stream where neither agent nor task say otherwise.")
+    stream: Flag = key("Whether answers stream if neither agent nor task decides.")
     agent_synthesizer: SynthesizerName = key(
         "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."
     )
@@ -452,40 +437,38 @@ class MapTeamKeys(FileSection):
     )
     tool_metrics: MetricsName = key("Counts tool calls for a monitoring system, as module:attribute.")
     trace_exporter: Annotated[object, object_with("export")] = key(
-        "Takes the trace of each successful run, as module:attribute."
+        "Receives the trace of each successful run, as module:attribute."
     )
     review_handler: ReviewHandlerName = key(
-        "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
+        "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it all gates pass."
     )
     dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
     reflection_store: ReflectionStoreName = key(
-        "Keeps what is learned of tasks, from run to run: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
+        "Stores reflections on tasks across runs: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
     )
     retry: Retry | None = key()
 
 
 @keys_of(EnsembleDefinition)
 class TeamKeys(MapTeamKeys):
-    """A team."""
-
     called = "a team"
     misplaced: ClassVar[Mapping[str, str]] = {}
     first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "loops", "phases", "graph", "map_reduce")
     nullable = frozenset({*first, "workflow", "retry"})
-    tasks: TaskMembers = key("What to do, in order; tasks by name.")
-    loops: LoopMembers = key("Tasks that are repeated until a predicate holds or a cap is reached; loops by name.")
-    phases: PhaseMembers = key("In place of tasks and loops: named groups of them, and which comes after which.")
-    graph: GraphKeys = key("In place of all others: a state machine of tasks and loops.")
+    tasks: TaskMembers = key("The tasks in order, by name.")
+    loops: LoopMembers = key("Tasks that repeat until a predicate holds or a limit is reached; loops by name.")
+    phases: PhaseMembers = key("Instead of tasks and loops: named groups of them, and their order.")
+    graph: GraphKeys = key("Instead of all others: a state machine of tasks and loops.")
     workflow: Annotated[str, one_of(Workflow, "workflow")] | None = key(
-        "`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there; "
-        "`hierarchical`: a manager hands the tasks to the agents."
+        "`sequential` (default): in list order; `parallel`: each task as soon as its context is complete; "
+        "`hierarchical`: a manager delegates the tasks to the agents."
     )
     memory: Memory = key("Memory that all tasks use.")
     memory_store: StoreName = key(
-        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, "
+        "Stores the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, "
         "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
     )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
-        "Asked in order about each delegation, each as module:attribute: allow, reject or change it."
+        "Called in order for each delegation, each as module:attribute: allow, reject or change it."
     )

@@ -1,4 +1,4 @@
-"""What a target names: a YAML file, or `module:attribute`. Out: an ensemble that knows its origin."""
+"""Load a team from a target: the path of a YAML file, or `module:attribute`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
 
-#: Everything that can be run.
 Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
 
 _PRODUCT = "ensemble_ray"
 _YAML = {".yaml", ".yml"}
-#: Overrides that mean something here; all others are arguments of the callable that made the team.
+#: Overrides of the loader. All others are arguments of the user's factory.
 _LOADER_OVERRIDES = {"directory", "llm", "workflow"}
 
 
@@ -45,16 +44,16 @@ def load_ensemble(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
-    """Load the team that a target names; the tree of a map-reduce that is made at construction is one.
+    """Load the team of a target. A map-reduce whose tasks are known before the run is returned as its tree of tasks.
 
     Args:
-        target: As for `load_runnable`.
-        llm: As for `load_runnable`.
-        needs_keys: As for `load_runnable`.
-        arguments: As for `load_runnable`.
+        target: See `load_runnable`.
+        llm: See `load_runnable`.
+        needs_keys: See `load_runnable`.
+        arguments: See `load_runnable`.
 
     Raises:
-        ValidationError: as `load_runnable`, and for a map-reduce whose tasks are made while it runs.
+        ValidationError: See `load_runnable`; or a map-reduce creates its tasks during the run.
     """
     found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
     planned = find_planned_form(found)
@@ -67,10 +66,10 @@ def load_ensemble(
 
 
 def find_planned_form(definition: Runnable) -> Ensemble | None:
-    """Return the definition as one with a plan, of the same origin; None where its tasks are made while it runs."""
+    """Return the definition as an ensemble of the same origin; None: a map-reduce that creates its tasks during the run."""
     if isinstance(definition, Ensemble):
         return definition
-    from ensemble_ray.map_reduce import MapReduceEnsemble  # most teams do not need it
+    from ensemble_ray.map_reduce import MapReduceEnsemble  # slow to import
 
     if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
         return definition.to_ensemble().with_source(definition.source)
@@ -84,23 +83,26 @@ def load_runnable(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Runnable:
-    """Load what can be run that a target names.
+    """Load the ensemble or map-reduce of a target.
 
     Args:
-        target: The path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that
-            makes one. Modules of the current directory are found.
-        llm: A model in place of every model that the team names.
-        needs_keys: False: the team will only be looked at, so keys that a YAML file asks for may be missing.
-        arguments: What a callable is called with; None: nothing.
+        target: Path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that makes one.
+            The current directory is importable.
+        llm: Replaces every model that the team names.
+        needs_keys: False: the team is only inspected, so keys of a YAML file may be missing.
+        arguments: Arguments of the callable.
 
     Raises:
-        ValidationError: nothing of that name is there, or it is no team; every finding in a YAML file is named with
-            file, line and column.
+        ValidationError: The target is missing, or is not a team. All mistakes in a YAML file are listed with their positions.
     """
-    model = _resolve_model(llm)
+    model = None
+    if llm is not None:
+        from ensemble_ray.llm.factory import resolve_llm  # slow to import
+
+        model = resolve_llm(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
-        from ensemble_ray.teamfile.team import load_team_file  # it knows every section of a file, which takes a while
+        from ensemble_ray.teamfile.team import load_team_file  # slow to import
 
         loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
         return loaded.with_origin(loaded.origin or target, chosen)
@@ -112,10 +114,10 @@ def load_runnable(
 
 
 def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
-    """Load what a run was recorded with, with what was chosen then in place of what stands there.
+    """Load the team of a recorded run with the run's overrides.
 
     Raises:
-        ValidationError: as `load_runnable`.
+        ValidationError: See `load_runnable`.
     """
     chosen = source.overrides
     if directory := chosen.get("directory"):
@@ -126,14 +128,6 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
     if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
         loaded = loaded.replace(workflow=workflow)
     return loaded.with_origin(source.place, chosen)
-
-
-def _resolve_model(llm: str | ChatModel | None) -> ChatModel | None:
-    if llm is None:
-        return None
-    from ensemble_ray.llm.factory import resolve_llm  # only those who ask for another model pay for it
-
-    return resolve_llm(llm)
 
 
 def _explain_target(target: str) -> str:
@@ -148,11 +142,7 @@ def _explain_target(target: str) -> str:
 
 
 def _check_recorded(target: str, arguments: Mapping[str, str]) -> None:
-    """Refuse what a record names as a team where it lies in the interpreter's library: nobody typed that name.
-
-    Raises:
-        ValidationError: it names something else, or arguments for a function that takes none from a record.
-    """
+    """Refuse a target that no user can have started: a record is data from outside, and must not call library functions."""
     if not is_reference(target):
         return
     module = target.partition(":")[0]
@@ -164,11 +154,7 @@ def _check_recorded(target: str, arguments: Mapping[str, str]) -> None:
 
 
 def _check_factory(found: object, target: str) -> None:
-    """Refuse to call a function of the interpreter's library, which makes no teams.
-
-    Raises:
-        ValidationError: it is; it was not called.
-    """
+    """Refuse to call functions of the standard library."""
     definer = definer_of(found)
     if not definer or module_provenance(definer) in {Provenance.STANDARD, None}:
         kind = "class" if isinstance(found, type) else type(found).__name__
@@ -214,17 +200,17 @@ def _call(factory: Callable[..., object], target: str, arguments: Mapping[str, s
 
 
 def _suggest_team(target: str) -> str:
-    """List the teams of a module, after something else in it was named."""
+    """Return the teams of the target's module, for the message about another attribute."""
     module_name, _, attribute = target.partition(":")
     teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
     return f"{suggestion(attribute, teams)} {list_known_names(teams)}" if teams else ""
 
 
 def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
-    """Return the team with that model in place of every other; tasks and agents stay the same ones.
+    """Return the team with this model instead of all others. Tasks and agents keep their identity.
 
     Raises:
-        ValidationError: its factories choose the models.
+        ValidationError: The factories of a map-reduce choose the models.
     """
     if model is None:
         return ensemble
@@ -235,31 +221,29 @@ def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
         )
     agents: dict[str, Agent] = {}
 
-    def agent_replace_models(agent: Agent) -> Agent:
+    def with_model(agent: Agent) -> Agent:
         return agents.setdefault(agent.object_id, agent if agent.runner is not None else agent.rewritten(llm=model))
 
     tasks: dict[str, Task] = {}
     for task in TaskDependencyGraph(ensemble.all_tasks).in_dependency_order():
         changes: dict[str, object] = {"context": tuple(tasks.get(each.object_id, each) for each in task.context)}
         if task.agent is not None:
-            changes["agent"] = agent_replace_models(task.agent)
+            changes["agent"] = with_model(task.agent)
         if task.llm is not None:
             changes["llm"] = model
         if task.reflection_config is not None and task.reflection_config.model is not None:
             changes["reflection_config"] = task.reflection_config.replace(model=model)
         tasks[task.object_id] = task.rewritten(**changes)
-    listed = None if ensemble.agents is None else [agent_replace_models(agent) for agent in ensemble.agents]
+    listed = None if ensemble.agents is None else [with_model(agent) for agent in ensemble.agents]
     if len(tasks) < len({task.object_id for task in ensemble.all_tasks}):
-        return ensemble  # the tasks wait for each other in a circle; the run says so
-    # None stays None: the manager has the model of the first agent then, which is the given one.
-    manager = None if ensemble.manager_llm is None else model
-    listed_tasks = [tasks[task.object_id] for task in ensemble.tasks]
+        return ensemble  # a circular dependency, which the run reports
     return ensemble.replace(
-        tasks=listed_tasks,
+        tasks=[tasks[task.object_id] for task in ensemble.tasks],
         loops=[loop.with_tasks_of(tasks) for loop in ensemble.loops],
         phases=[phase.with_tasks_of(tasks) for phase in ensemble.phases],
         graph=None if ensemble.graph is None else ensemble.graph.with_tasks_of(tasks),
         agents=listed,
         llm=model,
-        manager_llm=manager,
+        # None stays None: the manager then has the model of the first agent.
+        manager_llm=None if ensemble.manager_llm is None else model,
     )

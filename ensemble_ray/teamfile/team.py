@@ -1,7 +1,7 @@
-"""A team file becomes an ensemble.
+"""Load a team file as an ensemble, and build the JSON schema of team files.
 
-Order: the text becomes a tree, its sections are validated, names are looked up, objects are made. Each step notes all
-that is wrong with the file before the next one is refused.
+The steps are: parse the tree, validate its sections, resolve names, build objects. Each step reports all mistakes that it
+finds before the next one starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import pydantic
 
-from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.agent import Agent, RemoteAgent
 from ensemble_ray.definition.fields import Identified
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
@@ -25,6 +25,7 @@ from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.items.sources import ItemSource, screen_source
 from ensemble_ray.teamfile.document import (
     MAX_BYTES,
     Entries,
@@ -38,219 +39,28 @@ from ensemble_ray.teamfile.document import (
     read_document,
     suggestion,
 )
+from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.teamfile.section import FileSection, Reading, is_null, report, text_in
 from ensemble_ray.teamfile.sections import MapTeamKeys, TeamKeys
 from ensemble_ray.values.messages import JsonValue
 from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
-    from ensemble_ray.items.sources import ItemSource
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
     from ensemble_ray.ports import ChatModel
-
-
-_OUTPUT = ".output"
-
-
-@dataclass(slots=True, kw_only=True)
-class TeamEntry:
-    """An agent, a task, a loop, a phase or the graph of the file."""
-
-    kind: Literal["agent", "task", "loop", "phase", "graph"]
-    name: str | None
-    node: Entries
-    path: Loc
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    #: positions of what its context names, and whether the outputs of a loop or phase are meant
-    context: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    #: positions of what it is made of, by key: a body, tasks, loops, a review's task, states
-    parts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    #: positions of the phases before it
-    after: list[int] = field(default_factory=list[int])
-
-    @property
-    def waits_for(self) -> list[int]:
-        """Positions of what has to be made before it."""
-        inside = (position for positions in self.parts.values() for position in positions)
-        return [*(position for position, _ in self.context), *inside, *self.after]
-
-
-class Members:
-    """The members of one file, in the order in which they stand there."""
-
-    def __init__(self, root: Entries, problems: Problems) -> None:
-        self.agents: list[TeamEntry] = []
-        #: tasks and units
-        self.work: list[TeamEntry] = []
-        #: those of the ensemble itself, by key of the file
-        self.top: dict[str, list[int]] = {}
-        self._root = root
-        self._problems = problems
-        self._lines: dict[tuple[str, str], int] = {}
-
-    def collect(self) -> None:
-        """List what the file declares; two of one name are noted."""
-        self.agents = list(self._read("agent", ("agents",)))
-        self.top["tasks"] = self._add_tasks(("tasks",))
-        self.top["loops"] = self._add_loops(("loops",))
-        for member in self._read("phase", ("phases",)):
-            member.parts["tasks"] = self._add_tasks((*member.path, "tasks"))
-            member.parts["loops"] = self._add_loops((*member.path, "loops"))
-            reviewer = self._at((*member.path, "review", "task"))
-            if isinstance(reviewer, Entries):
-                path: Loc = (*member.path, "review", "task")
-                review = TeamEntry(kind="task", name=text_in(reviewer.get("name")), node=reviewer, path=path)
-                if review.name is not None:
-                    self._note_twice("task", review.name, reviewer, path)
-                member.parts["review"] = [self._add(review)]
-            self.top.setdefault("phases", []).append(self._add(member))
-        self._add_graph()
-
-    def add_sides(self, section: str, sides: Sequence[str]) -> None:
-        """List the tasks that stand for the factories of a map-reduce."""
-        for side in sides:
-            node = self._at((section, side))
-            if isinstance(node, Entries):
-                self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
-
-    def look_up(self, refused: set[Loc]) -> None:
-        """Find what members name; unknown names and circles are noted.
-
-        Args:
-            refused: Paths of what is wrong already, and not looked at.
-        """
-        agent_names = [each.name for each in self.agents if each.name]
-        tasks = self._positions("task")
-        outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
-        phases = self._positions("phase")
-        for member in self.work:
-            if any(path[: len(member.path)] == member.path for path in refused):
-                continue
-            named = text_in(member.node.get("agent"))
-            if named is not None and named not in agent_names:
-                self._refuse_name(named, (*member.path, "agent"), "agent", agent_names)
-            for position, name in self._texts(member.node.get("context")):
-                if name in tasks or name in outputs:
-                    member.context.append((tasks[name], False) if name in tasks else (outputs[name], True))
-                else:
-                    self._refuse_name(name, (*member.path, "context", position), "task", [*tasks, *outputs])
-            for position, name in self._texts(member.node.get("after")) if member.kind == "phase" else ():
-                if name in phases:
-                    member.after.append(phases[name])
-                else:
-                    self._refuse_name(name, (*member.path, "after", position), "phase", list(phases))
-        self._check_order()
-
-    def in_order(self) -> Iterator[int]:
-        """Give the positions of tasks and units, each behind what it waits for."""
-        return iter(TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).static_order())
-
-    # Listing.
-
-    def _add(self, member: TeamEntry) -> int:
-        self.work.append(member)
-        return len(self.work) - 1
-
-    def _add_tasks(self, path: Loc) -> list[int]:
-        return [self._add(member) for member in self._read("task", path)]
-
-    def _add_loops(self, path: Loc) -> list[int]:
-        return [self._add_loop(member) for member in self._read("loop", path)]
-
-    def _add_loop(self, member: TeamEntry) -> int:
-        member.parts["body"] = self._add_tasks((*member.path, "body"))
-        return self._add(member)
-
-    def _add_graph(self) -> None:
-        node = self._root.get("graph")
-        if not isinstance(node, Entries):
-            return
-        graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
-        states: list[int] = []
-        for state in self._read("state", ("graph", "states")):
-            if "body" in state.node:
-                state.kind = "loop"
-                states.append(self._add_loop(state))
-            else:
-                states.append(self._add(state))
-        graph.parts["states"] = states
-        self.top["graph"] = [self._add(graph)]
-
-    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
-        """Give the members of a section, by name or as a list."""
-        node = self._at(path)
-        members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
-        for step, member in members:
-            if not isinstance(member, Entries):
-                continue
-            name = step if isinstance(step, str) else text_in(member.get("name"))
-            if name is not None:
-                self._note_twice(kind, name, member, (*path, step))
-            yield TeamEntry(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
-
-    def _note_twice(self, kind: str, name: str, member: Entries, path: Loc) -> None:
-        of = kind if kind != "state" else "loop" if "body" in member else "task"
-        if (of, name) not in self._lines:
-            self._lines[of, name] = member.spot.line
-            return
-        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-        text = f"two {of}s are named '{name}'; the first is in line {self._lines[of, name]}"
-        self._problems.add(member.spot, where, text)
-
-    def _at(self, path: Loc) -> Located | None:
-        """Return what stands at a place; None: nothing does."""
-        node: Located | None = self._root
-        for step in path:
-            match node, step:
-                case Entries() as entries, str():
-                    node = entries.get(step)
-                case Items() as items, int():
-                    node = items[step]
-                case _:
-                    return None
-        return node
-
-    # Names.
-
-    def _positions(self, kind: str) -> dict[str, int]:
-        return {each.name: position for position, each in enumerate(self.work) if each.kind == kind and each.name}
-
-    def _texts(self, node: Located | None) -> Iterator[tuple[int, str]]:
-        for position, each in enumerate(node if isinstance(node, Items) else () if text_in(node) is None else (node,)):
-            yield position, str(text_in(each))
-
-    def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
-        listed = list_known_names(known) if known else f"The file declares no {what}s by name"
-        place = locate(self._root, path)
-        self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
-
-    def _check_order(self) -> None:
-        """Note it when tasks wait for each other."""
-        try:
-            TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).prepare()
-        except CycleError as error:
-            circle: list[int] = error.args[1][:0:-1]  # each waits for the next, and the last for the first
-            first = circle.index(min(circle))
-            circle = [*circle[first:], *circle[: first + 1]]
-            shown = " -> ".join(self.work[position].name or "?" for position in circle)
-            member = self.work[circle[0]]
-            path = (*member.path, "after" if member.after else "context")
-            spot = locate(self._root, (*path, 0)).value.spot
-            what = "phases" if member.after else "tasks"
-            text = f"the {what} wait for each other in a circle: {shown}"
-            self._problems.add(spot, locate(self._root, path).path, text)
 
 
 V = TypeVar("V", bound=Value)
 S = TypeVar("S", bound=FileSection)
 _MAP_REDUCE = "map_reduce"
-#: Key of an agent that is asked by A2A.
+#: Key of an agent of another system.
 _REMOTE = "a2a"
-#: Sections of a map-reduce that stand for factories.
+#: Sections of a map-reduce that replace its factories.
 _SIDES = ("map", "reduce", "direct")
-#: Sections that say what a team does; a map-reduce takes the place of all of them.
+#: Sections with the work of a team. A map-reduce replaces all of them; only tasks and loops may be combined.
 _WORK = ("tasks", "loops", "phases", "graph")
 _EXPECTED_OUTPUT = Task.of("any").expected_output
+_OUTPUT = ".output"
 
 
 def load_team_file(
@@ -259,13 +69,13 @@ def load_team_file(
     """Load the team of a YAML file.
 
     Args:
-        target: Its path.
-        llm: Takes the place of every model that the file names.
-        needs_keys: False: the team will only be looked at, so keys of models and tools may be missing.
-        items: Takes the place of the items of a map-reduce.
+        target: Path of the file.
+        llm: Replaces every model that the file names.
+        needs_keys: False: the team is only inspected, so keys of models and tools may be missing.
+        items: Replaces the items of a map-reduce.
 
     Raises:
-        ValidationError: there is no such file, or something in it is wrong; everything is named with its place.
+        ValidationError: The file is missing or wrong; the error lists every mistake with its position.
     """
     path = Path(target).expanduser()
     text = _read_text(path, target)
@@ -281,6 +91,23 @@ def load_team_file(
     if ensemble is None:
         raise ValidationError(f"{target}: cannot be read as a team")
     return ensemble.with_origin(str(path.resolve()))
+
+
+def team_schema() -> dict[str, JsonValue]:
+    """Return the JSON schema (draft 7) of a team file."""
+    schema = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
+    definitions = schema.pop("$defs")
+    units = (*_WORK, _MAP_REDUCE)
+    schema = {
+        **schema,
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "ensemble-ray team",
+        "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",
+        "anyOf": [{"required": [name]} for name in units],
+        "not": {"anyOf": [{"required": [*pair]} for pair in combinations(units, 2) if pair != ("tasks", "loops")]},
+        "definitions": definitions,
+    }
+    return cast("dict[str, JsonValue]", _convert(schema, is_map=False))
 
 
 def _read_text(path: Path, target: str) -> str:
@@ -311,18 +138,18 @@ def _suggest_file(path: Path) -> str:
 
 
 class _Team:
-    """One file on its way to an ensemble."""
+    """Builds the ensemble of one file."""
 
     def __init__(self, root: Entries, reading: Reading, problems: Problems) -> None:
         self._root = root
         self._reading = reading
         self._problems = problems
         self._members = Members(root, problems)
-        #: paths of what pydantic refused
+        #: paths of values that pydantic refused
         self._refused: set[Loc] = set()
 
     def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
-        """Return the ensemble; None: something was noted."""
+        """Return the ensemble, or None if there are mistakes."""
         has_items = _MAP_REDUCE in self._root
         section = self._validate(MapTeamKeys if has_items else TeamKeys)
         members = self._members
@@ -348,7 +175,7 @@ class _Team:
             values.pop("agents", None)
             by_name = {str(each.path[-1]): cast("Task", made[at]) for at, each in enumerate(members.work)}
             fields = {name: value for name, value in values.pop(_MAP_REDUCE).values().items() if name not in _SIDES}
-            return self._bring_together({**values, **fields}, by_name)
+            return self._make_map_reduce({**values, **fields}, by_name)
         work: dict[str, object] = {name: [made[at] for at in members.top.get(name, ())] for name in _WORK[:-1]}
         graph = next((made[at] for at in members.top.get("graph", ())), None)
         return self._make(Ensemble, {**values, **work, "graph": graph, "agents": agents or None}, ())
@@ -361,12 +188,10 @@ class _Team:
             report(error, self._root, self._problems)
             return None
 
-    def _bring_together(
+    def _make_map_reduce(
         self, values: dict[str, Any], tasks: Mapping[str, Task]
     ) -> MapReduceEnsemble | MapEnsemble | None:
-        from ensemble_ray.items.sources import screen_source
-        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-        from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
+        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble  # slow to import
 
         kind: type[MapReduceEnsemble | MapEnsemble] = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
         arguments = {**values, **tasks}
@@ -396,25 +221,22 @@ class _Team:
         has_llm = self._reading.llm is not None or _has_value(self._root, "llm")
         for agent in self._members.agents:
             has_own = any(_has_value(agent.node, name) for name in ("llm", "runner", _REMOTE))
-            if not has_llm and not self._is_refused(agent) and not has_own:
+            if not has_llm and not agent.is_refused(self._refused) and not has_own:
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
                 place = locate(self._root, agent.path)
                 self._problems.add(place.key_spot, place.path, text)
         self._members.look_up(self._refused)
 
-    def _is_refused(self, member: TeamEntry) -> bool:
-        return any(path[: len(member.path)] == member.path for path in self._refused)
-
-    # Making.
+    # Objects.
 
     def _make_work(self, agents: Mapping[str | None, Agent | None]) -> dict[int, Identified]:
-        """Make tasks and units, each behind what it waits for; return them by their positions."""
+        """Make tasks and units in topological order; return them by position. Skip refused ones."""
         made: dict[int, Identified] = {}
         work = self._members.work
         for position in self._members.in_order():
             member = work[position]
             if any(each not in made for each in member.waits_for):
-                continue  # one of those that it waits for was refused
+                continue  # a dependency was refused
             done = self._make_member(member, made, agents)
             if done is not None:
                 made[position] = done
@@ -453,12 +275,11 @@ class _Team:
         remote = values.pop(_REMOTE, None)
         if remote is None:
             return self._make(Agent, values, agent.path)
-        from ensemble_ray.definition.agent import RemoteAgent  # a team without one does not pay for it
 
         return self._make(RemoteAgent, {**values, **remote.values()}, (*agent.path, _REMOTE), agent.path)
 
     def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
-        """Make an object of what stands at these paths; None: the class refused it, which is noted."""
+        """Make an object. If its class refuses the values, add the mistake, at one of these paths, and return None."""
         try:
             return kind(**values)
         except ValidationError as error:
@@ -467,7 +288,7 @@ class _Team:
             return None
 
     def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Spot, str] | None:
-        """Find the value that a message of a class is about: it names the field."""
+        """Return the position of the value that a message is about: the first of its words that is a key."""
         for path in paths:
             node = locate(self._root, path).value
             for word in re.findall(r"\w+", message):
@@ -478,7 +299,6 @@ class _Team:
 
 
 def _has_value(node: Entries, name: str) -> bool:
-    """Return whether a key has a value, be it one that was refused."""
     return name in node and not is_null(node[name])
 
 
@@ -489,36 +309,201 @@ def _values_at(section: FileSection, path: Sequence[str | int]) -> dict[str, Any
     return cast("FileSection", found).values()
 
 
-#: What a team does; of these, tasks and loops may stand side by side.
-_WORK_JSON_SCHEMA = ("tasks", "loops", "phases", "graph", "map_reduce")
+@dataclass(slots=True, kw_only=True)
+class TeamEntry:
+    """An agent, task, loop, phase or graph of the file."""
+
+    kind: Literal["agent", "task", "loop", "phase", "graph"]
+    name: str | None
+    node: Entries
+    path: Loc
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    #: positions of its context in `Members.work`, and whether the output of a loop or phase is meant
+    context: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    #: positions of its parts by key: a body, tasks, loops, a review's task, states
+    parts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    #: positions of the phases that it follows
+    after: list[int] = field(default_factory=list[int])
+
+    def is_refused(self, refused: set[Loc]) -> bool:
+        """Return whether one of the refused values is in this entry."""
+        return any(path[: len(self.path)] == self.path for path in refused)
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Positions of the entries that must be built first."""
+        inside = (position for positions in self.parts.values() for position in positions)
+        return [*(position for position, _ in self.context), *inside, *self.after]
 
 
-def team_schema() -> dict[str, JsonValue]:
-    """Return the schema of a team file."""
-    schema = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
-    definitions = schema.pop("$defs")
-    schema = {
-        **schema,
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "ensemble-ray team",
-        "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",
-        "anyOf": [{"required": [name]} for name in _WORK_JSON_SCHEMA],
-        "not": {
-            "anyOf": [
-                {"required": list(pair)} for pair in combinations(_WORK_JSON_SCHEMA, 2) if pair != ("tasks", "loops")
-            ]
-        },
-        "definitions": definitions,
-    }
-    return cast("dict[str, JsonValue]", _convert(schema, is_map=False))
+class Members:
+    """The agents and the work of a file, in the order of the file."""
+
+    def __init__(self, root: Entries, problems: Problems) -> None:
+        self.agents: list[TeamEntry] = []
+        #: tasks, loops, phases, graph
+        self.work: list[TeamEntry] = []
+        #: positions of the ensemble's own tasks, loops, phases and graph, by key
+        self.top: dict[str, list[int]] = {}
+        self._root = root
+        self._problems = problems
+        self._lines: dict[tuple[str, str], int] = {}
+
+    def collect(self) -> None:
+        """Read the entries of the file. Two entries of one kind and name are a mistake."""
+        self.agents = list(self._read("agent", ("agents",)))
+        self.top["tasks"] = self._add_tasks(("tasks",))
+        self.top["loops"] = self._add_loops(("loops",))
+        for member in self._read("phase", ("phases",)):
+            member.parts["tasks"] = self._add_tasks((*member.path, "tasks"))
+            member.parts["loops"] = self._add_loops((*member.path, "loops"))
+            reviewer = self._at((*member.path, "review", "task"))
+            if isinstance(reviewer, Entries):
+                path: Loc = (*member.path, "review", "task")
+                review = TeamEntry(kind="task", name=text_in(reviewer.get("name")), node=reviewer, path=path)
+                if review.name is not None:
+                    self._note_twice("task", review.name, reviewer, path)
+                member.parts["review"] = [self._add(review)]
+            self.top.setdefault("phases", []).append(self._add(member))
+        self._add_graph()
+
+    def add_sides(self, section: str, sides: Sequence[str]) -> None:
+        """Read the tasks that replace the factories of a map-reduce."""
+        for side in sides:
+            node = self._at((section, side))
+            if isinstance(node, Entries):
+                self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
+
+    def look_up(self, refused: set[Loc]) -> None:
+        """Resolve names. Unknown names and circular dependencies are mistakes.
+
+        Args:
+            refused: Paths of values that were refused; entries around them are skipped.
+        """
+        agent_names = [each.name for each in self.agents if each.name]
+        tasks = self._positions("task")
+        outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
+        phases = self._positions("phase")
+        for member in self.work:
+            if member.is_refused(refused):
+                continue
+            named = text_in(member.node.get("agent"))
+            if named is not None and named not in agent_names:
+                self._refuse_name(named, (*member.path, "agent"), "agent", agent_names)
+            for position, name in self._texts(member.node.get("context")):
+                if name in tasks or name in outputs:
+                    member.context.append((tasks[name], False) if name in tasks else (outputs[name], True))
+                else:
+                    self._refuse_name(name, (*member.path, "context", position), "task", [*tasks, *outputs])
+            for position, name in self._texts(member.node.get("after")) if member.kind == "phase" else ():
+                if name in phases:
+                    member.after.append(phases[name])
+                else:
+                    self._refuse_name(name, (*member.path, "after", position), "phase", list(phases))
+        self._check_order()
+
+    def in_order(self) -> Iterator[int]:
+        """Yield the positions of `work` in topological order."""
+        return iter(TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).static_order())
+
+    def _add(self, member: TeamEntry) -> int:
+        self.work.append(member)
+        return len(self.work) - 1
+
+    def _add_tasks(self, path: Loc) -> list[int]:
+        return [self._add(member) for member in self._read("task", path)]
+
+    def _add_loops(self, path: Loc) -> list[int]:
+        return [self._add_loop(member) for member in self._read("loop", path)]
+
+    def _add_loop(self, member: TeamEntry) -> int:
+        member.parts["body"] = self._add_tasks((*member.path, "body"))
+        return self._add(member)
+
+    def _add_graph(self) -> None:
+        node = self._root.get("graph")
+        if not isinstance(node, Entries):
+            return
+        graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
+        states: list[int] = []
+        for state in self._read("state", ("graph", "states")):
+            if "body" in state.node:
+                state.kind = "loop"
+                states.append(self._add_loop(state))
+            else:
+                states.append(self._add(state))
+        graph.parts["states"] = states
+        self.top["graph"] = [self._add(graph)]
+
+    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
+        """Yield the members of a section, by name or as a list."""
+        node = self._at(path)
+        members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
+        for step, member in members:
+            if not isinstance(member, Entries):
+                continue
+            name = step if isinstance(step, str) else text_in(member.get("name"))
+            if name is not None:
+                self._note_twice(kind, name, member, (*path, step))
+            yield TeamEntry(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
+
+    def _note_twice(self, kind: str, name: str, member: Entries, path: Loc) -> None:
+        of = kind if kind != "state" else "loop" if "body" in member else "task"
+        if (of, name) not in self._lines:
+            self._lines[of, name] = member.spot.line
+            return
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+        text = f"two {of}s are named '{name}'; the first is in line {self._lines[of, name]}"
+        self._problems.add(member.spot, where, text)
+
+    def _at(self, path: Loc) -> Located | None:
+        """Return the node at a path, or None."""
+        node: Located | None = self._root
+        for step in path:
+            match node, step:
+                case Entries() as entries, str():
+                    node = entries.get(step)
+                case Items() as items, int():
+                    node = items[step]
+                case _:
+                    return None
+        return node
+
+    def _positions(self, kind: str) -> dict[str, int]:
+        return {each.name: position for position, each in enumerate(self.work) if each.kind == kind and each.name}
+
+    def _texts(self, node: Located | None) -> Iterator[tuple[int, str]]:
+        for position, each in enumerate(node if isinstance(node, Items) else () if text_in(node) is None else (node,)):
+            yield position, str(text_in(each))
+
+    def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
+        listed = list_known_names(known) if known else f"The file declares no {what}s by name"
+        place = locate(self._root, path)
+        self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
+
+    def _check_order(self) -> None:
+        """Report a circular dependency."""
+        try:
+            TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).prepare()
+        except CycleError as error:
+            circle: list[int] = error.args[1][:0:-1]  # each depends on the next, and the last on the first
+            first = circle.index(min(circle))
+            circle = [*circle[first:], *circle[: first + 1]]
+            shown = " -> ".join(self.work[position].name or "?" for position in circle)
+            member = self.work[circle[0]]
+            path = (*member.path, "after" if member.after else "context")
+            spot = locate(self._root, (*path, 0)).value.spot
+            what = "phases" if member.after else "tasks"
+            text = f"the {what} wait for each other in a circle: {shown}"
+            self._problems.add(spot, locate(self._root, path).path, text)
 
 
 def _convert(part: Any, *, is_map: bool) -> Any:
-    """Return a part of the schema as draft 7 has it, without what pydantic makes of names.
+    """Convert a part of pydantic's schema to draft 7, without the titles that pydantic derives from names.
 
     Args:
-        part: Of pydantic's schema.
-        is_map: Whether its keys are names of the user or of ours, and not words of JSON Schema.
+        part: Part of pydantic's schema.
+        is_map: Whether its keys are names of keys or definitions, not words of JSON Schema.
     """
     if isinstance(part, list):
         return [_convert(each, is_map=False) for each in part]
@@ -529,6 +514,6 @@ def _convert(part: Any, *, is_map: bool) -> Any:
         for name, value in cast("dict[str, Any]", part).items()
         if is_map or name != "title" or "$schema" in part
     }
-    if not is_map and "$ref" in found and len(found) > 1:  # beside a reference, draft 7 reads nothing else
+    if not is_map and "$ref" in found and len(found) > 1:  # draft 7 ignores all words beside a `$ref`
         found = {"allOf": [{"$ref": found.pop("$ref")}], **found}
     return found

@@ -1,6 +1,6 @@
-"""Tools in a team file: a built-in one by name, or user code as `module:attribute`.
+"""Tools in a team file: a built-in tool by name, or user code as `module:attribute`.
 
-`calculator`, `file_read: {base_dir: ./data}`, `module:function`, `module:Class: {argument: value}`.
+Examples: `calculator`, `file_read: {base_dir: ./data}`, `module:function`, `module:Class: {argument: value}`.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ class _ToolKeys(FileSection):
     """Parameters of a built-in tool."""
 
     called = "tool '{name}'"
-    #: in `ensemble_ray.tools`
+    #: class in `ensemble_ray.tools`
     class_name: ClassVar[str]
 
 
 _BASE_DIR = "An existing directory; paths are relative to this file's directory."
-_APPROVAL = "Whether the review handler is asked before each call."
+_APPROVAL = "Whether the review handler must approve each call."
 
 
 class _Calculator(_ToolKeys):
-    """Works out arithmetic."""
+    """Computes arithmetic expressions."""
 
     class_name = "CalculatorTool"
 
 
 class _DateTime(_ToolKeys):
-    """Tells and reckons with dates and times."""
+    """Returns the current date and time, and computes with dates and times."""
 
     class_name = "DateTimeTool"
 
 
 class _JsonParser(_ToolKeys):
-    """Takes a value out of a JSON text."""
+    """Reads a value from a JSON text."""
 
     class_name = "JsonParserTool"
 
@@ -93,15 +93,15 @@ class _FileRead(_ToolKeys):
 
     class_name = "FileReadTool"
     base_dir: PathText = key(_BASE_DIR, is_required=True)
-    max_bytes: Whole = key("Larger files are refused.")
+    max_bytes: Whole = key("Largest file that it reads.")
 
 
 class _WebScrape(_ToolKeys):
-    """Fetches a web page and gives its text."""
+    """Fetches a web page and returns its text."""
 
     class_name = "WebScraperTool"
-    max_content_length: Whole = key("Longest text given, characters.")
-    allow_private_hosts: Flag = key("Whether hosts of the local network may be fetched from.")
+    max_content_length: Whole = key("Longest returned text, characters.")
+    allow_private_hosts: Flag = key("Whether it may fetch from hosts of the local network.")
 
 
 class _WebSearch(_ToolKeys):
@@ -113,8 +113,8 @@ class _WebSearch(_ToolKeys):
 
 
 class _Outside(_ToolKeys):
-    name: Text = key("What the model calls it by.", is_required=True)
-    description: Text = key("What the model is told of it.", is_required=True)
+    name: Text = key("Name by which the model calls it.", is_required=True)
+    description: Text = key("Description for the model.", is_required=True)
 
 
 class _Http(_Outside):
@@ -122,10 +122,10 @@ class _Http(_Outside):
 
     class_name = "HttpAgentTool"
     url: Text = key("The address.", is_required=True)
-    method: Text = key("POST unless told.")
-    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    method: Text = key("HTTP method; default POST.")
+    headers: Headers = key("Headers: text, or {env: NAME} for secrets.")
     timeout: Number = key("Seconds.")
-    max_response_bytes: Whole = key("Larger answers are refused.")
+    max_response_bytes: Whole = key("Largest accepted answer.")
     require_approval: Flag = key(_APPROVAL)
 
 
@@ -136,11 +136,9 @@ class _Process(_Outside):
     only_lists = frozenset({"command"})
     command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
     timeout: Number = key("Seconds.")
-    max_output_bytes: Whole = key("That much of each stream is kept.")
-    environment: Variables = key(
-        "Variables that the program gets: text, or {env: NAME} for what must not stand in a file."
-    )
-    inherit: _Inherit = key("Names of further variables that it gets of this process; true: all, keys of models too.")
+    max_output_bytes: Whole = key("Bytes to read per stream; the rest is dropped.")
+    environment: Variables = key("Environment variables of the program: text, or {env: NAME} for secrets.")
+    inherit: _Inherit = key("Names of variables of this process that it inherits; true: all, including keys of models.")
     require_approval: Flag = key(_APPROVAL)
 
 
@@ -148,8 +146,8 @@ class _HumanInput(_ToolKeys):
     """Asks a person, through the review handler."""
 
     class_name = "HumanInputTool"
-    timeout: Number = key("Seconds; 0: as long as it takes.")
-    on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("What follows when nobody answered.")
+    timeout: Number = key("Seconds; 0: no limit.")
+    on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("Result if no answer arrives in time.")
 
 
 def _read_effect(node: object) -> str | dict[str, str]:
@@ -165,36 +163,38 @@ class _Mcp(_ToolKeys):
 
     class_name = "MCP"
     server: Text = key("stdio:COMMAND ARGUMENTS, or the URL of a server.", is_required=True)
-    headers: Headers = key("Headers for a URL: text, or {env: NAME} for what must not stand in a file.")
-    env: Variables = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
-    cwd: PathText = key("Where the program runs; relative to this file's directory.")
-    tools: list[Text] = key("Names of the tools that are offered; all unless told.")
-    prefix: Text = key("Put before each name.")
-    effect: _Effect = key("What calls do: none, idempotent or once; or a mapping by name. Else the server's hints.")
+    headers: Headers = key("Headers for a URL: text, or {env: NAME} for secrets.")
+    env: Variables = key("Environment variables of the program: text, or {env: NAME} for secrets.")
+    cwd: PathText = key("Working directory of the program; relative to this file's directory.")
+    tools: list[Text] = key("Names of the offered tools; default: all.")
+    prefix: Text = key("Prefix of the names.")
+    effect: _Effect = key(
+        "Effect of calls: none, idempotent or once; or a mapping by name. Default: the server's hints."
+    )
     resources: Flag = key("Whether two tools list and read the server's resources.")
     prompts: Flag = key("Whether each prompt of the server is a tool.")
-    sampling: Flag = key("Whether the server may ask the agent's model.")
-    max_samples: Whole = key("How often it may in one call; default 10.")
-    timeout: Number = key("Seconds that a call may take.")
-    connect_timeout: Number = key("Seconds until the server must have answered first.")
+    sampling: Flag = key("Whether the server may call the agent's model.")
+    max_samples: Whole = key("How often the server may do so in one call; default 10.")
+    timeout: Number = key("Longest time of a call, seconds.")
+    connect_timeout: Number = key("Longest time until the server answers first, seconds.")
 
 
 class _A2a(_ToolKeys):
-    """An agent of another system, asked by the A2A protocol."""
+    """An agent of another system, called by the A2A protocol."""
 
     class_name = "A2ATool"
-    url: Text = key("Where its card is found: the part before /.well-known/agent-card.json.", is_required=True)
-    name: Text = key("What the model calls it by; default ask_ and the last part of the URL.")
-    description: Text = key("What the model is told of it.")
-    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
-    hosts: list[Text] = key("Hosts that its card may name besides the one of the URL.")
-    effect: Text = key("What asking it does: none, idempotent or once.")
-    timeout: Number = key("Seconds that a question may take.")
-    connect_timeout: Number = key("Seconds until a connection must stand.")
+    url: Text = key("URL of its card, without /.well-known/agent-card.json.", is_required=True)
+    name: Text = key("Name by which the model calls it; default ask_ and the last part of the URL.")
+    description: Text = key("Description for the model.")
+    headers: Headers = key("Headers: text, or {env: NAME} for secrets.")
+    hosts: list[Text] = key("Hosts that its card may name in addition to the host of the URL.")
+    effect: Text = key("Effect of a question: none, idempotent or once.")
+    timeout: Number = key("Longest time of a question, seconds.")
+    connect_timeout: Number = key("Longest time to connect, seconds.")
 
 
 def _describe_entry(schema: dict[str, Any]) -> None:
-    """Say that an entry names one tool, which may be the user's own."""
+    """Allow exactly one key in the schema: a built-in tool, or a reference to user code."""
     for shown in schema["properties"].values():
         shown.pop("default", None)
     arguments = {"type": "object", "description": "Arguments of the class or function."}
@@ -202,7 +202,7 @@ def _describe_entry(schema: dict[str, Any]) -> None:
 
 
 class _Entry(BaseModel):
-    """A built-in tool with its parameters."""
+    """An entry with parameters. The key is the tool's name."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True, json_schema_extra=_describe_entry)
 
@@ -244,14 +244,14 @@ def _read(node: object, info: ValidationInfo) -> object:
         raise
     except ValidationError as error:
         raise refuse(str(error), name, at="around") from None
-    except Exception as error:  # noqa: BLE001  constructors speak through errors of many classes
+    except Exception as error:  # noqa: BLE001  constructors of tools may raise anything
         raise refuse(f"tool '{tool}' cannot be made: {message_of(error)}", name, at="around") from None
     text = f"unknown tool '{tool}'.{suggestion(tool, _BUILT_IN)} {list_known_names(_BUILT_IN)}, or module:attribute"
     raise refuse(text, name, at="around")
 
 
 def _build(reading: Reading, name: str, parameters: Located | None) -> object:
-    from ensemble_ray import tools  # a team without tools does not pay for them
+    from ensemble_ray import tools  # slow to import
 
     entries = Entries(NOWHERE, {}, {}) if parameters is None else parameters
     section: _ToolKeys = getattr(_Entry.model_validate({name: entries}, context=reading), name)
@@ -264,7 +264,7 @@ def _build(reading: Reading, name: str, parameters: Located | None) -> object:
 
 def _find(reading: Reading, name: str, parameters: Located | None) -> object:
     from ensemble_ray.tools.registry import check_tool_entry
-    from ensemble_ray.tools.tool import tool_mark  # a team without tools does not pay for them
+    from ensemble_ray.tools.tool import tool_mark  # slow to import
 
     found = reading.find(name, _TOOL_CODE)
     if parameters is not None:
@@ -284,7 +284,7 @@ def _find(reading: Reading, name: str, parameters: Located | None) -> object:
 
 
 def _is_intended_as_tool(found: object) -> bool:
-    """Return whether it is a tool entry, or a class whose objects are."""
+    """Return whether an object is a tool entry, or a class whose objects are."""
     from ensemble_ray.tools.registry import check_tool_entry
     from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions
 
@@ -298,7 +298,7 @@ _TOOL_CODE = Expected(
 )
 
 
-#: What an editor takes for one that needs no parameters.
+#: Built-in tools without required parameters.
 _Bare = (
     Annotated[Literal["calculator"], Field(description=_Calculator.__doc__)]
     | Annotated[Literal["datetime"], Field(description=_DateTime.__doc__)]
@@ -306,5 +306,5 @@ _Bare = (
     | Annotated[Literal["web_scrape"], Field(description=_WebScrape.__doc__)]
 )
 _Own = Annotated[ReferenceText, Field(description="Your own tool: module:attribute.")]
-#: An entry of a list of tools.
+
 Tool = Annotated[object, PlainValidator(_read, json_schema_input_type=_Bare | _Own | _Entry)]

@@ -1,1 +1,1 @@
-"""Graphs of teams and runs as data, with places for their nodes, and as text and pictures."""
+"""Graphs of teams and runs: as data, with a layout, and as SVG pictures and Mermaid flowcharts."""

@@ -1,11 +1,11 @@
-"""A team's or a run's graph of tasks as data, and its JSON form.
+"""The graph of a team or a run as data, in version 1.3 of its JSON schema.
 
-In: what `DagExporter` found. Out: values with the fields of schema 1.3; what a field of ours adds is left out where it says
-nothing.
+Fields that are not part of the original schema are left out of the JSON if they are empty.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import GraphTrace
 
 
-#: What a node is; None: a plain task.
+#: Kind of a node; None: a plain task.
 NodeType = Literal["map", "reduce", "final-reduce", "direct", "loop", "graph-state", "graph-end"]
 
 
@@ -39,12 +39,8 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _is_empty(value: object) -> bool:
-    return not value
-
-
 class DagAgentNode(Value):
-    """An agent that takes part."""
+    """An agent of the team."""
 
     role: str
     goal: str
@@ -58,16 +54,16 @@ class DagTaskNode(Value):
 
     Attributes:
         id: Position among the tasks as text; of a task in a loop `{loop}.{position}`.
-        agent_role: Of who does it; `(deterministic)` for a handler, `(synthesized)` before an agent is made, `(loop)`.
+        agent_role: Role of the agent; `(deterministic)` for a handler, `(synthesized)` before the agent is made, `(loop)`.
         depends_on: Ids of the tasks and loops that it waits for.
-        parallel_group: Its level: 0 waits for nothing.
-        on_critical_path: Whether it lies on the longest chain.
+        parallel_group: Its level; 0 waits for no other task.
+        on_critical_path: Whether it is on the longest chain.
         node_type: None: a plain task.
         map_reduce_level: Its level in the tree of a map-reduce.
-        loop_max_iterations: Of a loop: how often it runs at most.
-        loop_body: Of a loop: its tasks in order.
-        phase: Name of the phase that it is in.
-        key: Name of the task or loop in plans, traces and records; None: it has none there.
+        loop_max_iterations: Limit of the iterations of a loop.
+        loop_body: Tasks of a loop in order.
+        phase: Name of its phase.
+        key: Name of the task or loop in plans, traces and records, if it has one.
     """
 
     id: str
@@ -86,13 +82,13 @@ class DagTaskNode(Value):
 
 
 class DagGraphEdge(Value):
-    """What leads from one state of a graph to another.
+    """An edge between two states of a graph.
 
     Attributes:
         condition_description: Its label.
-        unconditional: Whether nothing is asked before it is taken.
-        fired: Whether a run took it.
-        branching: `fork` or `join`, of edges between branches that run side by side; None: an ordinary edge.
+        unconditional: Whether it has no condition.
+        fired: Whether a run followed it.
+        branching: `fork` or `join` of parallel branches; None: an ordinary edge.
     """
 
     from_state_id: str
@@ -104,11 +100,11 @@ class DagGraphEdge(Value):
 
 
 class DagPhase(Value):
-    """A phase, and what it waits for.
+    """A phase and its predecessors.
 
     Attributes:
-        after: Names of the phases that have to be completed first.
-        review_id: Id of the task that reviews it; None: nothing does.
+        after: Names of the phases that must be completed first.
+        review_id: Id of the task that reviews it, if there is one.
         key: Its name in plans, traces and records.
     """
 
@@ -124,9 +120,9 @@ class DagModel(Value):
 
     Attributes:
         parallel_groups: Ids by level, in the order of the tasks.
-        critical_path: Ids, from the first to the last; loops behind it.
-        mode: `graph`: the tasks are states, and `graph_edges` leads from one to the other; None: `depends_on` does.
-        phases: In declared order; empty: there are none.
+        critical_path: Ids from the first to the last task, then loops.
+        mode: `graph`: the tasks are states, connected by `graph_edges`; None: they are connected by `depends_on`.
+        phases: The phases in declared order.
     """
 
     schema_version: str = "1.3"
@@ -143,13 +139,13 @@ class DagModel(Value):
     graph_start_state_id: str | None = None
     graph_termination_reason: str | None = None
     graph_steps_run: int | None = None
-    phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=_is_empty)
+    phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=operator.not_)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return pretty JSON text; with a path it is also written there, parent folders made.
+        """Return indented JSON text, and write it to `path` if given. Parent folders are created.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         text = self.model_dump_json(indent=2)
         if path is not None:
@@ -159,7 +155,7 @@ class DagModel(Value):
         return text
 
 
-#: Id of the node behind the last state of a graph, and what plans call it.
+#: Id of the end of a graph in the drawing, and its name in plans.
 END_ID, END_STATE = "END", "__END__"
 _LOOP_ROLE = "(loop)"
 _ADAPTIVE = "map_reduce_adaptive"
@@ -170,8 +166,8 @@ def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
     """Return the graph of a plan.
 
     Args:
-        plan: Of one run.
-        graph_trace: What the run did in its graph; None: it has none, or has not run.
+        plan: Plan of one run.
+        graph_trace: Steps of the run in its graph, if it has one and has run.
     """
     reader = _Reader(plan)
     for unit in plan.units:
@@ -181,7 +177,7 @@ def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
 
 
 def groups_of(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return ids by level, in their order (S-VIZ-13)."""
+    """Return ids by level in their order (S-VIZ-13)."""
     groups: list[list[str]] = [[] for _ in range(max(levels, default=-1) + 1)]
     for each, level in zip(ids, levels, strict=True):
         groups[level].append(each)
@@ -189,33 +185,31 @@ def groups_of(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...
 
 
 def mode_of(workflow: str) -> Literal["static", "adaptive"] | None:
-    """Return which kind of map-reduce a trace calls by that name; None: no map-reduce."""
+    """Return the kind of map-reduce by the workflow name of a trace; None: not a map-reduce."""
     if not workflow.startswith("map_reduce"):
         return None
     return "adaptive" if workflow == _ADAPTIVE else "static"
 
 
 def type_of(node_type: str | None) -> NodeType | None:
-    """Return what a node of a map-reduce is; None: it is a plain task."""
+    """Return the kind of a map-reduce node; None: a plain task."""
     return cast("NodeType", node_type) if node_type in _TREE_TYPES else None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """A task or a loop that gets an id of its own."""
+    """A task or loop with an id."""
 
     id: str
     of: Node | LoopUnit
     phase: str | None
-    #: ids, each once
+    #: ids without duplicates
     waits_for: tuple[str, ...] = ()
     level: int = 0
     is_critical: bool = False
 
 
 class _Reader:
-    """Reads one plan."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._nodes = {node.key: node for node in plan.nodes}
@@ -238,7 +232,7 @@ class _Reader:
         )
 
     def graph(self, unit: GraphUnit, trace: GraphTrace | None) -> DagModel:
-        """S-VIZ-30 to S-VIZ-32."""
+        """Return the graph of a state machine (S-VIZ-30 to S-VIZ-32)."""
         ids = {state.name: str(position) for position, state in enumerate(unit.states)} | {END_STATE: END_ID}
         states = [self._state(ids[state.name], state.name, state.member) for state in unit.states]
         taken = set() if trace is None else {(step.state_name, step.next_state) for step in trace.steps}
@@ -254,7 +248,7 @@ class _Reader:
         )
 
     def _entries(self) -> dict[str, _Entry]:
-        """Return the tasks and loops by id, each with its level."""
+        """Return the tasks and loops by id, with their levels."""
         found: list[Node | LoopUnit] = [node for node in self._plan.nodes if node.key not in self._in_loops]
         found += self._loops.values()
         ids = {each.key: str(position) for position, each in enumerate(found)}
@@ -274,7 +268,7 @@ class _Reader:
         return entries
 
     def _context(self, each: Node | LoopUnit) -> tuple[str, ...]:
-        """Return the keys of tasks and units that a task or loop waits for."""
+        """Return the keys of the tasks and units that a task or loop waits for."""
         phase = self._phase_of.get(each.key)
         if phase is None:
             return each.context
@@ -282,7 +276,7 @@ class _Reader:
         return (*each.context, *inside, *phase.after)
 
     def _last_of(self, key: str) -> tuple[str, ...]:
-        """Return what has to be completed for a task or unit to be: of a phase its last tasks."""
+        """Return the tasks that complete a task or unit: for a phase its last ones."""
         phase = self._phases.get(key)
         if phase is None:
             return (key,)
@@ -394,7 +388,7 @@ def _members(phase: PhaseUnit) -> tuple[str, ...]:
 
 
 def _mark_critical_path(entries: Mapping[str, _Entry]) -> list[str]:
-    """Mark and return the longest chain of tasks, then the loops (rule 3)."""
+    """Mark and return the longest chain of tasks, followed by the loops."""
     tasks = [each for each in entries.values() if not isinstance(each.of, LoopUnit)]
     highest = max((each.level for each in tasks), default=0)
     at = next((each for each in reversed(tasks) if each.level == highest), None)
@@ -410,7 +404,7 @@ def _mark_critical_path(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _edges(entry: GraphEntry, ids: Mapping[str, str], taken: set[tuple[str, str | None]]) -> list[DagGraphEdge]:
-    """Return an edge, the edges of a fork, or those of a join."""
+    """Return the edges of an entry: one, or those of a fork or join."""
     if isinstance(entry, EdgeEntry):
         return [
             DagGraphEdge(
@@ -440,22 +434,22 @@ def _edges(entry: GraphEntry, ids: Mapping[str, str], taken: set[tuple[str, str 
 
 
 class DagExporter:
-    """Makes graphs of tasks as data."""
+    """Builds graphs of tasks as data."""
 
     @staticmethod
     def build(
         source: EnsembleDefinition | MapDefinition | Graph | ExecutionTrace | None,
         graph_trace: GraphTrace | None = None,
     ) -> DagModel:
-        """Return the graph of a team, of a graph with what a run did in it, or of a run; nothing is run.
+        """Return the graph of a team, a state machine or a run, without running it.
 
         Args:
             source: An ensemble, a map-reduce, a graph, or the trace of a run.
-            graph_trace: Of a graph: `output.trace.graph_trace`, which tells the edges that a run took.
+            graph_trace: For a graph: `output.trace.graph_trace`, to mark the edges that the run followed.
 
         Raises:
-            ValueError: there is no source, or nothing to draw.
-            NotImplementedError: a map-reduce whose tasks are made while it runs; build it from the trace of a run.
+            ValueError: The source is None or empty.
+            NotImplementedError: The map-reduce creates its tasks during the run. Use the trace of a run.
         """
         match source:
             case None:
@@ -473,7 +467,7 @@ class DagExporter:
 
 
 class _AsDeclared(TeamModels):
-    """Leaves agents without a model as they are: a drawing needs none."""
+    """Accepts agents without a model, which a drawing does not need."""
 
     def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
         del task_model
@@ -481,7 +475,7 @@ class _AsDeclared(TeamModels):
 
 
 def _plan_of(definition: EnsembleDefinition) -> Plan:
-    """Return the plan of a definition as it stands: texts with their variables, and agents without a model."""
+    """Return the plan of a definition without inputs: texts keep their variables."""
     tasks = definition.all_tasks
     maker = NodeMaker(definition, _AsDeclared(definition))
     members = plan_members(definition, list(zip(tasks, task_keys(tasks), strict=True)), maker)
@@ -499,7 +493,7 @@ def _plan_of(definition: EnsembleDefinition) -> Plan:
 
 
 def _of_map_reduce(definition: MapDefinition) -> DagModel:
-    """S-VIZ-40, S-VIZ-41."""
+    """Return the tree of a static map-reduce (S-VIZ-40, S-VIZ-41)."""
     if not isinstance(definition, MapReduceEnsemble) or not definition.is_planned:
         raise NotImplementedError(
             f"The tasks of this {type(definition).__name__} are made while it runs, so there is no graph of them before. "
@@ -509,7 +503,7 @@ def _of_map_reduce(definition: MapDefinition) -> DagModel:
 
 
 def _of_trace(trace: ExecutionTrace) -> DagModel:
-    """S-VIZ-42."""
+    """Return the graph of a run (S-VIZ-42)."""
     if not trace.task_traces:
         raise ValueError("trace must contain at least one task trace")
     levels = [task.map_reduce_level or 0 for task in trace.task_traces]

@@ -1,11 +1,10 @@
-"""The graph of a team, to be drawn. Pure.
+"""The graph of a team before it runs, as a `Flow`. Pure.
 
-In: a `DagModel`. Out: a `Flow` whose nodes and groups bear the keys of the plan, so that what a run did finds them.
+Nodes and groups have the keys of the plan, so that the steps of a run can be assigned to them.
 
-Rules:
-1. An edge leads from what is waited for, inside one frame; frames of phases are connected as the phases are.
-2. Where one comes after the other only because work is done in order, the edge is `unconditional`.
-3. The way back of a loop, and edges of a graph to a state on the way to theirs, lead back.
+- An edge leads from a dependency to the waiting task inside one frame. The frames of phases are connected like the phases.
+- If only the order of work connects two tasks, the edge is `unconditional`.
+- The back edge of a loop, and edges of a graph to a state on the path to their source, point back.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.record.levels import LevelTally
     from ensemble_ray.values.trace import GraphTrace
-    from ensemble_ray.visualization.dag_model import DagGraphEdge, DagModel, DagPhase, DagTaskNode
+    from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode
 
 
-#: Longest title; pages and pictures cut it further.
-_TITLE = 300
-#: Frame around the tasks that a manager hands out.
+#: Longest title; pages and pictures shorten it further.
+_MAX_TITLE = 300
+#: Id of the frame around the tasks that a manager delegates.
 _TASKS_GROUP = "manager:tasks"
-#: What is on nodes of a map-reduce; levels are added to reduces.
-TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
+#: Badges of map-reduce nodes.
+_TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
 
 
 def declared_flow(plan: Plan, graph_trace: GraphTrace | None = None) -> Flow:
     """Return the graph of a plan (S-VIZ-82).
 
     Args:
-        plan: Of one run, also as a record has it.
-        graph_trace: Of a run of a graph: tells the edges that it took.
+        plan: Plan of a run, which may come from its record.
+        graph_trace: Steps of the run in its graph, to mark the edges that it followed.
     """
     return dag_flow(dag_of_plan(plan, graph_trace))
 
 
 def dag_flow(dag: DagModel) -> Flow:
-    """Return the graph that a `DagModel` describes, folded where it is too large."""
+    """Return the graph of a `DagModel`, folded if it is too large."""
     maker = _Maker(dag)
     if dag.mode == "graph":
         maker.add_states()
@@ -66,18 +65,26 @@ def dag_flow(dag: DagModel) -> Flow:
 
 
 def title_of(text: str) -> str:
-    """Return a text on one line, not longer than a title may be."""
-    shown = " ".join(text[: 2 * _TITLE].split())
-    return str(one_line(shown, None)) if len(shown) <= _TITLE else f"{one_line(shown[:_TITLE], None)}…"
+    """Return a text on one line, shortened to the length of a title."""
+    shown = " ".join(text[: 2 * _MAX_TITLE].split())
+    return str(one_line(shown, None)) if len(shown) <= _MAX_TITLE else f"{one_line(shown[:_MAX_TITLE], None)}…"
+
+
+def tree_badges(kind: str | None, level: int | None) -> tuple[str, ...]:
+    """Return the badge of a map-reduce node; reduces show their level. Other nodes have none."""
+    badge = _TREE_BADGES.get(kind or "")
+    if badge is None:
+        return ()
+    return (f"{badge} L{level}",) if kind == "reduce" and level is not None else (badge,)
 
 
 def loop_title(name: str, max_iterations: int | None) -> str:
-    """Return what stands on the frame of a loop."""
+    """Return the title of a loop's frame."""
     return f"LOOP ≤{max_iterations} {title_of(name)}" if max_iterations is not None else f"LOOP {title_of(name)}"
 
 
 def worker_id(role: str) -> str:
-    """Return the id of the node of a manager's worker."""
+    """Return the node id of a manager's worker."""
     return f"worker:{role}"
 
 
@@ -105,7 +112,7 @@ class _Maker:
     def add_members(
         self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool, shows_levels: bool
     ) -> None:
-        """Add tasks and loops that stand in one frame, and what leads from one to the other."""
+        """Add the tasks and loops of one frame, and their edges."""
         inside = {task.id: task for task in tasks}
         waits_for = {task.id: [each for each in task.depends_on if each in inside] for task in tasks}
         order = in_waiting_order(list(inside), waits_for) if is_sequential else tuple(inside)
@@ -122,7 +129,7 @@ class _Maker:
             self._add_order([inside[each] for each in order if each])
 
     def _add_order(self, tasks: Sequence[DagTaskNode]) -> None:
-        """Add what only says that one task comes after the other."""
+        """Add edges between consecutive tasks without a dependency."""
         self._edges += [
             FlowEdge(source=_key(before), target=_key(task), kind="unconditional")
             for before, task in pairwise(tasks)
@@ -192,7 +199,7 @@ class _Maker:
             self._edges += [FlowEdge(source=keys[name], target=phase.key) for name in phase.after if name in keys]
 
     def _add_review(self, phase: DagPhase, members: Sequence[DagTaskNode], review: DagTaskNode | None) -> None:
-        """Add the task that decides about a phase, behind all that nothing in the phase waits for."""
+        """Add the review of a phase after the tasks that no other task of the phase waits for."""
         if review is None:
             return
         badges = ("REVIEW", "CP") if review.on_critical_path else ("REVIEW",)
@@ -226,12 +233,13 @@ class _Maker:
             self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=tuple(badges))
         is_over = dag.graph_steps_run is not None
         for edge in dag.graph_edges:
+            label = edge.condition_description or edge.branching
             self._edges.append(
                 FlowEdge(
                     source=_key(states[edge.from_state_id]),
                     target=_key(states[edge.to_state_id]),
                     kind="unconditional" if edge.unconditional else "conditional",
-                    label=_label(edge),
+                    label=None if label is None else title_of(label),
                     fired=edge.fired if is_over else None,
                     is_back=(edge.from_state_id, edge.to_state_id) in back,
                 )
@@ -240,7 +248,7 @@ class _Maker:
     # A manager.
 
     def add_manager(self) -> None:
-        """Add the manager, whom it may ask, and what it is given to do."""
+        """Add the manager, its workers, and its tasks."""
         manager = next((task for task in self.dag.tasks if task.key == MANAGER_KEY), None)
         tasks = [task for task in self.dag.tasks if task is not manager]
         if tasks:
@@ -263,28 +271,21 @@ def _key(task: DagTaskNode) -> str:
 
 
 def _kind(task: DagTaskNode) -> str:
-    if task.node_type in TREE_BADGES:
+    if task.node_type in _TREE_BADGES:
         return task.node_type
     return "handler" if task.agent_role == DETERMINISTIC else "task"
 
 
 def _badges(task: DagTaskNode, *, shows_level: bool) -> tuple[str, ...]:
-    """S-VIZ-71."""
-    if task.node_type in TREE_BADGES:
-        level = f" L{task.map_reduce_level}" if task.node_type == "reduce" else ""
-        return (TREE_BADGES[task.node_type] + level,)
-    if not shows_level:
-        return ()
+    """Return the badges of a node (S-VIZ-71)."""
+    badges = tree_badges(task.node_type, task.map_reduce_level)
+    if badges or not shows_level:
+        return badges
     return (f"L{task.parallel_group}", "CP") if task.on_critical_path else (f"L{task.parallel_group}",)
 
 
-def _label(edge: DagGraphEdge) -> str | None:
-    text = edge.condition_description or edge.branching
-    return None if text is None else title_of(text)
-
-
 def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
-    """Return the edges of a graph that lead to a state on the way to theirs, followed from the start in declared order."""
+    """Return the edges to a state on the depth-first path to their source, from the start in declared order."""
     leaving: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
     for edge in dag.graph_edges:
         leaving[edge.from_state_id].append(edge.to_state_id)
@@ -310,7 +311,7 @@ def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
 
 
 def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
-    """Return for each state how many others at most come before it, ways back left out."""
+    """Return the longest path to each state, in steps without back edges."""
     waits_for: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
     for edge in dag.graph_edges:
         ends = (edge.from_state_id, edge.to_state_id)
@@ -322,14 +323,14 @@ def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
     return ranks
 
 
-#: What a function without a name is called.
+#: Name of a function without a name.
 _NAMELESS = "<lambda>"
-#: Titles of what has none of its own.
+#: Titles of nodes without a task or a named function.
 _TITLES = {"map": "items", "reduce": "groups", "final-reduce": "the last group", "direct": "all items at once"}
 
 
 def map_reduce_flow(definition: MapDefinition) -> Flow:
-    """Return the graph of a map-reduce before it runs: a node for the items, and one for each kind of task behind it."""
+    """Return the graph of a map-reduce before its run: one node for each kind of task."""
     count = definition.item_source.count
     nodes = [_side(definition, "map", "map", count=count)]
     if not isinstance(definition, MapReduceDefinition):
@@ -350,12 +351,12 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
     name = callable_name(factory)
     title = task.description if task is not None else _TITLES[kind] if name == _NAMELESS else name
     return FlowNode(
-        id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=(TREE_BADGES[kind],), count=count
+        id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=tree_badges(kind, None), count=count
     )
 
 
 def tally_flow(levels: Sequence[LevelTally]) -> Flow:
-    """Return the graph of what the levels of a run did, lowest first."""
+    """Return the graph of a run's counts by level, lowest level first."""
     nodes = [_level(tally) for tally in levels]
     edges = [FlowEdge(source=one.id, target=other.id) for one, other in pairwise(nodes)]
     return Flow(nodes=tuple(nodes), edges=tuple(edges))
@@ -367,7 +368,6 @@ def _level(tally: LevelTally) -> FlowNode:
         "failed": tally.failed,
         "running": max(0, tally.total - tally.done - tally.failed),
     }
-    level = f" L{tally.level}" if tally.node_type == "reduce" else ""
     return FlowNode(
         id=f"level:{tally.level}",
         kind=tally.node_type,
@@ -375,6 +375,6 @@ def _level(tally: LevelTally) -> FlowNode:
         level=tally.level,
         rank=tally.level,
         counts={status: count for status, count in counts.items() if count},
-        badges=(TREE_BADGES.get(tally.node_type, tally.node_type.upper()) + level,),
+        badges=tree_badges(tally.node_type, tally.level) or (tally.node_type.upper(),),
         count=tally.total,
     )

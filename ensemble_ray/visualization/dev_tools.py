@@ -1,7 +1,6 @@
-"""EnsembleDevTools: graphs of teams and traces of runs as files for a viewer.
+"""Write graphs of teams and traces of runs to files for a viewer, and read them back.
 
-In: a team, and the output of a run. Out: files whose names bear the time, UTC, of which none is ever written over; pictures where
-they are asked for.
+The names of exported files contain the time (UTC), and no export overwrites a file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ensemble_ray.visualization.dag_model import DagExporter, DagModel
 from ensemble_ray.visualization.declared import dag_flow, map_reduce_flow
 from ensemble_ray.visualization.flow import place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
-from ensemble_ray.visualization.svg import render_mermaid, render_svg
+from ensemble_ray.visualization.rendering import render_mermaid, render_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,16 +39,17 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", bound=Value)
 
-#: How a run stands whose tasks without an end still go on; in any other they were cut off.
-_GOES_ON = frozenset({"running", "waiting"})
+#: States of a run whose open tasks are still in progress. In others they were interrupted.
+_IN_PROGRESS = frozenset({"running", "waiting"})
+_PICTURES = frozenset({".svg", ".mmd"})
 
 
 def read_dag(path: str | Path) -> DagModel:
     """Return the graph in a file (S-VIZ-70).
 
     Raises:
-        OSError: the file cannot be read.
-        ValidationError: it is no graph.
+        OSError: The file cannot be read.
+        ValidationError: The file is not a graph.
     """
     return parse_dag(Path(path).read_text(encoding="utf-8"), name=str(path))
 
@@ -58,31 +58,27 @@ def read_trace(path: str | Path) -> ExecutionTrace:
     """Return the trace in a file (S-VIZ-70).
 
     Raises:
-        OSError: the file cannot be read.
-        ValidationError: it is no trace.
+        OSError: The file cannot be read.
+        ValidationError: The file is not a trace.
     """
     return parse_trace(Path(path).read_text(encoding="utf-8"), name=str(path))
 
 
 def parse_dag(text: str | bytes, *, name: str) -> DagModel:
-    """Return the graph that a file's text is.
+    """Return the graph in a JSON text.
 
     Args:
-        text: JSON.
-        name: What errors call the file.
+        text: The JSON.
+        name: Name of the file in errors.
 
     Raises:
-        ValidationError: it is no graph.
+        ValidationError: The text is not a graph.
     """
     return _parse(DagModel, text, name)
 
 
 def parse_trace(text: str | bytes, *, name: str) -> ExecutionTrace:
-    """Return the trace that a file's text is; see `parse_dag`.
-
-    Raises:
-        ValidationError: it is no trace.
-    """
+    """Return the trace in a JSON text; see `parse_dag`."""
     return _parse(ExecutionTrace, text, name)
 
 
@@ -94,23 +90,23 @@ def _parse(kind: type[V], text: str | bytes, name: str) -> V:
 
 
 def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[RanStep]:
-    """Return what ran, in the order in which it began, as `ran_flow` takes it.
+    """Return the steps of a run in the order of their start, for `ran_flow`.
 
     Args:
-        trace: Of a run.
-        plan: Of the same run: tells the names of tasks outside of units, which a trace leaves out.
+        trace: Trace of the run.
+        plan: Plan of the same run, with the names of tasks outside of units, which a trace lacks.
     """
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
     names = _Names(plan)
     found: list[RanStep] = []
     for task in sorted(_own_tasks(trace), key=lambda each: each.started_at):
         step = _step(names.name(task), task, is_failed=(task.agent_role, task.task_description) in failed)
-        found += [step, *_handed_on(step.id, task)]
+        found += [step, *_delegated_steps(step.id, task)]
     return found
 
 
 class _Names:
-    """Names of executions: as a trace tells them, else as the plan has the tasks, else by number."""
+    """Names of executions: from the trace, otherwise from the plan, otherwise numbers."""
 
     def __init__(self, plan: Plan | None) -> None:
         self._keys: dict[tuple[str, str], deque[str]] = {}
@@ -128,7 +124,7 @@ class _Names:
 
 
 def _own_tasks(trace: ExecutionTrace) -> Iterable[TaskTrace]:
-    """Return the tasks of the run; a manager's workers, which stand beside it, are told as its delegations."""
+    """Return the tasks of the run. A manager's workers are left out: they are its delegations."""
     if trace.workflow != Workflow.HIERARCHICAL:
         return trace.task_traces
     managers = [task for task in trace.task_traces if task.agent_role == MANAGER_ROLE]
@@ -137,7 +133,7 @@ def _own_tasks(trace: ExecutionTrace) -> Iterable[TaskTrace]:
 
 def _step(name: str, task: TaskTrace, *, is_failed: bool) -> RanStep:
     state = str(task.metadata.get("state", ""))
-    status = "completed" if not state else state if state in _GOES_ON else "cancelled"
+    status = "completed" if not state else state if state in _IN_PROGRESS else "cancelled"
     return RanStep(
         id=name,
         kind=_kind(task),
@@ -156,10 +152,10 @@ def _kind(task: TaskTrace) -> str:
     return "handler" if task.agent_role == DETERMINISTIC else "task"
 
 
-def _handed_on(asker: str, task: TaskTrace) -> Iterator[RanStep]:
-    """Yield the work that a task handed on, and what those handed on who did it."""
+def _delegated_steps(delegating: str, task: TaskTrace) -> Iterator[RanStep]:
+    """Yield the delegated work of a task, and of its workers in turn."""
     for number, each in enumerate(task.delegations):
-        name = delegated_instance(effect_name(asker, 0, number))
+        name = delegated_instance(effect_name(delegating, 0, number))
         yield RanStep(
             id=name,
             kind="delegation",
@@ -168,51 +164,48 @@ def _handed_on(asker: str, task: TaskTrace) -> Iterator[RanStep]:
             status="completed" if each.succeeded else "failed",
         )
         if each.worker_trace is not None:
-            yield from _handed_on(name, each.worker_trace)
-
-
-_DRAWN = frozenset({".svg", ".mmd"})
+            yield from _delegated_steps(name, each.worker_trace)
 
 
 class DevToolsExport(Value):
-    """What `EnsembleDevTools.export` wrote."""
+    """The files that `EnsembleDevTools.export` wrote."""
 
     dag_path: Path
     trace_path: Path
 
     def describe(self) -> str:
-        """Return in two lines where the files are."""
+        """Return the paths in two lines of text."""
         return f"Graph: {self.dag_path}\nTrace: {self.trace_path}"
 
 
 class EnsembleDevTools:
-    """Writes what a viewer shows, and pictures."""
+    """Writes files for a viewer, and pictures."""
 
     @staticmethod
     def build_dag(ensemble: EnsembleDefinition | MapDefinition | Graph) -> DagModel:
-        """Return the graph of a team; as `DagExporter.build`."""
+        """Return the graph of a team; see `DagExporter.build`."""
         return DagExporter.build(ensemble)
 
     @staticmethod
     def export_dag(ensemble: EnsembleDefinition | MapDefinition | Graph, output_dir: str | Path) -> Path:
-        """Write the graph of a team into a folder, which is made where it is missing, and return the file.
+        """Write the graph of a team into a folder, which is created if missing, and return the file.
 
         Raises:
-            ValueError: there is nothing to draw, or no folder.
-            NotImplementedError: a map-reduce whose tasks are made while it runs.
-            OSError: the file cannot be written.
+            ValueError: The team is empty, or there is no folder.
+            NotImplementedError: The map-reduce creates its tasks during the run.
+            OSError: The file cannot be written.
         """
         dag = DagExporter.build(ensemble)
         return _write(_folder(output_dir), "ensemble-dag", "dag.json", utc_now(), dag.to_json)
 
     @staticmethod
     def export_trace(output: EnsembleOutput, output_dir: str | Path) -> Path:
-        """Write the trace of a run into a folder, which is made where it is missing, and return the file.
+        """Write the trace of a run into a folder, which is created if missing, and return the file.
 
         Raises:
-            ValueError: there is no output, or no folder.
-            IllegalStateError: the output has no trace.
-            OSError: the file cannot be written.
+            ValueError: There is no output, or no folder.
+            IllegalStateError: The output has no trace.
+            OSError: The file cannot be written.
         """
         trace = _trace_of(output)
         return _write(_folder(output_dir), "ensemble-trace", "trace.json", utc_now(), trace.to_json)
@@ -221,10 +214,10 @@ class EnsembleDevTools:
     def export(
         cls, ensemble: EnsembleDefinition | MapDefinition | Graph, output: EnsembleOutput, output_dir: str | Path
     ) -> DevToolsExport:
-        """Write both, and return where they are; where an argument is refused, neither is written.
+        """Write both files. If an argument is invalid, neither is written.
 
         Raises:
-            ValueError, IllegalStateError, NotImplementedError, OSError: as `export_dag` and `export_trace`.
+            ValueError, IllegalStateError, NotImplementedError, OSError: See `export_dag` and `export_trace`.
         """
         DagExporter.build(ensemble)
         _trace_of(output)
@@ -238,20 +231,20 @@ class EnsembleDevTools:
         *,
         plan: Plan | None = None,
     ) -> Path:
-        """Draw a team as it is declared, or a run as it ran, and return the file; one that is there is replaced.
+        """Draw a team or a run into a file, which is replaced, and return the file.
 
         Args:
-            source: A team or a graph; or `output.trace`.
-            path: Where; `.svg` is a picture, `.mmd` a Mermaid flowchart. Its folders are made.
-            plan: Of the run that the trace is of, `team.plan(inputs)`: tells which task waited for which.
+            source: A team, a graph, or `output.trace`.
+            path: The file: `.svg` is a picture, `.mmd` a Mermaid flowchart. Its folders are created.
+            plan: Plan of the run in the trace, `team.plan(inputs)`, which contains the dependencies of tasks.
 
         Raises:
-            ValueError: the name ends otherwise, or there is nothing to draw.
-            IllegalStateError: the package that finds places for the nodes is not installed.
-            OSError: the file cannot be written.
+            ValueError: The extension is unknown, or the source is empty.
+            IllegalStateError: The layout package is not installed.
+            OSError: The file cannot be written.
         """
         target = Path(path)
-        if target.suffix not in _DRAWN:
+        if target.suffix not in _PICTURES:
             raise ValueError(f"path must end in .svg or .mmd, got: {path}")
         flow = _flow_of(source, plan)
         text = render_mermaid(flow) if target.suffix == ".mmd" else render_svg(place_flow(flow), title=target.stem)
@@ -285,7 +278,7 @@ def _folder(output_dir: str | Path | None) -> Path:
 
 
 def _write(folder: Path, name: str, ending: str, at: datetime, make_text: Callable[[], str]) -> Path:
-    """Write a new file; a second one of the same second gets a number."""
+    """Write a new file. A second one in the same second gets a number."""
     stem, text = f"{name}-{at:%Y%m%d-%H%M%S}", make_text()
     path, number = folder / f"{stem}.{ending}", 1
     while True:

@@ -1,7 +1,6 @@
-"""A graph that is to be drawn: nodes, edges and groups, and the same with places. Pure.
+"""Graphs to draw: nodes, edges and groups, the same with a layout, and both as JSON data. Pure.
 
-In: what `declared` makes of a plan, or `ran` of the steps of a run. Out: places and lines, and both as JSON data.
-Never: a rule about what runs next, or a style.
+`declared` builds a flow of a plan, `ran` of the steps of a run. Large flows are folded.
 """
 
 from __future__ import annotations
@@ -12,65 +11,64 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ensemble_ray.values.messages import JsonValue
-from ensemble_ray.visualization.layout import Box, Direction, EdgeLine, Frame, Layout, Place, Route, lay_out
+from ensemble_ray.visualization.layout import Box, Direction, EdgeLine, Frame, Layout, Rect, Route, lay_out
 
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
 
 #: Size of a node, px.
 _WIDTH, _HEIGHT = 208.0, 72.0
-#: Of the label of an edge: width of a letter, the longest one, and its height.
+#: Sizes of edge labels: width of a letter, longest label in letters, height.
 _LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowNode:
-    """What is declared, or what ran."""
+    """A declared task, or a step of a run."""
 
-    #: key of the plan's node, such as `writer`; of what ran its step, such as `loop:refine#0/writer#0`
+    #: key of the plan's node, such as `writer`, or a step, such as `loop:refine#0/writer#0`
     id: str
     #: `task`, `handler`, `manager`, `delegation`, `map`, `reduce`, `final-reduce`, `direct`, `state` or `end`
     kind: str
-    #: one line, not cut
+    #: one line, not shortened
     title: str
-    #: role
     agent: str = ""
-    #: how many others at least come before it; of a map-reduce its level
+    #: longest path to it, in nodes; for a map-reduce its level
     level: int | None = None
-    #: what comes before what, where there are too many nodes to show each
+    #: order for the folding of large graphs
     rank: int = 0
     is_critical: bool = False
     group: str | None = None
-    #: keys or steps that a folded node stands for; empty: it stands for itself
+    #: keys or steps in a folded node; empty: not folded
     folded: tuple[str, ...] = ()
-    #: status of what ran
+    #: status of a step
     status: str | None = None
-    #: of a folded node of a run: how many steps there are of each status
+    #: number of steps by status in a folded node of a run
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     #: short words on it: `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
     badges: tuple[str, ...] = ()
-    #: how many tasks it stands for, where they are not in `folded`
+    #: number of its tasks, if they are not in `folded`
     count: int | None = None
 
     @property
     def shown_count(self) -> int | None:
-        """How many tasks it stands for; None: it is one."""
+        """Number of its tasks; None: it is a single one."""
         return self.count if self.count is not None or not self.folded else len(self.folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowEdge:
-    """What leads to what; ends are nodes or groups."""
+    """An edge between nodes or groups."""
 
     source: str
     target: str
-    #: `unconditional`: what simply comes next; drawn dashed
+    #: `unconditional`: only the order of work; drawn dashed
     kind: EdgeKind = "dependency"
     label: str | None = None
     is_critical: bool = False
-    #: of a graph's edge, after a run: whether it was taken
+    #: whether the run followed this edge of a graph; None: unknown
     fired: bool | None = None
-    #: it leads back
+    #: whether it points back
     is_back: bool = False
 
 
@@ -78,7 +76,7 @@ class FlowEdge:
 class FlowGroup:
     """A frame around nodes and other groups."""
 
-    #: key of the unit, such as `loop:refine`; of what ran its path, such as `loop:refine#1`
+    #: key of the unit, such as `loop:refine`, or path of its execution, such as `loop:refine#1`
     id: str
     kind: GroupKind
     #: `LOOP ≤5 refine`
@@ -88,11 +86,11 @@ class FlowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A graph without places."""
+    """A graph without a layout."""
 
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...] = ()
-    #: each behind its parent, and none without a node in it
+    #: each follows its parent and contains a node
     groups: tuple[FlowGroup, ...] = ()
     mode: Literal["dag", "graph"] = "dag"
     #: ids, from the first to the last
@@ -101,25 +99,24 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFlow:
-    """A graph with places."""
+    """A graph with a layout."""
 
     flow: Flow
     layout: Layout
 
-    def place(self, item_id: str) -> Place:
-        """Return where a node or group is."""
+    def place(self, item_id: str) -> Rect:
         return self.layout.places[item_id]
 
     def routes(self) -> list[tuple[FlowEdge, Route]]:
-        """Return the edges with their lines."""
+        """Return the edges with their routes."""
         return list(zip(self.flow.edges, self.layout.routes, strict=True))
 
 
 def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
-    """Return a graph with places for its nodes, groups and edges.
+    """Lay out a graph.
 
     Raises:
-        IllegalStateError: the package that does it is not installed.
+        IllegalStateError: The layout package is not installed.
     """
     layout = lay_out(
         [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
@@ -138,12 +135,11 @@ def _label_size(label: str | None) -> tuple[float, float] | None:
 
 
 def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> dict[str, JsonValue]:
-    """Return a graph with places as JSON data, as pages draw it (S-VIZ-81).
+    """Return a graph with its layout as JSON data for pages (S-VIZ-81).
 
     Args:
-        placed: Declared, or ran.
-        steps: What ran of each declared node: step and status, by the node's key; None: of the graph of a run, which
-            knows it itself.
+        placed: The graph.
+        steps: Steps and statuses by the key of a declared node; None: the graph is of a run and contains them.
     """
     flow = placed.flow
     return {
@@ -173,7 +169,7 @@ def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]]
 
 
 def _node_data(
-    node: FlowNode, place: Place, steps: Mapping[str, Sequence[tuple[str, str]]] | None
+    node: FlowNode, place: Rect, steps: Mapping[str, Sequence[tuple[str, str]]] | None
 ) -> dict[str, JsonValue]:
     is_folded = node.shown_count is not None
     counts = dict(node.counts)
@@ -197,24 +193,24 @@ def _node_data(
     }
 
 
-def _place_data(place: Place) -> dict[str, JsonValue]:
+def _place_data(place: Rect) -> dict[str, JsonValue]:
     return {"x": place.x, "y": place.y, "w": place.width, "h": place.height}
 
 
-#: Nodes of one level that are shown one by one.
+#: Nodes of one level that are shown individually.
 MOST_OF_A_LEVEL = 40
-#: A level of more nodes than that is folded where the whole is too large; first the largest ones.
+#: Further limits for the levels of a graph that is still too large, tried in order.
 _SMALLER_LEVELS = (20, 10, 5, 1)
-#: What a graph may have; with so many edges a layout takes 0.3 s at worst.
-_MOST_NODES, _MOST_EDGES = 1000, 600
-#: How many levels become one node, where that is needed.
+#: Limits of a shown graph. A layout with so many edges takes up to 0.3 s.
+_MAX_NODES, _MAX_EDGES = 1000, 600
+#: Numbers of levels that become one node if a graph is still too large.
 _BANDS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)
-#: Shortest beginning that titles have in common and that is shown for all of them.
+#: Shortest common prefix of titles that replaces them.
 _SHORTEST_PREFIX = 8
 
 
 def fold_flow(flow: Flow) -> Flow:
-    """Return a graph that is small enough to be looked at (S-VIZ-83); a small one as it is."""
+    """Fold levels until the graph is small enough to show (S-VIZ-83)."""
     folded = _fold(flow, _level_of, MOST_OF_A_LEVEL)
     for most in _SMALLER_LEVELS:
         if _is_small(folded):
@@ -228,7 +224,7 @@ def fold_flow(flow: Flow) -> Flow:
 
 
 def _is_small(flow: Flow) -> bool:
-    return len(flow.nodes) <= _MOST_NODES and len(flow.edges) <= _MOST_EDGES
+    return len(flow.nodes) <= _MAX_NODES and len(flow.edges) <= _MAX_EDGES
 
 
 def _level_of(node: FlowNode) -> Hashable:
@@ -236,35 +232,35 @@ def _level_of(node: FlowNode) -> Hashable:
 
 
 def _band_of(width: int) -> Callable[[FlowNode], Hashable]:
-    """Return what tells which nodes of a frame become one; the end of a graph stays."""
+    """Return a key function that groups this many levels of a frame; the end of a graph stays."""
     return lambda node: (node.group, node.kind == "end", node.rank // width)
 
 
 def _fold(flow: Flow, place_of: Callable[[FlowNode], Hashable], most: int) -> Flow:
-    """Make one node of each place that has more nodes than `most`."""
+    """Merge the nodes of each place with more than `most` nodes."""
     places: dict[Hashable, list[FlowNode]] = {}
     for node in flow.nodes:
         places.setdefault(place_of(node), []).append(node)
     nodes: list[FlowNode] = []
-    now: dict[str, str] = {}
+    new_ids: dict[str, str] = {}
     for found in places.values():
         if len(found) <= most:
             nodes += found
             continue
-        one = _one_of(found)
+        one = _merge(found)
         nodes.append(one)
-        now.update((node.id, one.id) for node in found)
-    if not now:
+        new_ids.update((node.id, one.id) for node in found)
+    if not new_ids:
         return flow
     return replace(
         flow,
         nodes=tuple(nodes),
-        edges=_folded_edges(flow.edges, now),
-        critical_path=tuple(dict.fromkeys(now.get(each, each) for each in flow.critical_path)),
+        edges=_merge_edges(flow.edges, new_ids),
+        critical_path=tuple(dict.fromkeys(new_ids.get(each, each) for each in flow.critical_path)),
     )
 
 
-def _one_of(nodes: Sequence[FlowNode]) -> FlowNode:
+def _merge(nodes: Sequence[FlowNode]) -> FlowNode:
     first = nodes[0]
     kinds = {node.kind for node in nodes}
     agents = {node.agent for node in nodes}
@@ -285,7 +281,7 @@ def _one_of(nodes: Sequence[FlowNode]) -> FlowNode:
 
 
 def _common_title(titles: Sequence[str]) -> str:
-    """Return what the titles begin with alike; else the first one and how many more there are."""
+    """Return the common prefix of titles, or the first one and the number of others."""
     lowest, highest = min(titles), max(titles)
     differs = (position for position, (a, b) in enumerate(zip(lowest, highest, strict=False)) if a != b)
     shared = lowest[: next(differs, len(lowest))]
@@ -294,11 +290,11 @@ def _common_title(titles: Sequence[str]) -> str:
     return f"{titles[0]}, and {len(titles) - 1} more"
 
 
-def _folded_edges(edges: Iterable[FlowEdge], now: dict[str, str]) -> tuple[FlowEdge, ...]:
-    """Return the edges between what there is now, each once; those inside a folded node are gone."""
+def _merge_edges(edges: Iterable[FlowEdge], new_ids: Mapping[str, str]) -> tuple[FlowEdge, ...]:
+    """Return the edges between the merged nodes without duplicates, and without those inside a merged node."""
     found: dict[tuple[str, str, str, str | None], FlowEdge] = {}
     for edge in edges:
-        source, target = now.get(edge.source, edge.source), now.get(edge.target, edge.target)
+        source, target = new_ids.get(edge.source, edge.source), new_ids.get(edge.target, edge.target)
         if source == target and edge.source != edge.target:
             continue
         known = found.get((source, target, edge.kind, edge.label), edge)

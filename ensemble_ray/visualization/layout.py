@@ -1,8 +1,4 @@
-"""Places for the nodes of a graph, in layers, and lines between them. Pure.
-
-In: boxes with their sizes, frames around them, lines. Out: a place for each, and the points of each line, in pixels; the same
-input gives the same places. Never: a text, a colour, or a rule about runs.
-"""
+"""Layered layout of a graph: rectangles for nodes and frames, and routes of lines, in pixels. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -13,56 +9,56 @@ from typing import Any, Literal
 
 from ensemble_ray.errors import IllegalStateError
 
-#: Down: layers are rows; right: layers are columns.
+#: Direction in which layers follow each other.
 Direction = Literal["down", "right"]
 Point = tuple[float, float]
 
-#: Free space around the drawing, and between a frame and what lies in it.
+#: Margin of the drawing, and padding inside frames.
 _MARGIN = 16.0
 _PADDING = 16.0
 #: Height of a frame's title.
 _HEADER = 28.0
-#: With more lines than that, less is done against crossings: at worst 100 lines take 0.1 s, 300 would take a second. The engine
-#: holds the interpreter's lock meanwhile.
+#: With more lines the engine spends less effort on crossings: 100 lines take up to 0.1 s, 300 would take a second. It holds
+#: the interpreter's lock meanwhile.
 _CAREFUL_LINES = 100
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """What gets a place."""
+    """A node to place."""
 
     id: str
     width: float
     height: float
-    #: frame that it lies in
+    #: its frame
     frame: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What is drawn around boxes and other frames; it has at least one of them."""
+    """A frame around at least one box or frame."""
 
     id: str
-    #: frame that it lies in
+    #: its outer frame
     parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLine:
-    """From one box or frame to another, or to itself."""
+    """A line from one box or frame to another, or to itself."""
 
     source: str
     target: str
-    #: width and height that its label needs
+    #: width and height of its label
     label_size: tuple[float, float] | None = None
-    #: it leads against the order of layers, as the way back of a loop does
+    #: whether it points against the order of layers, like the back edge of a loop
     is_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Left upper corner and size."""
+class Rect:
+    """Upper left corner and size."""
 
     x: float
     y: float
@@ -72,22 +68,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of a line."""
+    """The course of a line."""
 
-    #: from border to border, each piece horizontal or vertical
+    #: from border to border; each segment is horizontal or vertical
     points: tuple[Point, ...]
-    #: middle of its label; None: it has none
+    #: centre of its label, if it has one
     label_at: Point | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where all is."""
+    """The positions of all parts of a drawing."""
 
     width: float
     height: float
-    #: of boxes and frames, by id
-    places: Mapping[str, Place]
+    #: rectangles of boxes and frames by id
+    places: Mapping[str, Rect]
     #: in the order of the lines
     routes: tuple[Route, ...]
 
@@ -95,27 +91,27 @@ class Layout:
 def lay_out(
     boxes: Sequence[Box], lines: Sequence[EdgeLine] = (), frames: Sequence[Frame] = (), *, direction: Direction = "down"
 ) -> Layout:
-    """Return places such that lines lead from layer to layer, with few crossings (S-VIZ-80).
+    """Return a layout in which lines lead from layer to layer with few crossings (S-VIZ-80).
 
     Args:
-        boxes: In the order in which they are to stand beside each other where nothing else decides.
-        lines: Between boxes and frames; a line to or from a box that does not exist is a `ValueError`.
-        frames: Each behind the frame that it lies in.
-        direction: Where layers follow each other.
+        boxes: The nodes, in their preferred order within a layer.
+        lines: Lines between boxes and frames.
+        frames: The frames; each follows its outer frame.
+        direction: Direction of the layers.
 
     Raises:
-        IllegalStateError: the package that does it is not installed.
-        ValueError: an id is there twice, or a line, a box or a frame names one that is not.
+        IllegalStateError: The layout package is not installed.
+        ValueError: An id is duplicate, or a line, box or frame names an unknown id.
     """
     if not boxes:
         return Layout(width=0, height=0, places={}, routes=())
     drawn = _engine().layout(_graph_of(boxes, lines, frames), options=_options(direction, len(lines)))
     names = [*(frame.id for frame in frames), *(box.id for box in boxes)]
-    raw_places = {name: _place(node) for name, node in zip(names, drawn.nodes, strict=True)}
+    raw_places = {name: _rect(node) for name, node in zip(names, drawn.nodes, strict=True)}
     raw_routes = [_route(edge, line) for edge, line in zip(drawn.edges, lines, strict=True)]
     framed = {frame.id for frame in frames}
     routes = [
-        _outside(route, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
+        _clip(route, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
         for route, line in zip(raw_routes, lines, strict=True)
     ]
     places, routes = _with_titles(raw_places, routes, frames)
@@ -133,7 +129,7 @@ def _engine() -> Any:
 
 
 def _graph_of(boxes: Sequence[Box], lines: Sequence[EdgeLine], frames: Sequence[Frame]) -> dict[str, object]:
-    """Return the graph as the engine takes it: frames are nodes that others have as their parent."""
+    """Return the graph as input of the engine. Frames are nodes that other nodes name as their parent."""
     nodes: list[dict[str, object]] = []
     known: dict[str, int] = {}
 
@@ -181,9 +177,9 @@ def _options(direction: Direction, line_count: int) -> dict[str, object]:
     }
 
 
-def _place(node: Mapping[str, Any]) -> Place:
+def _rect(node: Mapping[str, Any]) -> Rect:
     width, height = node["size"]["width"], node["size"]["height"]
-    return Place(node["center"]["x"] - width / 2, node["center"]["y"] - height / 2, width, height)
+    return Rect(node["center"]["x"] - width / 2, node["center"]["y"] - height / 2, width, height)
 
 
 def _route(edge: Mapping[str, Any], line: EdgeLine) -> Route:
@@ -192,8 +188,8 @@ def _route(edge: Mapping[str, Any], line: EdgeLine) -> Route:
     return Route(points, None if at is None else (at["x"], at["y"]))
 
 
-def _outside(route: Route, source: Place | None, target: Place | None) -> Route:
-    """Return the route up to the upper borders of frames: the engine leads lines on, to below a frame's title."""
+def _clip(route: Route, source: Rect | None, target: Rect | None) -> Route:
+    """Cut a route at the upper borders of its frames: the engine continues lines below the title of a frame."""
     points = list(route.points)
     for end, beside, frame in ((0, 1, source), (-1, -2, target)):
         if frame is not None and len(points) > 1:
@@ -204,11 +200,11 @@ def _outside(route: Route, source: Place | None, target: Place | None) -> Route:
 
 
 def _with_titles(
-    places: Mapping[str, Place], routes: Sequence[Route], frames: Sequence[Frame]
-) -> tuple[dict[str, Place], list[Route]]:
-    """Return the drawing with room for the titles of frames whose upper part is another frame, which the engine leaves out.
+    places: Mapping[str, Rect], routes: Sequence[Route], frames: Sequence[Frame]
+) -> tuple[dict[str, Rect], list[Route]]:
+    """Add room for the titles of frames that begin with another frame, which the engine omits.
 
-    All that is below the upper border of such a frame moves down, and what stands beside it becomes higher.
+    All parts below the upper border of such a frame move down; rectangles that cross the border grow.
     """
     borders = sorted(
         {
@@ -224,18 +220,18 @@ def _with_titles(
     def moved_point(point: Point) -> Point:
         return point[0], moved(point[1])
 
-    found: dict[str, Place] = {}
+    found: dict[str, Rect] = {}
     for each, place in places.items():
         top, bottom = moved(place.y), moved(place.y + place.height)
-        found[each] = Place(place.x, top, place.width, bottom - top)
+        found[each] = Rect(place.x, top, place.width, bottom - top)
     return found, [
         Route(tuple(map(moved_point, route.points)), None if route.label_at is None else moved_point(route.label_at))
         for route in routes
     ]
 
 
-def _move(places: Mapping[str, Place], routes: Iterable[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
-    """Return the drawing moved to where its left upper corner is at 0, with a margin around it."""
+def _move(places: Mapping[str, Rect], routes: Iterable[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
+    """Move the drawing so that its upper left corner with the margin is at 0."""
     routes = tuple(routes)
     points = [point for route in routes for point in route.points]
     points += [corner for place in places.values() for corner in _corners(place)]
@@ -253,7 +249,7 @@ def _move(places: Mapping[str, Place], routes: Iterable[Route], labels: Sequence
         width=round(right - left, 1),
         height=round(bottom - top, 1),
         places={
-            each: Place(*moved((place.x, place.y)), round(place.width, 1), round(place.height, 1))
+            each: Rect(*moved((place.x, place.y)), round(place.width, 1), round(place.height, 1))
             for each, place in places.items()
         },
         routes=tuple(
@@ -263,5 +259,5 @@ def _move(places: Mapping[str, Place], routes: Iterable[Route], labels: Sequence
     )
 
 
-def _corners(place: Place) -> tuple[Point, Point]:
+def _corners(place: Rect) -> tuple[Point, Point]:
     return (place.x, place.y), (place.x + place.width, place.y + place.height)

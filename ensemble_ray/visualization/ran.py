@@ -1,15 +1,13 @@
-"""The graph of what ran, to be drawn. Pure.
+"""The graph of a run, as a `Flow`. Pure.
 
-In: the steps of a run, which bear the names of their executions, and its plan if there is one. Out: a `Flow` whose nodes bear the
-same names.
+Nodes have the ids of the steps.
 
-Rules:
-1. Each execution of a task is a node. Executions of a loop or a phase are frames inside the frame of their unit; a single one is
-   the frame itself. Of many the first and the last ones are shown, and one node stands for those between.
-2. Inside a frame, and outside of all, what the plan says is waited for is connected; in a sequential one each with the next.
-3. Steps of a graph are connected as its edges allow, with the newest step before that could lead there.
-4. Where no plan says what waited for what, the levels of a map-reduce are frames, each connected with the next.
-5. Who asked is connected with who did it.
+1. Each execution of a task is a node. Executions of a loop or phase are frames inside the frame of their unit; a single one
+   is the frame itself. Of many executions the first and last ones are shown, and one node replaces the others.
+2. Inside a frame, and outside of all, the dependencies of the plan are edges; in a sequential one each step precedes the next.
+3. Each step of a graph is connected with the newest earlier step whose state has an edge to its state.
+4. Without a plan, the levels of a map-reduce are frames, each connected with the next.
+5. A delegating step is connected with the delegated one.
 """
 
 from __future__ import annotations
@@ -21,56 +19,56 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
-from ensemble_ray.visualization.declared import TREE_BADGES, title_of
+from ensemble_ray.visualization.declared import title_of, tree_badges
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
 
-#: Kinds of steps that other steps are part of, and states of what has not begun.
+#: Kinds of steps that contain other steps, and statuses before the start.
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
 _NOT_BEGUN = frozenset({"pending", "ready"})
-#: Executions of a unit that are shown, of more than that: at its beginning and at its end.
-_MOST_EXECUTIONS, _SHOWN_OF_MANY = 12, 3
+#: If a unit has more executions than the first number, the second is shown at the beginning and at the end.
+_MAX_EXECUTIONS, _SHOWN_OF_MANY = 12, 3
 _SEQUENTIAL = "sequential"
-#: What an execution of a unit is called.
+#: Name of an execution of a unit.
 _EXECUTION_WORDS: Mapping[GroupKind, str] = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanStep:
-    """One execution of anything."""
+    """One execution of a task."""
 
-    #: its instance, such as `loop:refine#0/writer#0`
+    #: instance, such as `loop:refine#0/writer#0`
     id: str
-    #: `task`, `handler`, `manager`, `delegation`, `map` and so on; units and their executions are left out
+    #: `task`, `handler`, `manager`, `delegation`, `map` and so on
     kind: str
     title: str
     agent: str = ""
     status: str
-    #: of a map-reduce
+    #: level in a map-reduce
     level: int | None = None
 
 
 def ran_flow(steps: Iterable[RanStep], plan: Plan | None = None, *, workflow: str = "") -> Flow:
-    """Return the graph of a run as it ran (S-VIZ-84), folded where it is too large.
+    """Return the graph of a run (S-VIZ-84), folded if it is too large.
 
     Args:
-        steps: In the order in which they began.
-        plan: Of the run; None: its tasks were made while it went on, or nobody knows it.
-        workflow: What a trace calls it, where there is no plan.
+        steps: The steps in the order of their start. Steps of units are ignored.
+        plan: Plan of the run; None: its tasks were created during the run, or the plan is unknown.
+        workflow: Workflow name of the trace, if there is no plan.
     """
     leaves = [step for step in steps if step.kind not in _CONTAINERS and step.status not in _NOT_BEGUN]
     maker = _Maker(_Rules(plan, workflow))
     root = _Scope(path="")
     for step in leaves:
-        maker.file(step, root)
+        maker.insert(step, root)
     maker.add(root, None)
     return fold_flow(Flow(nodes=tuple(maker.nodes), edges=tuple(maker.edges), groups=tuple(maker.groups)))
 
 
 class _Rules:
-    """What the plan says of order."""
+    """The order of steps according to the plan."""
 
     def __init__(self, plan: Plan | None, workflow: str) -> None:
         units = () if plan is None else plan.units
@@ -94,30 +92,30 @@ class _Rules:
                     self._sequential.discard("")
 
     def is_sequential(self, path: str) -> bool:
-        """Whether what stands in an execution of that path is done one by one; "": outside of all."""
+        """Return whether the steps in an execution run one by one; "": outside of all."""
         key = node_key(path)
         return key in self._sequential or key.startswith("loop:")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Scope:
-    """An execution of a unit, or what is outside of all."""
+    """An execution of a unit, or the part of a run outside of all units."""
 
     path: str
-    #: tasks, and units by their paths without occurrence, in the order in which they began
+    #: steps, and units by their paths without occurrence, in the order of their start
     members: dict[str, RanStep | _Unit] = field(default_factory=dict[str, "RanStep | _Unit"])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unit:
-    """A unit that ran, with its executions."""
+    """A unit with its executions."""
 
     #: `loop:refine`, or `graph:triage#3/loop:refine`
     path: str
     executions: dict[str, _Scope] = field(default_factory=dict[str, _Scope])
 
     def steps(self) -> Iterable[RanStep]:
-        """Return the tasks in it, however deep."""
+        """Yield the steps in it at any depth."""
         for scope in self.executions.values():
             for member in scope.members.values():
                 if isinstance(member, RanStep):
@@ -134,14 +132,14 @@ class _Maker:
     nodes: list[FlowNode] = field(default_factory=list[FlowNode])
     edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
     groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
-    #: work that was handed on, by the step that asked for it
-    _asked: dict[str, list[RanStep]] = field(default_factory=dict[str, list[RanStep]])
+    #: delegated steps by their delegating step
+    _delegated: dict[str, list[RanStep]] = field(default_factory=dict[str, list[RanStep]])
 
-    def file(self, step: RanStep, root: _Scope) -> None:
-        """Put a step where its name says that it ran."""
+    def insert(self, step: RanStep, root: _Scope) -> None:
+        """Add a step to the execution in its id."""
         call = delegating_call(step.id)
         if call is not None:
-            self._asked.setdefault(call.rsplit("/", 2)[0], []).append(step)
+            self._delegated.setdefault(call.rsplit("/", 2)[0], []).append(step)
             return
         scope = root
         path = ""
@@ -155,7 +153,7 @@ class _Maker:
         scope.members[step.id] = step
 
     def add(self, scope: _Scope, group: str | None) -> list[str]:
-        """Add what stands in an execution; return the ids of its nodes and frames, in order."""
+        """Add the content of an execution; return the ids of its nodes and frames in order."""
         members = scope.members
         if not self.rules.has_plan and any(
             isinstance(each, RanStep) and each.level is not None for each in members.values()
@@ -173,7 +171,7 @@ class _Maker:
         return list(shown.values())
 
     def _connect(self, scope: _Scope, shown: Mapping[str, str]) -> None:
-        """Rule 2."""
+        """Add edges between members (rule 2)."""
         by_key = {_key(path): name for path, name in shown.items()}
         known: set[tuple[str, str]] = set()
         for path, name in shown.items():
@@ -199,15 +197,15 @@ class _Maker:
                 rank=rank,
                 group=group,
                 status=step.status,
-                badges=badges or _badges(step),
+                badges=badges or tree_badges(step.kind, step.level),
             )
         )
-        for worker in self._asked.get(step.id, ()):
+        for worker in self._delegated.get(step.id, ()):
             self._add_step(worker, group, rank=rank + 1)
             self.edges.append(FlowEdge(source=step.id, target=worker.id, kind="delegation"))
 
     def _add_levels(self, steps: Sequence[RanStep]) -> list[str]:
-        """Rule 4."""
+        """Add the frames of map-reduce levels (rule 4)."""
         levels: dict[int, list[RanStep]] = {}
         for step in steps:
             levels.setdefault(step.level or 0, []).append(step)
@@ -223,7 +221,7 @@ class _Maker:
     # Units.
 
     def _add_unit(self, unit: _Unit, group: str | None, *, rank: int) -> str:
-        """Add a unit that ran; return the id of its frame."""
+        """Add a unit; return the id of its frame."""
         graph = self.rules.graphs.get(node_key(f"{unit.path}#0"))
         kind = _group_kind(unit.path)
         scopes = list(unit.executions.values())
@@ -246,9 +244,9 @@ class _Maker:
         return f"{_group_kind(unit.path).upper()} {title_of(name)}"
 
     def _add_executions(self, unit: _Unit, scopes: Sequence[_Scope], frame: str, kind: GroupKind, *, rank: int) -> None:
-        """Rule 1."""
+        """Add the executions of a unit (rule 1)."""
         word = _EXECUTION_WORDS[kind]
-        is_long = len(scopes) > _MOST_EXECUTIONS
+        is_long = len(scopes) > _MAX_EXECUTIONS
         first, last = (_SHOWN_OF_MANY, len(scopes) - _SHOWN_OF_MANY) if is_long else (len(scopes), len(scopes))
         names: list[str] = []
         for number, scope in enumerate(scopes, start=1):
@@ -264,7 +262,7 @@ class _Maker:
         self.edges += [FlowEdge(source=source, target=target, kind=way) for source, target in pairwise(names)]
 
     def _add_between(self, unit: _Unit, frame: str, title: str, *, rank: int) -> str:
-        """Add the node that stands for executions that are not shown."""
+        """Add the node that replaces executions."""
         steps = list(unit.steps())
         counts: dict[str, int] = {}
         for step in steps:
@@ -279,7 +277,7 @@ class _Maker:
     # Graphs.
 
     def _add_states(self, scopes: Sequence[_Scope], frame: str, graph: GraphUnit) -> None:
-        """Rule 3."""
+        """Add the steps of a graph and connect them (rule 3)."""
         states = {state.member: state.name for state in graph.states}
         visits: list[tuple[str, str]] = []
         for number, scope in enumerate(scopes, start=1):
@@ -314,7 +312,7 @@ def _ends(entry: EdgeEntry | ForkEntry | JoinEntry) -> list[tuple[str, str]]:
 
 
 def _key(path: str) -> str:
-    """Return the key of a task's execution, or of a unit's path, which has no occurrence at its end."""
+    """Return the key in an instance, or in the path of a unit, which has no occurrence at its end."""
     last = path.rpartition("/")[2]
     return last.rpartition("#")[0] if "#" in last else last
 
@@ -330,7 +328,7 @@ def _group_kind(path: str) -> GroupKind:
 
 
 def _ranks(members: Mapping[str, RanStep | _Unit], rules: _Rules, *, is_sequential: bool) -> Mapping[str, int]:
-    """Return how many others at least come before each, as the plan says; in a sequential frame its position."""
+    """Return the longest dependency chain before each member; in a sequential frame its position."""
     if is_sequential:
         return {path: position for position, path in enumerate(members)}
     ranks: dict[str, int] = {}
@@ -339,10 +337,3 @@ def _ranks(members: Mapping[str, RanStep | _Unit], rules: _Rules, *, is_sequenti
         before = [by_key[each] for each in rules.waits_for.get(_key(path), ()) if each in by_key]
         ranks[path] = by_key[_key(path)] = 1 + max(before, default=-1)
     return ranks
-
-
-def _badges(step: RanStep) -> tuple[str, ...]:
-    badge = TREE_BADGES.get(step.kind)
-    if badge is None:
-        return ()
-    return (f"{badge} L{step.level}",) if step.kind == "reduce" and step.level is not None else (badge,)

@@ -148,7 +148,7 @@ def test_many_entries_without_vectors_are_embedded_in_batches(
 def test_tokens_are_estimated_where_the_endpoint_counts_none(usage: object) -> None:
     """S-MEM-128: None stands for no count, whatever the endpoint says in its place."""
     body = {"data": [{"index": 0, "embedding": [1.0]}], "usage": usage}
-    assert openai_embeddings._answer_of(json.dumps(body).encode(), 1) == ([[1.0]], None)
+    assert openai_embeddings._parse_answer(json.dumps(body).encode(), 1) == ([[1.0]], None)
 
 
 def test_a_failure_of_the_provider_is_repeated(model_server: Callable[..., ModelServer]) -> None:

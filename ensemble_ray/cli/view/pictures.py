@@ -52,12 +52,12 @@ class Pictures:
         if self.dag is not None:
             _write(self.dag, make_dag().to_json())
         if self.mermaid is not None:
-            from ensemble_ray.visualization.svg import render_mermaid  # the help does not need it
+            from ensemble_ray.visualization.rendering import render_mermaid  # the help does not need it
 
             _write(self.mermaid, render_mermaid(make_flow()))
         if self.svg is not None:
             from ensemble_ray.visualization.flow import place_flow
-            from ensemble_ray.visualization.svg import render_svg
+            from ensemble_ray.visualization.rendering import render_svg
 
             _write(self.svg, render_svg(place_flow(make_flow()), title=title))
 

@@ -154,7 +154,7 @@ def test_items_are_refused_when_they_are_seen_to_be_empty(items: object) -> None
 
 def test_items_are_refused_when_they_are_a_text_or_no_file(tmp_path: Path) -> None:
     """S-MR-120: both at construction."""
-    with pytest.raises(ValidationError, match=r"^items is the text 'reports': give a list of items"):
+    with pytest.raises(ValidationError, match=r"^items is the text 'reports': pass a list of items"):
         made(items="reports")
     missing = tmp_path / "missing.jsonl"
     with pytest.raises(ValidationError, match=r"missing\.jsonl"):

@@ -212,7 +212,7 @@ async def test_failure_is_told_when_it_happens_in_the_clean_up(caplog: pytest.Lo
     reader = ThreadReader(lambda: number_items(source()))
     await reader.next(1)
     await reader.close()
-    assert "The source of items failed as it was let go: OSError: no way back" in caplog.text
+    assert "The source of items failed as it was closed: OSError: no way back" in caplog.text
 
 
 @pytest.mark.parametrize("count", [1, 4, 1000])

@@ -91,12 +91,12 @@ def test_text_is_refused_when_it_is_no_path(text: str) -> None:
         source_of(text)
     told = str(refused.value)
     assert told.startswith(f"items is the text '{text[:80]}")
-    assert told.endswith("': give a list of items, or a path that ends in .jsonl, .csv or .parquet")
+    assert told.endswith("': pass a list of items, or a path that ends in .jsonl, .csv or .parquet")
     assert len(told) < 200
 
 
 @pytest.mark.parametrize(
-    ("items", "told"), [(b"abc", "items is bytes: give"), (7, "items is of type int, which has no")]
+    ("items", "told"), [(b"abc", "items is bytes: pass"), (7, "items is of type int, which has no")]
 )
 def test_items_are_refused_when_nothing_can_be_iterated_over(items: object, told: str) -> None:
     """S-MR-120: what has no items says so."""
@@ -108,14 +108,14 @@ def test_items_are_refused_when_nothing_can_be_iterated_over(items: object, told
 def test_items_are_refused_when_they_are_one_mapping(items: Mapping[str, int]) -> None:
     """S-MR-202: its keys are not the items that somebody means; what to give is said."""
     with pytest.raises(
-        ValidationError, match=rf"^items is {type(items).__name__}: give a list .* \[mapping\], .* list\("
+        ValidationError, match=rf"^items is {type(items).__name__}: pass a list .* \[mapping\], .* list\("
     ):
         source_of(items)
 
 
 def test_items_are_refused_when_they_are_one_model() -> None:
     """S-MR-202: pydantic's models give their fields when they are iterated over."""
-    with pytest.raises(ValidationError, match=r"^items is TaskMetrics: .* For one item give a list with it"):
+    with pytest.raises(ValidationError, match=r"^items is TaskMetrics: .* For one item pass a list with it"):
         source_of(TaskMetrics())
 
 

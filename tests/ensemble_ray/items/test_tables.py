@@ -158,9 +158,9 @@ _Splits.__module__, _Splits.__qualname__ = "datasets.dataset_dict", "DatasetDict
             "items is a pandas.DataFrame that has the column 'a' twice: rename",
         ),
         (pa.table([[1], [2]], names=["a", "a"]), "items is a pyarrow.Table that has the column 'a' twice: rename"),
-        (np.array(5), "items is a numpy.ndarray without dimensions: give a list"),
-        (_of_library("polars.lazyframe.frame", "LazyFrame"), r"items is a polars.LazyFrame: .* Give frame.collect\(\)"),
-        (_Splits(train=[1]), "items is a datasets.DatasetDict: it has several splits. Give one of them"),
+        (np.array(5), "items is a numpy.ndarray without dimensions: pass a list"),
+        (_of_library("polars.lazyframe.frame", "LazyFrame"), r"items is a polars.LazyFrame: .* Pass frame.collect\(\)"),
+        (_Splits(train=[1]), "items is a datasets.DatasetDict: it has several splits. Pass one of them"),
     ],
 )
 def test_table_is_refused_when_it_has_no_rows_that_can_be_told(items: object, told: str) -> None:

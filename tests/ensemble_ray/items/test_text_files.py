@@ -329,7 +329,7 @@ async def test_line_is_a_refused_item_when_it_is_cut_in_utf_16(tmp_path: Path) -
         ({"delimiter": ";;"}, "delimiter must be one character, got: ';;'"),
         ({"delimiter": ""}, "delimiter must be one character, got: ''"),
         ({"delimiter": '"'}, "delimiter must be one character, got: '\"'"),
-        ({"encoding": "utf-9"}, "there is no encoding 'utf-9'. Give a name that Python knows, such as"),
+        ({"encoding": "utf-9"}, "there is no encoding 'utf-9'. Use a name that Python knows, such as"),
         ({"encoding": "base64"}, "there is no encoding 'base64'"),
     ],
 )

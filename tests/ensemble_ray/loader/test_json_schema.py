@@ -63,7 +63,7 @@ def test_mistakes_are_found_in_the_editor(text: str, path: str) -> None:
 SEEN_BY_THE_LOADER = (
     *(
         "it has no llm",
-        "stands here twice",
+        "duplicate key",
         "Ensemble max_parallel",
         "two tasks are named",
         "in a circle",

@@ -50,7 +50,7 @@ MISTAKES = [
     ("tasks: {}\n", "team.yaml:1:1: tasks: there must be at least one task"),
     ("a: [1\nb: 2\n", "team.yaml:2:2: not valid YAML"),
     ("tasks:\n\tt: 1\n", "team.yaml:2:1: not valid YAML"),
-    ("llm: local\nllm: local\n" + TASKS, "team.yaml:2:1: llm: the key stands here twice; the first is in line 1"),
+    ("llm: local\nllm: local\n" + TASKS, "team.yaml:2:1: llm: duplicate key; the first one is in line 1"),
     ("llm: !!python/object:os.system x\n" + TASKS, "team.yaml:1:6: llm: the tag '!!python/object:os.system'"),
     ("llm: !mine x\n" + TASKS, "team.yaml:1:6: llm: the tag '!mine' is not allowed"),
     ("a: &a [*a]\n" + TASKS, "team.yaml:1:4: a[0]: the alias contains itself"),

@@ -185,7 +185,7 @@ def test_editor_takes_what_the_loader_takes(text: str) -> None:
             "phases: {p: {tasks: {t: {description: d}}, after: [q]}, q: {tasks: {u: {description: d}}, after: [p]}}",
             "the phases wait for each other in a circle: p -> q -> p",
         ),
-        ("graph: {name: g, start: a, states: {a: {description: d}, a: {description: e}}}", "the key stands here twice"),
+        ("graph: {name: g, start: a, states: {a: {description: d}, a: {description: e}}}", "duplicate key"),
         ("graph: {name: g, start: a, states: {a: {description: d}}}", "the graph needs the key 'edges'"),
         ("graph: {name: g, start: a, states: {a: {description: d}}, edges: []}", "no outgoing edges: [a]"),
         (

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Place, lay_out
+from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Rect, lay_out
 
 
 def _boxes(*names: str, frame: str | None = None) -> list[Box]:
     return [Box(id=name, width=100, height=40, frame=frame) for name in names]
 
 
-def _overlap(one: Place, other: Place) -> bool:
+def _overlap(one: Rect, other: Rect) -> bool:
     return (
         one.x < other.x + other.width
         and other.x < one.x + one.width
@@ -26,7 +26,7 @@ def _overlap(one: Place, other: Place) -> bool:
     )
 
 
-def _encloses(outer: Place, inner: Place) -> bool:
+def _encloses(outer: Rect, inner: Rect) -> bool:
     return (
         outer.x <= inner.x
         and outer.y <= inner.y
@@ -35,7 +35,7 @@ def _encloses(outer: Place, inner: Place) -> bool:
     )
 
 
-def _is_on_border(place: Place, x: float, y: float) -> bool:
+def _is_on_border(place: Rect, x: float, y: float) -> bool:
     near = 0.2
     is_beside = place.x - near <= x <= place.x + place.width + near
     is_level = place.y - near <= y <= place.y + place.height + near

@@ -1,6 +1,6 @@
-"""A graph with places as a picture: SVG without scripts, in light and in dark. Pure.
+"""Render a graph as SVG, for light and dark pages and without scripts, or as a Mermaid flowchart. Pure.
 
-Rules: texts of others are escaped, and cut to fit; the whole text is a tooltip. The file asks for nothing from anywhere.
+Foreign texts are escaped and shortened; in SVG the whole text is a tooltip. The SVG loads no other files.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from xml.sax.saxutils import escape, quoteattr
 
 if TYPE_CHECKING:
     from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode, PlacedFlow
-    from ensemble_ray.visualization.layout import Place, Point, Route
+    from ensemble_ray.visualization.layout import Point, Rect, Route
 
 
-#: Colours of roles, in the order in which they come; then from the first again.
+#: Number of role colours, which are assigned in order and repeated.
 _ROLES = 8
-#: Widths of an average letter in titles and in small text, px.
+#: Average width of a letter in titles and in small text, px.
 _LETTER, _SMALL_LETTER = 7.7, 6.0
-#: Inner margin of a node, and how round corners of nodes and lines are.
+#: Padding of a node, radius of its corners, and radius of the bends of lines.
 _INSET, _RADIUS, _BEND = 14.0, 8.0, 7.0
-#: Distance of the cards behind a folded node.
+#: Distance between the cards of a folded node.
 _STACK = 4.0
+#: Longest label of an edge.
+_MAX_LABEL = 28
 
 _STYLE = """
 svg{--paper:#fff;--card:#fff;--line:#c9ced6;--ink:#1c2430;--soft:#5b6675;--edge:#7b8694;--frame:#f5f7fa;--bad:#c62f3a;
@@ -49,19 +51,30 @@ _TIPS = "".join(
     f'<path class="{classes}" d="M0 .8 7.4 4 0 7.2z"/></marker>'
     for name, classes in (("tip", "tip"), ("hot-tip", "tip hot"))
 )
+#: Longest line of a Mermaid label.
+_LINE = 60
+_ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "delegation": "==>", "loop": "-.->"}
+_SAFE = frozenset(" .,:!?+*/()=≤→…-_")
 
 
 def render_svg(placed: PlacedFlow, *, title: str) -> str:
-    """Return the graph as the text of an SVG file (S-VIZ-85).
+    """Return the text of an SVG file (S-VIZ-85).
 
     Args:
         placed: The graph.
-        title: What the picture is of, for those who cannot see it.
+        title: Description for screen readers.
     """
-    return "\n".join([*_lines(placed, title), ""])
+    return "\n".join([*_svg_lines(placed, title), ""])
 
 
-def _lines(placed: PlacedFlow, title: str) -> Iterator[str]:
+def render_mermaid(flow: Flow) -> str:
+    """Return the text of a Mermaid flowchart (S-VIZ-86)."""
+    names = {each.id: f"n{position}" for position, each in enumerate(flow.nodes)}
+    names |= {each.id: f"g{position}" for position, each in enumerate(flow.groups)}
+    return "\n".join([*_mermaid_lines(flow, names), ""])
+
+
+def _svg_lines(placed: PlacedFlow, title: str) -> Iterator[str]:
     width, height = (_number(max(1.0, each)) for each in (placed.layout.width, placed.layout.height))
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -88,7 +101,7 @@ def _lines(placed: PlacedFlow, title: str) -> Iterator[str]:
     yield "</svg>"
 
 
-def _frame(group: FlowGroup, place: Place) -> str:
+def _frame(group: FlowGroup, place: Rect) -> str:
     shown = _fitting(group.title, place.width - 2 * _INSET, _SMALL_LETTER)
     return (
         f"<g><title>{escape(group.title)}</title>{_rect('frame', place, _RADIUS)}"
@@ -109,7 +122,7 @@ def _edge(edge: FlowEdge, route: Route) -> str:
 
 
 def _path(points: Sequence[Point]) -> str:
-    """Return the way along the points, with round corners."""
+    """Return a path through the points with round corners."""
     parts = [f"M{_pair(points[0])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         parts.append(f"L{_pair(_towards(corner, before))}Q{_pair(corner)} {_pair(_towards(corner, after))}")
@@ -118,7 +131,7 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _towards(corner: Point, other: Point) -> Point:
-    """Return the point of a line where its corner begins."""
+    """Return the point at which the bend of a corner begins."""
     (x, y), (other_x, other_y) = corner, other
     length = abs(other_x - x) + abs(other_y - y)
     share = min(_BEND, length / 2) / length if length else 0.0
@@ -127,7 +140,7 @@ def _towards(corner: Point, other: Point) -> Point:
 
 def _label(edge: FlowEdge, at: Point) -> str:
     text = edge.label or ""
-    shown = text if len(text) <= 28 else f"{text[:27]}…"  # noqa: PLR2004  as long as its place
+    shown = text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…"
     x, y = at
     off = " off" if edge.fired is False else ""
     return (
@@ -136,7 +149,7 @@ def _label(edge: FlowEdge, at: Point) -> str:
     )
 
 
-def _node(node: FlowNode, place: Place, role: int | None) -> Iterator[str]:
+def _node(node: FlowNode, place: Rect, role: int | None) -> Iterator[str]:
     critical = ' class="critical"' if node.is_critical else ""
     yield f"<g{critical}><title>{escape(_tooltip(node))}</title>"
     if node.kind == "end":
@@ -155,7 +168,7 @@ def _node(node: FlowNode, place: Place, role: int | None) -> Iterator[str]:
     yield "</g>"
 
 
-def _texts(node: FlowNode, place: Place) -> Iterator[str]:
+def _texts(node: FlowNode, place: Rect) -> Iterator[str]:
     left, room = place.x + _INSET + 4, place.width - 2 * _INSET - 4
     for line, text in enumerate(_wrap(node.title, room)):
         yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + 16 * line)}">{escape(text)}</text>'
@@ -183,7 +196,7 @@ def _tooltip(node: FlowNode) -> str:
 
 
 def _wrap(text: str, room: float) -> list[str]:
-    """Return a text in at most two lines, cut where it does not fit."""
+    """Split a text into at most two lines and shorten the last one."""
     if _width(text, _LETTER) <= room:
         return [text]
     first = ""
@@ -203,7 +216,7 @@ def _fitting(text: str, room: float, letter: float) -> str:
 
 
 def _prefix(text: str, room: float, letter: float) -> str:
-    """Return the beginning of a text that fits."""
+    """Return the longest prefix that fits."""
     used = 0.0
     for position, char in enumerate(text):
         used += _width(char, letter)
@@ -216,11 +229,11 @@ def _width(text: str, letter: float) -> float:
     return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
 
 
-def _shift(place: Place, distance: float) -> Place:
+def _shift(place: Rect, distance: float) -> Rect:
     return type(place)(place.x + distance, place.y + distance, place.width, place.height)
 
 
-def _rect(name: str, place: Place, radius: float) -> str:
+def _rect(name: str, place: Rect, radius: float) -> str:
     x, y, width, height = (_number(each) for each in (place.x, place.y, place.width, place.height))
     return f'<rect class="{name}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{_number(radius)}"/>'
 
@@ -233,20 +246,7 @@ def _number(value: float) -> str:
     return f"{round(value, 1):g}"
 
 
-#: Longest line of a label.
-_LINE = 60
-_ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "delegation": "==>", "loop": "-.->"}
-_SAFE = frozenset(" .,:!?+*/()=≤→…-_")
-
-
-def render_mermaid(flow: Flow) -> str:
-    """Return the graph as a Mermaid flowchart (S-VIZ-86)."""
-    names = {each.id: f"n{position}" for position, each in enumerate(flow.nodes)}
-    names |= {each.id: f"g{position}" for position, each in enumerate(flow.groups)}
-    return "\n".join([*_lines_mermaid(flow, names), ""])
-
-
-def _lines_mermaid(flow: Flow, names: dict[str, str]) -> Iterator[str]:
+def _mermaid_lines(flow: Flow, names: dict[str, str]) -> Iterator[str]:
     yield "flowchart TB"
     yield from _members(flow, names, None, 1)
     for edge in flow.edges:
@@ -289,6 +289,6 @@ def _arrow(edge: FlowEdge) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text whose special characters are entities, as Mermaid writes them: `#34;`."""
+    """Shorten a text and replace special characters by Mermaid's entities, such as `#34;`."""
     shown = text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in shown)
