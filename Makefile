@@ -76,13 +76,14 @@ chaos: $(STAMPS)/dev ## Kill and freeze runs, damage and remove records at rando
 attack: $(STAMPS)/dev ## Meet hostile pages, answers, inputs, files and team files, each under limits of memory and processor time.
 	$(BIN)/python -m pytest tests/attack $(ARGS)
 
-check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, types of the code and of the pages.
+check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, types of the code and of the pages, prose.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m tests.typing.pages
+	$(BIN)/python -m tests.architecture.prose
 
 bench: $(STAMPS)/dev ## Measure against the floor and print the table.
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -104,7 +104,7 @@ class ReflectionConfig(Value):
     @classmethod
     def _rebuilt(cls, model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
         """Return the config: with the strategy itself in its own process, elsewhere with a reference to it."""
-        strategy = None if held is None else held.thing if held.is_here else _strategy_elsewhere
+        strategy = None if held is None else held.thing if held.is_here else _away
         config = cls(model=model, strategy=strategy)
         config._held = held
         return config
@@ -120,7 +120,7 @@ class ReflectionConfig(Value):
         return self.strategy is not None and self.is_strategy_here
 
 
-def _strategy_elsewhere(_input: object) -> TaskReflection:
+def _away(_input: object) -> TaskReflection:  # submissions contain its name
     raise ValidationError("The strategy of a reflection is called in the process that began the run")
 
 

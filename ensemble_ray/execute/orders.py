@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from typing_extensions import TypeVar
@@ -383,10 +382,14 @@ class RunModels:
 
     __hash__ = None  # type: ignore[assignment]  # `get` changes it
 
-    def __reduce__(self) -> tuple[Callable[[], RunModels], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, bytes]], RunModels], tuple[Mapping[str, bytes]]]:
         if unpacked := self._loaded.keys() - self._bodies.keys():
             raise TypeError(f"models must be packed before they are pickled; not packed: {sorted(unpacked)}")
-        return partial(RunModels, bodies=self._bodies), ()
+        return _of_bodies, (self._bodies,)
+
+
+def _of_bodies(bodies: Mapping[str, bytes]) -> RunModels:  # submissions contain its name
+    return RunModels(bodies=bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

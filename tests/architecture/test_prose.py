@@ -16,7 +16,7 @@ RULES = Rules.read()
     [
         ("The scheduler retries the call", []),
         ("What is asked again, nobody knows", ["nobody, somebody", "passive without a doer", "what as a subject"]),
-        ("Whoever reads it is told", ["told, tells", "who as a subject"]),
+        ("Whoever reads it is told", ["passive without a doer", "told, tells", "who as a subject"]),
         ("It goes on with the run at once", ["go on", "rare adverbs"]),
     ],
 )
