@@ -615,7 +615,7 @@ def _instant(text: str) -> float:
 
 
 #: Where the page's files lie.
-FOLDER = Path(__file__).parent.parent / "page"
+FOLDER = Path(__file__).parent / "page"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
