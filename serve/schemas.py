@@ -424,7 +424,7 @@ class RunDetail(RunSummary):
     """Answer to `GET /runs/{run_id}`, and to a `POST /runs` that waited for the end.
 
     Attributes:
-        result: The output; null if the run has not ended, failed or was rejected.
+        result: The output; null before the end, and for a failed or rejected run.
         error: Reason if the run failed or was rejected.
         reviews: Open gates.
     """
