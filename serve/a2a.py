@@ -104,6 +104,47 @@ _TEXT, _JSON = "text/plain", "application/json"
 _KEY = "key"
 
 
+#: Part of every question.
+HOW_TO_DECIDE = (
+    "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
+    '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
+)
+_EDIT = "edit:"
+#: Tag of a run with the A2A context that the client named.
+CONTEXT_TAG = "a2a.context"
+_OUTPUT = "output"
+#: The SDK reads whole messages to a depth of 100.
+_DEEPEST = 80
+_STATES: Mapping[RunStatus, TaskState] = {
+    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
+    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
+    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
+    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
+    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
+    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
+    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
+    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
+    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
+}
+#: Characters of a task's description in a progress message.
+_SHOWN = 200
+T = TypeVar("T")
+_log = bounded_logger(__name__)
+#: Refusals with these statuses are sent as HTTP answers. The protocol has no errors for them.
+_HTTP_STATUSES = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
+)
+_LONGEST_CONTEXT = 256
+#: After the last decision a run waits until its driver resumes it. Interval and limit of the polling, s.
+_LOOK_S, _PATIENCE_S = 0.25, 30.0
+#: How long the answer to a cancellation waits for the end of the run, s.
+_CANCEL_S = 5.0
+#: Loggers of the SDK's dispatcher, for both versions of the protocol.
+_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
+#: First words of the log messages about defects of the SDK.
+_DEFECTS = ("Unhandled", "Error during stream")
+
+
 def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCard:
     """Return the card of a team whose messages are sent to `url`."""
     takes_text = not missing_beside_text(info)
@@ -163,14 +204,6 @@ def _how_to_ask(info: EnsembleInfo, *, takes_text: bool) -> str:
     if not takes_text:
         return f"Takes {data}"
     return f"Takes a text, which is the input '{info.chat.input}', or {data}"
-
-
-#: Part of every question.
-HOW_TO_DECIDE = (
-    "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
-    '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
-)
-_EDIT = "edit:"
 
 
 def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]:
@@ -258,24 +291,6 @@ def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
 
 def _wrong(text: str) -> Refusal:
     return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text)
-
-
-#: Tag of a run with the A2A context that the client named.
-CONTEXT_TAG = "a2a.context"
-_OUTPUT = "output"
-#: The SDK reads whole messages to a depth of 100.
-_DEEPEST = 80
-_STATES: Mapping[RunStatus, TaskState] = {
-    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
-    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
-    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
-    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
-    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
-    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
-    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
-    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
-    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
-}
 
 
 def context_of(run: RunDetail) -> str:
@@ -394,10 +409,6 @@ def _value(data: object) -> Value:
     return Parse(json_text(data), Value(), max_recursion_depth=_DEEPEST)
 
 
-#: Characters of a task's description in a progress message.
-_SHOWN = 200
-
-
 class TaskStream:
     """Translates the events of a run. `streamed_task` is the instance of the task whose tokens are the output."""
 
@@ -437,19 +448,6 @@ class TaskStream:
         if output is None or [each.text for each in output.artifact.parts] == [self._sent]:
             return [status_event(run)]
         return [output, status_event(run)]
-
-
-T = TypeVar("T")
-_log = bounded_logger(__name__)
-#: Refusals with these statuses are sent as HTTP answers. The protocol has no errors for them.
-_HTTP_STATUSES = frozenset(
-    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
-)
-_LONGEST_CONTEXT = 256
-#: After the last decision a run waits until its driver resumes it. Interval and limit of the polling, s.
-_LOOK_S, _PATIENCE_S = 0.25, 30.0
-#: How long the answer to a cancellation waits for the end of the run, s.
-_CANCEL_S = 5.0
 
 
 class TeamHandler(RequestHandler):
@@ -652,12 +650,6 @@ class TeamHandler(RequestHandler):
 def _is_settled(run: RunDetail) -> bool:
     """Return whether the run has ended or has an open gate. With all gates decided, a waiting run continues soon."""
     return run.status.is_final or (run.status is RunStatus.WAITING and bool(run.reviews))
-
-
-#: Loggers of the SDK's dispatcher, for both versions of the protocol.
-_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
-#: First words of the log messages about defects of the SDK.
-_DEFECTS = ("Unhandled", "Error during stream")
 
 
 def _reports_defect(record: logging.LogRecord) -> bool:

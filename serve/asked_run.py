@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 _BETWEEN_TURNS = "\n\n"
 
 
+#: Limit of one wait, s.
+_LOOK_S = 600.0
+#: After the last decision a run waits until its driver resumes it. Interval, s, and number of polls.
+_DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
+#: Cancellations in progress. The event loop only keeps weak references to tasks.
+_endings: set[asyncio.Task[None]] = set()
+
+
 class StreamedText:
     """The streamed text of an answer."""
 
@@ -59,14 +67,6 @@ class StreamedText:
             if answer.startswith(said):
                 return answer[len(said) :]
         return "" if self._said.strip() == answer.strip() else None
-
-
-#: Limit of one wait, s.
-_LOOK_S = 600.0
-#: After the last decision a run waits until its driver resumes it. Interval, s, and number of polls.
-_DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
-#: Cancellations in progress. The event loop only keeps weak references to tasks.
-_endings: set[asyncio.Task[None]] = set()
 
 
 class Token(BaseModel):

@@ -59,6 +59,17 @@ if TYPE_CHECKING:
 ITEMS = "items"
 
 
+#: Keys in `_meta`: the first in a request, the second in an answer.
+IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
+_LONGEST_KEY = 255
+#: After the end of a run, how long to wait for the last progress notifications, s.
+_LAST_PROGRESS_S = 5.0
+#: Characters of a task's description in messages.
+_SHOWN = 120
+PATH = "/mcp"
+_SERVER = "ensemble_ray.serve.mcp_api"
+
+
 def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
     """Return teams by tool name. If two teams would share a name, both keep their own."""
     known = list(teams)
@@ -85,15 +96,6 @@ def tool_of(name: str, team: EnsembleInfo) -> Tool:
             "additionalProperties": False,
         },
     )
-
-
-#: Keys in `_meta`: the first in a request, the second in an answer.
-IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
-_LONGEST_KEY = 255
-#: After the end of a run, how long to wait for the last progress notifications, s.
-_LAST_PROGRESS_S = 5.0
-#: Characters of a task's description in messages.
-_SHOWN = 120
 
 
 class McpTeam:
@@ -271,10 +273,6 @@ def _make_failure(text: str, *, run_id: str | None = None) -> CallToolResult:
 
 def _place(parts: tuple[int | str, ...]) -> str:
     return ".".join(map(str, parts))[:200]
-
-
-PATH = "/mcp"
-_SERVER = "ensemble_ray.serve.mcp_api"
 
 
 def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint:

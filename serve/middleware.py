@@ -43,6 +43,20 @@ _POLICY_VIOLATION = 1008
 _log = bounded_logger(__name__)
 
 
+RefusalForm = Callable[[Refusal], JSONResponse]
+#: Health probes have no key. Their answers contain no data of teams or runs.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+#: Interval at which the key of a streaming answer is checked, s. The key may have been revoked.
+_LOOK_S = 10.0
+#: Headers that a proxy adds to forwarded requests. Programs on this machine send none of them.
+_FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+#: Digest for malformed credentials. It never matches.
+_NO_KEY = "-"
+_PLAIN: Mapping[str, RefusalForm] = {}
+#: Declares the key in the OpenAPI document. `KeyCheck` has already checked and removed it.
+_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
+
+
 def body_limit(configured: int | None = None) -> int:
     """Return the maximum body length: the configured one, else that of the environment, else the default.
 
@@ -141,18 +155,6 @@ def _refusal(status: HTTPStatus, code: str, message: str) -> JSONResponse:
     return JSONResponse(failure.model_dump(mode="json"), status_code=status, headers={"connection": "close"})
 
 
-RefusalForm = Callable[[Refusal], JSONResponse]
-#: Health probes have no key. Their answers contain no data of teams or runs.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-#: Interval at which the key of a streaming answer is checked, s. The key may have been revoked.
-_LOOK_S = 10.0
-#: Headers that a proxy adds to forwarded requests. Programs on this machine send none of them.
-_FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
-#: Digest for malformed credentials. It never matches.
-_NO_KEY = "-"
-_PLAIN: Mapping[str, RefusalForm] = {}
-
-
 class KeyCheck:
     """Accepts requests of known callers only.
 
@@ -246,10 +248,6 @@ def is_local(scope: Scope) -> bool:
     names = [own_address(scope), (host_name(hosts[0]) or "") if len(hosts) == 1 else ""]
     is_forwarded = any(name.lower() in _FORWARDED for name, _ in scope["headers"])
     return not is_forwarded and all(map(is_loopback, names))
-
-
-#: Declares the key in the OpenAPI document. `KeyCheck` has already checked and removed it.
-_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
 
 
 def caller_of(

@@ -46,6 +46,12 @@ _log = bounded_logger(__name__)
 _WAIT_S = 60.0
 
 
+#: Name of the template on the endpoint.
+_TEMPLATE = "ensemble"
+#: Simultaneous runs, and ended runs that are kept (S-CTL-1).
+_MAX_RUNNING, _KEPT_RUNS = 5, 100
+
+
 class SocketClient(Protocol):
     """One WebSocket connection."""
 
@@ -155,12 +161,6 @@ def _failure(error: pydantic.ValidationError | Refusal) -> Failure:
 
 def _data(failure: Failure) -> dict[str, Any]:
     return failure.model_dump(mode="json")
-
-
-#: Name of the template on the endpoint.
-_TEMPLATE = "ensemble"
-#: Simultaneous runs, and ended runs that are kept (S-CTL-1).
-_MAX_RUNNING, _KEPT_RUNS = 5, 100
 
 
 class ProcessControl:

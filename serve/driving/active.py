@@ -33,6 +33,19 @@ if TYPE_CHECKING:
     from ensemble_ray.values.reviews import OpenReview as RecordedReview
 
 
+_STATUSES = {
+    RunState.PENDING: RunStatus.RUNNING,
+    RunState.RUNNING: RunStatus.RUNNING,
+    RunState.WAITING: RunStatus.WAITING,
+    RunState.COMPLETED: RunStatus.COMPLETED,
+    RunState.FAILED: RunStatus.FAILED,
+    RunState.CANCELLED: RunStatus.CANCELLED,
+    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
+    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
+}
+_IN_RECORD = "The record of the run says more"
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ActiveRun:
     """An accepted run that has not ended."""
@@ -135,20 +148,6 @@ class RunQueue:
                 self._running += 1
                 turn.set_result(True)
         self._on_change(self)
-
-
-_STATUSES = {
-    RunState.PENDING: RunStatus.RUNNING,
-    RunState.RUNNING: RunStatus.RUNNING,
-    RunState.WAITING: RunStatus.WAITING,
-    RunState.COMPLETED: RunStatus.COMPLETED,
-    RunState.FAILED: RunStatus.FAILED,
-    RunState.CANCELLED: RunStatus.CANCELLED,
-    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
-    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
-}
-
-_IN_RECORD = "The record of the run says more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

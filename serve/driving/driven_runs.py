@@ -71,8 +71,7 @@ from ensemble_ray.serve.schemas import (
 if TYPE_CHECKING:
     from ensemble_ray import ChatModel, RunExistsError, Runtime
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.serve.driving.ledger import LedgerEntry
-    from ensemble_ray.serve.driving.requests import RunLedger
+    from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
     from ensemble_ray.serve.schemas import (
         DecidedReview,
         NewDecision,
@@ -86,6 +85,17 @@ if TYPE_CHECKING:
 
 
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
+
+
+#: Interval at which `wait` checks whether a run waits for a person, s.
+_LOOK_S = 1.0
+_log = bounded_logger(__name__)
+#: Delay for clients that were refused because the queue is full, s.
+_RETRY_S = 5
+#: How long the end of a run is held back until the ledger has it, s.
+_STORING_S = 20.0
+#: How long a reader of events waits in one call, s.
+_READ_S = 10.0
 
 
 def open_follower(
@@ -117,10 +127,6 @@ def open_follower(
 def wire_event(event: WireEvent) -> RunEvent:
     cursor = None if event.cursor is None else str(event.cursor)
     return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
-
-
-#: Interval at which `wait` checks whether a run waits for a person, s.
-_LOOK_S = 1.0
 
 
 class DrivenRunViews:
@@ -219,15 +225,6 @@ class DrivenRunViews:
         if entry.status.is_final or entry.run_id in self._active or entry.run_id not in before_read:
             return entry
         return await threads.run(self._ledger.find, entry.run_id) or entry
-
-
-_log = bounded_logger(__name__)
-#: Delay for clients that were refused because the queue is full, s.
-_RETRY_S = 5
-#: How long the end of a run is held back until the ledger has it, s.
-_STORING_S = 20.0
-#: How long a reader of events waits in one call, s.
-_READ_S = 10.0
 
 
 class DrivenRuns:

@@ -27,8 +27,7 @@ from ensemble_ray.process.forks import SystemClock, submit, threads
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
-from ensemble_ray.serve.driving.ledger import LedgerLostError
-from ensemble_ray.serve.driving.requests import open_ledger
+from ensemble_ray.serve.driving.ledger import LedgerLostError, open_ledger
 from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.team import load_teams
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.serve.driving.requests import DriverConfig, RunLedger
+    from ensemble_ray.serve.driving.ledger import RunLedger
+    from ensemble_ray.serve.driving.requests import DriverConfig
     from ensemble_ray.serve.schemas import (
         AcceptedRun,
         Capabilities,
@@ -67,6 +67,15 @@ _NONE_MADE = (
 _MISSING = "A key is needed. What to do: send it as 'Authorization: Bearer KEY'"
 _UNKNOWN = "This key is unknown here, or was revoked"
 _REALM = 'Bearer realm="ensemble-ray"'
+
+
+T = TypeVar("T")
+#: Cached readers of events. A lost one is created again from its cursor.
+_KEPT_READERS = 2000
+#: Time for replies to be sent before this process exits, s.
+_LEAVING_S = 1.0
+#: How long a request waits for the teams and the ledger, s.
+_OPENING_S = 60.0
 
 
 class CallerCache:
@@ -149,16 +158,6 @@ class RayExporter:
 
     def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
         self._reported[metric.name].set(amount, tags=dict(labels))
-
-
-T = TypeVar("T")
-
-#: Cached readers of events. A lost one is created again from its cursor.
-_KEPT_READERS = 2000
-#: Time for replies to be sent before this process exits, s.
-_LEAVING_S = 1.0
-#: How long a request waits for the teams and the ledger, s.
-_OPENING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble_ray import RunExistsError
 from ensemble_ray.access.key_store import EndpointDatabase
 from ensemble_ray.record.postgres.journal import text_of_name
-from ensemble_ray.record.stores import Ownership
+from ensemble_ray.record.stores import Ownership, StoreAddress
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 
 if TYPE_CHECKING:
@@ -61,6 +61,29 @@ COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, s
 FINAL = tuple(each.value for each in RunStatus if each.is_final)
 
 
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
+_CLAIM = """
+INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
+ON CONFLICT (name) DO UPDATE SET epoch = e.epoch + 1, driver = excluded.driver RETURNING epoch
+"""
+#: A shared lock until the end of the transaction. A new owner waits for it.
+_FENCE = "SELECT epoch FROM ensemble_ray_endpoint.endpoints WHERE name = %s FOR SHARE"
+_ADD = """
+INSERT INTO ensemble_ray_endpoint.runs
+    (endpoint, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (endpoint, run_id) DO NOTHING RETURNING seq
+"""
+_END = """
+UPDATE ensemble_ray_endpoint.runs SET status = %s, ended_at = %s, outcome = %s, request = ''
+WHERE endpoint = %s AND run_id = %s
+"""
+_DELETE_OLD = """
+DELETE FROM ensemble_ray_endpoint.runs WHERE seq IN (
+    SELECT seq FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND status = ANY(%s) ORDER BY seq DESC OFFSET %s
+)
+"""
+
+
 class LedgerLostError(RunExistsError):
     """Another process acquired the ledger of this process, and drives the runs (S-SRV-46)."""
 
@@ -86,6 +109,64 @@ class LedgerEntry:
     ended_at: datetime | None = None
     #: result or error; None before the end
     outcome: RunDetail | None = None
+
+
+class RunLedger(Protocol):
+    """The accepted runs of one endpoint, owned by the process that drives them. Calls block.
+
+    Calls raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
+    """
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Store an accepted run. Once this returns, it survives a crash of the process and a loss of power."""
+        ...
+
+    def note(self, run_id: str, status: RunStatus) -> None:
+        """Store the state of a run that has not ended."""
+        ...
+
+    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
+        """Store the end of a run and delete its request. Only the newest `kept` ended runs remain."""
+        ...
+
+    def find(self, run_id: str) -> LedgerEntry | None: ...
+
+    def find_key(self, key: str) -> LedgerEntry | None: ...
+
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
+        """Return the runs that have not ended, oldest first."""
+        ...
+
+    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return up to `size` runs, newest first, with a `seq` below `before`; None: from the newest one."""
+        ...
+
+    def close(self) -> None:
+        """Release the ledger for another process."""
+        ...
+
+
+def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
+    """Return the ledger of the endpoint `name`, whose runs are recorded at `address`.
+
+    Raises:
+        RunExistsError: another process owns it and does not end.
+        EnsembleError: the database cannot be reached, or rejects the connection.
+    """
+    own = part_of_name(name)
+    if not address.url:
+        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
+    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)
+
+
+def part_of_name(endpoint: str) -> str:
+    """Escape an endpoint's name as one part of a name that is separated by `/`.
+
+    Examples:
+        >>> part_of_name("shop"), part_of_name("shop/eu")
+        ('shop', 'shop%2Feu')
+    """
+    return endpoint.replace("%", "%25").replace("/", "%2F")
 
 
 class Ledger:
@@ -239,31 +320,6 @@ def entry_of(
 def text_of(instant: datetime) -> str:
     """Return a text that sorts by time."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-T = TypeVar("T")
-
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
-_CLAIM = """
-INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
-ON CONFLICT (name) DO UPDATE SET epoch = e.epoch + 1, driver = excluded.driver RETURNING epoch
-"""
-#: A shared lock until the end of the transaction. A new owner waits for it.
-_FENCE = "SELECT epoch FROM ensemble_ray_endpoint.endpoints WHERE name = %s FOR SHARE"
-_ADD = """
-INSERT INTO ensemble_ray_endpoint.runs
-    (endpoint, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (endpoint, run_id) DO NOTHING RETURNING seq
-"""
-_END = """
-UPDATE ensemble_ray_endpoint.runs SET status = %s, ended_at = %s, outcome = %s, request = ''
-WHERE endpoint = %s AND run_id = %s
-"""
-_DELETE_OLD = """
-DELETE FROM ensemble_ray_endpoint.runs WHERE seq IN (
-    SELECT seq FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND status = ANY(%s) ORDER BY seq DESC OFFSET %s
-)
-"""
 
 
 class PostgresLedger:

@@ -23,7 +23,8 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.driving.driver_actor import RunDriver, RunEventPage
-from ensemble_ray.serve.driving.requests import DriverConfig, part_of_name
+from ensemble_ray.serve.driving.ledger import part_of_name
+from ensemble_ray.serve.driving.requests import DriverConfig
 from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.serve.schemas import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -18,9 +18,8 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.catalog import DatasetCatalog
-from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.schemas import (
     AcceptedRun,
     ItemsDataset,
@@ -28,8 +27,6 @@ from ensemble_ray.serve.schemas import (
     NewRun,
     NewTask,
     Refusal,
-    RunDetail,
-    RunFilter,
     RunStatus,
     TaskOverride,
 )
@@ -44,6 +41,9 @@ if TYPE_CHECKING:
 
 #: Characters of the description that name a task without a name.
 _SHORT = 50
+
+
+N = TypeVar("N", int, float)
 
 
 def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]) -> Runnable:
@@ -228,9 +228,6 @@ def _get_task(name: str, tasks: Mapping[str, Task]) -> Task:
 
 def _refuse(code: str, text: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, code, text)
-
-
-N = TypeVar("N", int, float)
 
 
 class EndpointLimits(BaseModel):
@@ -472,16 +469,6 @@ def _digest(asked: NewRun, team: ServedTeam) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def part_of_name(endpoint: str) -> str:
-    """Escape an endpoint's name as one part of a name that is separated by `/`.
-
-    Examples:
-        >>> part_of_name("shop"), part_of_name("shop/eu")
-        ('shop', 'shop%2Feu')
-    """
-    return endpoint.replace("%", "%25").replace("/", "%2F")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
     """One deployment of an endpoint."""
@@ -502,53 +489,3 @@ class DriverConfig:
     datasets: Mapping[str, str] = field(default_factory=dict[str, str])
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO
-
-
-class RunLedger(Protocol):
-    """The accepted runs of one endpoint, owned by the process that drives them. Calls block.
-
-    Calls raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
-    """
-
-    def add(self, entry: LedgerEntry) -> None:
-        """Store an accepted run. Once this returns, it survives a crash of the process and a loss of power."""
-        ...
-
-    def note(self, run_id: str, status: RunStatus) -> None:
-        """Store the state of a run that has not ended."""
-        ...
-
-    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Store the end of a run and delete its request. Only the newest `kept` ended runs remain."""
-        ...
-
-    def find(self, run_id: str) -> LedgerEntry | None: ...
-
-    def find_key(self, key: str) -> LedgerEntry | None: ...
-
-    def list_unfinished(self) -> Sequence[LedgerEntry]:
-        """Return the runs that have not ended, oldest first."""
-        ...
-
-    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return up to `size` runs, newest first, with a `seq` below `before`; None: from the newest one."""
-        ...
-
-    def close(self) -> None:
-        """Release the ledger for another process."""
-        ...
-
-
-def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
-    """Return the ledger of the endpoint `name`, whose runs are recorded at `address`.
-
-    Raises:
-        RunExistsError: another process owns it and does not end.
-        EnsembleError: the database cannot be reached, or rejects the connection.
-    """
-    own = part_of_name(name)
-    if not address.url:
-        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
-    from ensemble_ray.serve.driving.ledger import PostgresLedger
-
-    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.catalog import DatasetCatalog
     from ensemble_ray.serve.driving.active import ActiveRun
-    from ensemble_ray.serve.driving.requests import RunLedger
+    from ensemble_ray.serve.driving.ledger import RunLedger
     from ensemble_ray.serve.schemas import RunDetail
     from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.task_output import OutputType
@@ -75,6 +75,12 @@ _log = bounded_logger(__name__)
 _LOOK_S = 1.0
 #: Polls during which the cluster's scheduler may resume a run. It polls once a second as well.
 _GRACE_LOOKS = 10
+
+
+#: Pauses before a retry, s; the last one repeats.
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+#: Name in decisions if the endpoint does not identify callers.
+_ANYBODY = "a client of the endpoint"
 
 
 class RunsTeam:
@@ -218,10 +224,6 @@ class RunsTeam:
         return await recorded_outcome(self._store, run_id)
 
 
-#: Pauses before a retry, s; the last one repeats.
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-
-
 class EndWriter:
     """Writes the ends of an endpoint's runs to its ledger, one at a time.
 
@@ -257,10 +259,6 @@ class EndWriter:
                     return True
                 await asyncio.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
                 tries += 1
-
-
-#: Name in decisions if the endpoint does not identify callers.
-_ANYBODY = "a client of the endpoint"
 
 
 async def inject_directive(active: ActiveRun, directive: NewDirective, by: str) -> None:

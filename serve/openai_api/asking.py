@@ -35,6 +35,34 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.schemas import Metrics, RunDetail
 
 
+#: Header with the run id, in each answer about a run.
+RUN_HEADER = "x-run-id"
+#: Tells clients not to repeat a request whose run failed, because each run costs money.
+_NO_RETRY = {"x-should-retry": "false"}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+#: Codes with another name in this API.
+_CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
+_UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
+_Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
+#: Values of an unsupported field that request nothing.
+_NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
+_CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
+_RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
+_WHY = {
+    "previous_response_id": "send the earlier messages in 'input'",
+    "conversation": "send the earlier messages in 'input'",
+    "background": "start the run with POST /runs, and read it with GET /v1/responses/{run_id}",
+    "tools": "a team has its own tools",
+    "functions": "a team has its own tools",
+}
+#: Characters of a piece, if the answer is only known at the end.
+_PIECE = 200
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
     """A request with its dependencies."""
@@ -96,20 +124,6 @@ async def model_of(service: RunService, caller: Caller, name: str) -> EnsembleIn
     known = ", ".join(each.name for each in found)
     text = f"There is no model '{name[:200]}'. There are: [{known}]"
     raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", text)
-
-
-#: Header with the run id, in each answer about a run.
-RUN_HEADER = "x-run-id"
-#: Tells clients not to repeat a request whose run failed, because each run costs money.
-_NO_RETRY = {"x-should-retry": "false"}
-_TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
-#: Codes with another name in this API.
-_CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
-_UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
 
 
 class ApiError(Wire):
@@ -195,20 +209,6 @@ def _place(error: RequestValidationError) -> str | None:
     """Return the first wrong field."""
     places = [".".join(str(part) for part in each["loc"][1:]) for each in error.errors()]
     return (places[0][:200] or None) if places else None
-
-
-_Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
-#: Values of an unsupported field that request nothing.
-_NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
-_CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
-_RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
-_WHY = {
-    "previous_response_id": "send the earlier messages in 'input'",
-    "conversation": "send the earlier messages in 'input'",
-    "background": "start the run with POST /runs, and read it with GET /v1/responses/{run_id}",
-    "tools": "a team has its own tools",
-    "functions": "a team has its own tools",
-}
 
 
 class _Body(BaseModel):
@@ -373,10 +373,6 @@ def begun_anew(run: RunDetail) -> Failure:
 
 def _failure(run: RunDetail, status: HTTPStatus, code: str, message: str) -> Failure:
     return Failure(error="RunError", code=code, status=status, message=message, run_id=run.run_id)
-
-
-#: Characters of a piece, if the answer is only known at the end.
-_PIECE = 200
 
 
 class AnswerStream(EventAnswer):

@@ -11,8 +11,7 @@ import pytest
 from ensemble_ray import RunExistsError
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import ledger as postgres_ledger
-from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.driving.requests import RunLedger, open_ledger
+from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger, open_ledger
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 from tests.postgres_server import PostgresServer
 
