@@ -315,7 +315,7 @@ class McpEndpoint:
                 "Pages of this origin may not send requests. What to do: ask the operator to add it to allowed_origins"
             )
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
-        if request.method != "POST":  # a server without sessions has nothing to delete and no stream to open
+        if request.method != "POST":  # without sessions there are no other methods
             text = f"{request.method} {PATH}: only POST is served, since the server keeps no sessions"
             allow = (("allow", "POST"),)
             raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)

@@ -516,9 +516,8 @@ class DrivenRuns:
             return None if active is None else self._runs_team.find_output_type(active, key)
 
         decided = await decide_gate(self._store, run_id, gate_id, decision, by, find_type=find_type)
-        if (
-            active is not None and active.run is not None
-        ):  # without a run here, the team may differ from that of the record
+        # A run that this process has not started may have been recorded with another team.
+        if active is not None and active.run is not None:
             active.decided.set()
         return decided
 

@@ -182,7 +182,7 @@ class RemoteRuns:
             self._driver = await threads.run(self._find)
 
     def _find(self) -> Any:
-        """Return the driver of this deployment or a newer one; replace that of an older one. Blocks."""
+        """Return the driver of this deployment or a newer one, and replace an older driver. Blocks."""
         for _ in range(_MOST_TAKEOVERS):
             driver = spawn.run_driver(RunDriver, driver_name(self._config.name, self._config.namespace), self._config)
             try:

@@ -132,7 +132,7 @@ class _Changes:
                 if outside:
                     raise _refuse(
                         "TASKS_INVALID",
-                        f"{where}: the task '{each}' is given outputs of tasks that do not stand before it in the list",
+                        f"{where}: the task '{each}' needs outputs of tasks that do not precede it in the list",
                     )
                 chosen[each] = task
             else:
@@ -283,7 +283,7 @@ def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | Non
 def items_of(
     asked: NewRun, limits: EndpointLimits, datasets: DatasetCatalog
 ) -> list[object] | Path | ItemsDataset | None:
-    """Return the items that replace those of the team; None: the team's own. A Dataset is not opened yet.
+    """Return the items of the request; None: the team's own. A Dataset is not opened yet.
 
     Raises:
         Refusal: there are no or too many items, or clients may not name the file or Dataset.

@@ -336,7 +336,7 @@ async def decide_gate(
     # An id must be complete here. Terminals also accept a prefix.
     gates = {gate.gate_id: gate for gate in fold_gates(await store.gates_of(run_id))}
     if (gate := gates.get(gate_id)) is None:
-        text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists those that wait"
+        text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists the open gates"
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
     if decision.decision is Verdict.EDIT and gate.is_open:
         await threads.run(_check_edit, gate, decision.text or "", find_type)

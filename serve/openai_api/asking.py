@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Header with the run id, in each answer about a run.
 RUN_HEADER = "x-run-id"
-#: Tells clients not to repeat a request whose run failed, because each run costs money.
+#: Tells clients not to repeat a request after a failed run, because each run costs money.
 _NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -48,7 +48,7 @@ _TYPES = {
 _CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
 _UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
 _Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
-#: Values of an unsupported field that request nothing.
+#: Values with which an unsupported field is accepted.
 _NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
 _CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
 _RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
@@ -266,7 +266,7 @@ class ChatBody(_Body):
     def check(self) -> None:
         """Raise a `Refusal` for the first field that no team supports."""
         if self.n is not None and (isinstance(self.n, bool) or self.n != 1):
-            raise wrong_parameter("n", "n: a run of a team gives one answer; send the request again for another one")
+            raise wrong_parameter("n", "n: a run of a team returns one answer; repeat the request for another one")
         if self.modalities is not None and self.modalities != ["text"]:
             raise wrong_parameter("modalities", "modalities: teams only answer in text")
         _check_format(self.response_format, "response_format")
@@ -409,7 +409,7 @@ def _end(run: RunDetail, said: StreamedText, *, has_thought: bool) -> list[str |
     rest = said.rest(found.text)
     if rest is None:
         return [begun_anew(run)]
-    # If nothing was streamed, the reasoning comes before the answer.
+    # Without streamed text, the reasoning comes before the answer.
     thought = [Reasoning(found.reasoning)] if found.reasoning and rest == found.text and not has_thought else []
     return [*thought, *(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
 

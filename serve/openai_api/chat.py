@@ -233,15 +233,15 @@ def _message_input(info: EnsembleInfo) -> str:
     if info.chat.input is not None and not missing:
         return info.chat.input
     if info.chat.input is not None:
-        why = f"besides '{info.chat.input}', which takes the message, it needs [{', '.join(missing)}]"
-        what = "give these values in the team's 'inputs', or begin the run with POST /runs"
+        why = f"besides '{info.chat.input}', the variable of the message, it needs [{', '.join(missing)}]"
+        what = "set them in the team's 'inputs', or start the run with POST /runs"
     elif missing:
         why = f"it needs [{', '.join(missing)}], and a message is one value"
-        what = "name one with the team's 'chat_input', and give the others values in its 'inputs'"
+        what = "name one with the team's 'chat_input', and set the others in its 'inputs'"
     else:
-        why = "its texts have no variable that could take a message"
-        what = "write one such as {message} into them, or name one that has a value with the team's 'chat_input'"
-    text = f"The team '{info.name}' cannot be asked as a model: {why}. What to do: {what}"
+        why = "its texts have no variable for a message"
+        what = "add one such as {message}, or name one that has a value with the team's 'chat_input'"
+    text = f"The team '{info.name}' cannot answer as a model: {why}. What to do: {what}"
     raise Refusal(HTTPStatus.BAD_REQUEST, "INPUTS_MISSING", text, missing=missing)
 
 

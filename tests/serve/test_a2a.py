@@ -317,7 +317,7 @@ async def test_a_task_that_goes_on_is_got_followed_and_cancelled(home: str) -> N
             assert last_state(last) == S.TASK_STATE_CANCELED
             with pytest.raises(TaskNotCancelableError):
                 await client.cancel_task(CancelTaskRequest(id=run))
-            with pytest.raises(UnsupportedOperationError, match="is over"):
+            with pytest.raises(UnsupportedOperationError, match="has ended"):
                 _ = [each async for each in client.subscribe(SubscribeToTaskRequest(id=run))]
             with pytest.raises(TaskNotFoundError):
                 await client.get_task(GetTaskRequest(id="never"))
