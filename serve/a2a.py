@@ -294,7 +294,7 @@ def _wrong(text: str) -> Refusal:
 
 
 def context_of(run: RunDetail) -> str:
-    """Return the A2A context of a run. A run without one has its own."""
+    """Return the A2A context of a run: the one that the client named, else the id of the run."""
     return run.tags.get(CONTEXT_TAG, run.run_id)
 
 

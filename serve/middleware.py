@@ -76,7 +76,7 @@ def body_limit(configured: int | None = None) -> int:
 def for_proxy() -> list[Middleware]:
     """Return the middleware of Serve's proxy. `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` must name this function.
 
-    Without a limit the proxy buffers whole bodies before the replica reads them.
+    The proxy reads a body as fast as it arrives, and buffers the part that the replica has not read yet.
     """
     return [Middleware(BodyLimit, max_bytes=body_limit(), refusal=body_too_long)]
 

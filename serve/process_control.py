@@ -83,7 +83,7 @@ class SocketControl:
             each.cancel()
 
     async def close(self) -> None:
-        """Stop to wait for runs."""
+        """Stop waiting for the ends of runs."""
         waiting = [each for tasks in self._waiting.values() for each in tasks]
         for each in waiting:
             each.cancel()
