@@ -1,5 +1,4 @@
-"""The edge over HTTP: one team behind Ray Serve, `serve run ensemble_ray.serve.app:app`.
+"""The HTTP endpoint: teams behind Ray Serve, `serve run ensemble_ray.serve.app:app`.
 
-It imports the core's face and its loader; it holds no run state and decides nothing. Not to be confused with Ray's own
-module, which is always `from ray import serve as ray_serve` here.
+It holds no state of runs. Ray's own module is always imported as `ray_serve`.
 """

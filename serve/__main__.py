@@ -1,4 +1,4 @@
-"""`python -m ensemble_ray.serve OPTIONS`: what `ensemble-ray serve` becomes; OPTIONS is JSON."""
+"""`python -m ensemble_ray.serve OPTIONS`: the process of `ensemble-ray serve`. OPTIONS is JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from ensemble_ray.values.reviews import ReviewWait
 
 
 def main(argument: str) -> int:
-    """Serve, and return the exit code.
-
-    Args:
-        argument: JSON object with `host`, `port`, `name` and the arguments of the application.
-    """
+    """Serve, and return the exit code. `argument` is a JSON object with `host`, `port`, `name` and the application's arguments."""
     options = json.loads(argument)
     try:
-        # Ray Serve takes seconds to load; what is wrong with a team is told before.
+        # Ray Serve takes seconds to load, so mistakes in teams are reported before.
         teams = load_teams(team_names(options["ensembles"]))
         check_team_keys_here({name: team.definition for name, team in teams.items()}, "ray")
         for team_name, team in teams.items():

@@ -1,4 +1,4 @@
-"""Package serve.a2a: teams as agents of the A2A protocol, by its official SDK (extra `a2a`), which is imported with these modules."""
+"""Teams as agents of the A2A protocol, based on its SDK (extra `a2a`)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from ensemble_ray.access.keys import Right
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.answers import json_text
-from ensemble_ray.serve.asked_run import AskedRun, DoneTask, token_of
+from ensemble_ray.serve.asked_run import BlockingRun, DoneTask, token_of
 from ensemble_ray.serve.middleware import traceparent_of
 from ensemble_ray.serve.schemas import (
     EnsembleInfo,
@@ -100,18 +100,53 @@ if TYPE_CHECKING:
 
 _SENT_AGAIN = "A message that is sent again with the same messageId is the same task"
 _TEXT, _JSON = "text/plain", "application/json"
-#: Name of the scheme in the card.
+#: Name of the security scheme in the card.
 _KEY = "key"
 
 
-def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCard:
-    """Return the card of a team.
+#: Part of every question.
+HOW_TO_DECIDE = (
+    "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
+    '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
+)
+_EDIT = "edit:"
+#: Tag of a run with the A2A context that the client named.
+CONTEXT_TAG = "a2a.context"
+_OUTPUT = "output"
+#: The SDK reads whole messages to a depth of 100.
+_DEEPEST = 80
+_STATES: Mapping[RunStatus, TaskState] = {
+    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
+    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
+    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
+    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
+    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
+    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
+    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
+    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
+    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
+}
+#: Characters of a task's description in a progress message.
+_SHOWN = 200
+T = TypeVar("T")
+_log = bounded_logger(__name__)
+#: Refusals with these statuses are sent as HTTP answers. The protocol has no errors for them.
+_HTTP_STATUSES = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
+)
+_LONGEST_CONTEXT = 256
+#: After the last decision a run waits until its driver resumes it. Interval and limit of the polling, s.
+_LOOK_S, _PATIENCE_S = 0.25, 30.0
+#: How long the answer to a cancellation waits for the end of the run, s.
+_CANCEL_S = 5.0
+#: Loggers of the SDK's dispatcher, for both versions of the protocol.
+_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
+#: First words of the log messages about defects of the SDK.
+_DEFECTS = ("Unhandled", "Error during stream")
 
-    Args:
-        info: The team.
-        url: Where its messages are sent.
-        asks_for_keys: Whether the endpoint knows callers by their keys.
-    """
+
+def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCard:
+    """Return the card of a team whose messages are sent to `url`."""
     takes_text = not missing_beside_text(info)
     modes = [_TEXT, _JSON] if takes_text else [_JSON]
     card = AgentCard(
@@ -147,7 +182,7 @@ def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCar
 
 
 def missing_beside_text(info: EnsembleInfo) -> list[str]:
-    """Return what stands in the way of a text alone: inputs that would have no value, or that there is none for it."""
+    """Return the inputs that a message with only a text leaves without a value. Empty: a text is enough."""
     if info.chat.input is None:
         return list(info.inputs) or ["an input"]
     return [name for name in info.inputs if name != info.chat.input]
@@ -156,7 +191,7 @@ def missing_beside_text(info: EnsembleInfo) -> list[str]:
 def _size(info: EnsembleInfo) -> str:
     match info.tasks:
         case None:
-            return "tasks that are made while it runs"
+            return "tasks that each run creates"
         case 1:
             return "one task"
         case count:
@@ -171,19 +206,11 @@ def _how_to_ask(info: EnsembleInfo, *, takes_text: bool) -> str:
     return f"Takes a text, which is the input '{info.chat.input}', or {data}"
 
 
-#: Told with every question.
-HOW_TO_DECIDE = (
-    "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
-    '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
-)
-_EDIT = "edit:"
-
-
 def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]:
-    """Return the inputs of a run of a team.
+    """Return the inputs of a run from the parts of a message.
 
     Raises:
-        Refusal: a part is neither text nor an object, an input comes twice, or the text has no input to go to.
+        Refusal: a part is neither text nor an object, an input occurs twice, or the team has no input for the text.
     """
     texts, data = _read(parts)
     if texts is None:
@@ -192,7 +219,7 @@ def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]
     if info.chat.input is None or beside:
         needed = ", ".join(info.inputs) or "none"
         raise _wrong(
-            f"The team '{info.name}' cannot be asked by a text alone. Send its inputs as one data part. It needs: [{needed}]"
+            f"The team '{info.name}' needs more than a text. Send its inputs as one data part. It needs: [{needed}]"
         )
     if info.chat.input in data:
         raise _wrong(f"The input '{info.chat.input}' comes twice: as a text, and in a data part")
@@ -203,7 +230,7 @@ def decision_of(parts: Sequence[Part], reviews: Sequence[OpenReview]) -> tuple[s
     """Return the gate that a message decides, and the decision.
 
     Raises:
-        Refusal: it decides nothing, or does not say which of several gates.
+        Refusal: the message contains no decision, or does not name one of several gates.
     """
     texts, data = _read(parts)
     gate = data.pop("gate_id", None)
@@ -240,7 +267,7 @@ def _check_decision(data: dict[str, JsonValue]) -> NewDecision:
 
 
 def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
-    """Return the text of a message, None where it has none, and what its data parts say together."""
+    """Return the joined text parts of a message, None if there are none, and the merged data parts."""
     texts: list[str] = []
     data: dict[str, JsonValue] = {}
     for index, part in enumerate(parts):
@@ -266,31 +293,12 @@ def _wrong(text: str) -> Refusal:
     return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text)
 
 
-#: The run's tag that keeps the conversation that a client named.
-CONTEXT_TAG = "a2a.context"
-_OUTPUT = "output"
-#: Messages of the protocol around a value are read to a depth of 100.
-_DEEPEST = 80
-_STATES: Mapping[RunStatus, TaskState] = {
-    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
-    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
-    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
-    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
-    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
-    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
-    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
-    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
-    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
-}
-
-
 def context_of(run: RunDetail) -> str:
-    """Return the conversation that a run belongs to: the client's, else one of its own."""
+    """Return the A2A context of a run: the one that the client named, else the id of the run."""
     return run.tags.get(CONTEXT_TAG, run.run_id)
 
 
 def task_of(run: RunDetail) -> Task:
-    """Return a run as a task, with its output when it has one."""
     artifact = _artifact(run)
     return Task(
         id=run.run_id,
@@ -301,12 +309,11 @@ def task_of(run: RunDetail) -> Task:
 
 
 def status_event(run: RunDetail) -> TaskStatusUpdateEvent:
-    """Return how a run stands, for a stream."""
     return TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=_status(run))
 
 
 def working_event(run: RunDetail, text: str = "") -> TaskStatusUpdateEvent:
-    """Return that a run goes on, and what was done last."""
+    """Return the event for a running task, with a text about its progress."""
     status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
     status.timestamp.GetCurrentTime()
     if text:
@@ -315,7 +322,7 @@ def working_event(run: RunDetail, text: str = "") -> TaskStatusUpdateEvent:
 
 
 def text_event(run: RunDetail, text: str, *, is_first: bool) -> TaskArtifactUpdateEvent:
-    """Return a piece of a run's output while it is said."""
+    """Return the event for a piece of streamed output."""
     artifact = Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=[Part(text=text)])
     return TaskArtifactUpdateEvent(
         task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=not is_first
@@ -323,7 +330,7 @@ def text_event(run: RunDetail, text: str, *, is_first: bool) -> TaskArtifactUpda
 
 
 def artifact_event(run: RunDetail) -> TaskArtifactUpdateEvent | None:
-    """Return the whole output of a run, which takes the place of what was said of it; None: it has none."""
+    """Return the event with the whole output, which replaces the streamed pieces; None without an output."""
     artifact = _artifact(run)
     if artifact is None:
         return None
@@ -352,7 +359,7 @@ def _message(run: RunDetail, status: RunStatus, parts: list[Part]) -> Message:
 
 
 def _describe_status(run: RunDetail) -> list[Part]:
-    """Return what a status says beside its name: the questions at open gates, or why there is no output."""
+    """Return the questions at open gates, or the reason why there is no output."""
     if run.status is RunStatus.WAITING:
         return _questions(run)
     if run.error is not None:
@@ -360,9 +367,9 @@ def _describe_status(run: RunDetail) -> list[Part]:
         return [Part(text=f"{run.error.error}: {run.error.message}{causes}")]
     match run.status:
         case RunStatus.BUDGET_EXHAUSTED:
-            return [Part(text="The budget of the run was spent before it was done")]
+            return [Part(text="The run exhausted its budget before its end")]
         case RunStatus.INTERRUPTED:
-            return [Part(text="The run was interrupted. What is recorded of it is kept")]
+            return [Part(text="The run was interrupted. Its record is complete up to that point")]
         case _:
             return []
 
@@ -381,58 +388,48 @@ def _questions(run: RunDetail) -> list[Part]:
 
 
 def _artifact(run: RunDetail) -> Artifact | None:
-    """Return the output of a run: its text, and its data where the last task has a type."""
+    """Return the output of a run: its text, and its data if the last task has an output type."""
     result = run.result
     if result is None or (run.status is not RunStatus.COMPLETED and not result.raw):
         return None
     parts = [Part(text=result.raw)]
     structured = next((each.structured for each in reversed(result.tasks) if each.text == result.raw), None)
     if structured is not None:
-        with contextlib.suppress(ParseError, RecursionError):  # its text has it all (S-INT-97)
+        with contextlib.suppress(ParseError, RecursionError):  # the text part contains the data as well (S-INT-97)
             parts.append(Part(data=_value(structured)))
     return Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=parts)
 
 
 def _value(data: object) -> Value:
-    """Return JSON data as the protocol has it.
+    """Convert JSON data to a protobuf value.
 
     Raises:
-        ParseError: it is nested too deeply for a message around it.
+        ParseError: the data is nested too deeply.
     """
     return Parse(json_text(data), Value(), max_recursion_depth=_DEEPEST)
 
 
-#: Characters of a task's description that are told of one that is done.
-_SHOWN = 200
-
-
 class TaskStream:
-    """What was told of a run so far."""
+    """Translates the events of a run. `streamed_task` is the instance of the task whose tokens are the output."""
 
     def __init__(self, run: RunDetail, streamed_task: str | None) -> None:
-        """Begin a stream.
-
-        Args:
-            run: The run.
-            streamed_task: Instance of the task whose tokens are the output; None: it is told at the end alone.
-        """
         self._run = run
         self._streamed_task = streamed_task
-        self._said = ""
+        self._sent = ""
         self._turn = 0
         self._is_working = False
 
     def events(self, happened: RunEvent | RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
-        """Return what is told of an event, or of the run's end."""
+        """Translate an event, or the ended run."""
         if isinstance(happened, RunDetail):
             return self._end(happened)
         if (token := token_of(happened)) is not None:
             if token.instance != self._streamed_task or token.is_reasoning or not token.token:
                 return []
-            if token.iteration_index != self._turn:  # what a model says before it calls tools is not the output
-                self._turn, self._said = token.iteration_index, ""
-            is_first = not self._said
-            self._said += token.token
+            if token.iteration_index != self._turn:  # text before a tool call is not output
+                self._turn, self._sent = token.iteration_index, ""
+            is_first = not self._sent
+            self._sent += token.token
             return [text_event(self._run, token.token, is_first=is_first)]
         match happened.type:
             case "task_started" if not self._is_working:
@@ -448,27 +445,16 @@ class TaskStream:
 
     def _end(self, run: RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
         output = artifact_event(run)
-        if output is None or [each.text for each in output.artifact.parts] == [self._said]:
+        if output is None or [each.text for each in output.artifact.parts] == [self._sent]:
             return [status_event(run)]
         return [output, status_event(run)]
 
 
-T = TypeVar("T")
-_log = bounded_logger(__name__)
-#: Statuses that an answer has as a whole; the protocol has no errors for them.
-_OF_HTTP = frozenset(
-    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
-)
-#: Characters of the name of a conversation.
-_LONGEST_CONTEXT = 256
-#: A run whose gates are decided waits until what drives it goes on with it; it is looked at so often, and so long, s.
-_LOOK_S, _PATIENCE_S = 0.25, 30.0
-#: How long the answer to a cancellation waits for the end of the run, s.
-_CANCEL_S = 5.0
-
-
 class TeamHandler(RequestHandler):
-    """One team as an agent, for one request of one caller."""
+    """One team as an agent, for one request of one caller.
+
+    `receive` reports a disconnect. Runs that the request starts belong to the client's span `traceparent` (S-INT-38).
+    """
 
     def __init__(
         self,
@@ -479,33 +465,22 @@ class TeamHandler(RequestHandler):
         *,
         traceparent: str | None = None,
     ) -> None:
-        """Make it.
-
-        Args:
-            service: Has the runs.
-            caller: Who asks.
-            info: The team.
-            receive: Says when the client goes away.
-            traceparent: Span of the client that runs which are begun are part of (S-INT-38); None: there is none.
-        """
         self._service = service
         self._caller = caller
         self._info = info
         self._receive = receive
         self._traceparent = traceparent
-        #: the answer to the request in place of an error of the protocol
+        #: sent as the HTTP answer, in place of an error of the protocol
         self.refusal: Refusal | None = None
 
     @override
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
-        """Begin a run or decide at its gate; return it when it ended or waits for a person, or at once if the client likes."""
         return await self._translate_refusals(self._send_message(params))
 
     @override
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        """Begin a run or decide at its gate, and tell what happens until it ends or waits for a person."""
         run = await self._translate_refusals(self._carry_out(params.message))
         async with aclosing(self._stream_run(run)) as events:
             async for event in events:
@@ -515,68 +490,59 @@ class TeamHandler(RequestHandler):
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        """Tell what happens in a run that goes on."""
         run = await self._translate_refusals(self._get_own_run(params.id, Right.READ))
         if run.status.is_final:
-            raise UnsupportedOperationError(f"Task '{run.run_id}' is over: ask for it with GetTask")
+            raise UnsupportedOperationError(f"Task '{run.run_id}' has ended: read it with GetTask")
         async with aclosing(self._stream_run(run)) as events:
             async for event in events:
                 yield event
 
     @override
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
-        """Return a run as it stands."""
         return await self._translate_refusals(self._get_task(params.id))
 
     @override
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
-        """Ask a run to end, and return it as it stands a moment later."""
         return await self._translate_refusals(self._cancel_run(params.id))
 
     @override
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        """Refuse: the endpoint has a list of its own."""
-        raise UnsupportedOperationError("Tasks are not listed here: GET /runs of the endpoint lists runs")
+        raise UnsupportedOperationError("This agent does not list tasks: use GET /runs of the endpoint")
 
     @override
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
-        """Refuse: the card has everything."""
         raise ExtendedAgentCardNotConfiguredError
 
     @override
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
     @override
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
     @override
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
-        """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
     @override
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
     async def _send_message(self, params: SendMessageRequest) -> Task:
         run = await self._carry_out(params.message)
         if not params.configuration.return_immediately and not _is_settled(run):
-            run = await self._make_asked_run(run.run_id).end_for(self._receive, or_gate=True)
+            run = await self._blocking_run(run.run_id).end_for(self._receive, or_gate=True)
         return task_of(run)
 
     async def _get_task(self, run_id: str) -> Task:
@@ -588,7 +554,7 @@ class TeamHandler(RequestHandler):
         return task_of(await self._service.wait(run_id, _CANCEL_S))
 
     async def _carry_out(self, message: Message) -> RunDetail:
-        """Carry out what a message asks for, and return its run."""
+        """Start a run or decide a gate, and return the run."""
         if message.task_id:
             return await self._decide(message)
         self._caller.check(Right.RUN)
@@ -601,7 +567,7 @@ class TeamHandler(RequestHandler):
         return await self._service.get(taken.run_id)
 
     def _key(self, message: Message) -> str | None:
-        """Return what makes a message that is sent again the same request; apart for callers and teams."""
+        """Return the idempotency key of a message. It differs between callers and teams."""
         if not message.message_id:
             return None
         digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
@@ -620,35 +586,35 @@ class TeamHandler(RequestHandler):
         return await self._service.get(run.run_id)
 
     async def _get_own_run(self, run_id: str, right: Right) -> RunDetail:
-        """Return a run of this team."""
+        """Return a run of this team that the caller may see."""
         self._caller.check(right)
         run = await visible_run(self._service, self._caller, run_id)
         if run.ensemble != self._info.name:
             raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'")
         return run
 
-    def _make_asked_run(self, run_id: str) -> AskedRun:
-        return AskedRun(self._service, run_id, ends_with_client=False)
+    def _blocking_run(self, run_id: str) -> BlockingRun:
+        return BlockingRun(self._service, run_id, ends_with_client=False)
 
     async def _stream_run(self, run: RunDetail) -> AsyncGenerator[Event]:
-        """Yield what happens in a run; what goes wrong meanwhile is an error of the protocol."""
+        """Yield the events of a run. Refusals become errors of the protocol."""
         async with aclosing(self._follow_run(run)) as events:
             while (event := await self._translate_refusals(anext(events, None))) is not None:
                 yield event
 
     async def _follow_run(self, run: RunDetail) -> AsyncGenerator[Event]:
-        """Yield a run, what its last task says, which tasks are done, and how it ended or what it asks."""
+        """Yield the run, tokens of its output, finished tasks, and its end or its questions."""
         yield task_of(run)
         if _is_settled(run):
             return
         stream = TaskStream(await self._wait_until_continued(run), self._info.chat.streamed_task)
-        async with aclosing(self._make_asked_run(run.run_id).follow()) as happening:
+        async with aclosing(self._blocking_run(run.run_id).follow()) as happening:
             async for each in happening:
                 for event in stream.events(each):
                     yield event
 
     async def _wait_until_continued(self, run: RunDetail) -> RunDetail:
-        """Return a run that goes on, once what drives it took notice of a decision."""
+        """Return the run after its driver has handled the decisions."""
         for _ in range(int(_PATIENCE_S / _LOOK_S)):
             if run.status is not RunStatus.WAITING or run.reviews:
                 break
@@ -657,10 +623,7 @@ class TeamHandler(RequestHandler):
         return run
 
     async def _translate_refusals(self, asking: Awaitable[T]) -> T:
-        """Return what the endpoint says; its refusals are errors of the protocol.
-
-        The text of a defect is of use to the operator alone, as on every other route.
-        """
+        """Await a result. A refusal becomes an error of the protocol; the text of a defect is only logged."""
         try:
             return await asking
         except A2AError:
@@ -672,7 +635,7 @@ class TeamHandler(RequestHandler):
             raise InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
-        if refusal.status in _OF_HTTP or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if refusal.status in _HTTP_STATUSES or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.refusal = refusal
             raise InternalError(refusal.message) from refusal
         match refusal.code:
@@ -685,30 +648,24 @@ class TeamHandler(RequestHandler):
 
 
 def _is_settled(run: RunDetail) -> bool:
-    """Return whether nothing more happens in a run by itself; one whose gates are all decided goes on in a moment."""
+    """Return whether the run has ended or has an open gate. With all gates decided, a waiting run continues soon."""
     return run.status.is_final or (run.status is RunStatus.WAITING and bool(run.reviews))
 
 
-#: Loggers of the SDK's dispatcher, for both versions of the protocol.
-_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
-#: How what they say of its own defects begins.
-_DEFECTS = ("Unhandled", "Error during stream")
-
-
-def _is_of_a_defect(record: logging.LogRecord) -> bool:
-    """Keep what is said of defects; each wrong request of a client is logged with a traceback and parts of it otherwise."""
+def _reports_defect(record: logging.LogRecord) -> bool:
+    # Without this filter the SDK logs each invalid request with a traceback and parts of its content.
     return record.msg.startswith(_DEFECTS) if isinstance(record.msg, str) else True
 
 
 for _name in _LOGGERS:
-    logging.getLogger(_name).addFilter(_is_of_a_defect)
+    logging.getLogger(_name).addFilter(_reports_defect)
 
 
 async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
     """Answer a request about a team.
 
     Raises:
-        Refusal: it is refused with a status of HTTP.
+        Refusal: the protocol has no error for the refusal.
     """
     handler = TeamHandler(service, caller, info, request.receive, traceparent=traceparent_of(request))
     answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)

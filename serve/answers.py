@@ -1,4 +1,4 @@
-"""Values as answers, and everything that goes wrong as a `Failure` (S-SRV-4)."""
+"""JSON answers, including those for errors (S-SRV-4)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ensemble_ray.serve.schemas import Failure, Refusal
 from ensemble_ray.studio.http_server import HEADERS
 from ensemble_ray.text.foreign_text import whole_data
 
-#: What the OpenAPI document says of answers that are no success.
+#: Declaration of error answers in the OpenAPI document.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
 _REFUSED = "InvalidRequest"
 _EXPECTED = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
-#: Mistakes that one answer names, and how much of a client's own words.
+#: Maximum number of reported mistakes, and characters of a client's text in a message.
 _SHOWN, _SHOWN_CHARACTERS = 10, 200
 _CODES = {
     HTTPStatus.NOT_FOUND: "NOT_FOUND",
@@ -31,32 +31,29 @@ _CODES = {
 
 
 class _WholeResponse(JSONResponse):
-    """JSON in UTF-8 whatever stands in its texts: an answer that cannot be encoded would be a paid run lost."""
+    """JSON in UTF-8 without lone surrogates. If the answer could not be encoded, a paid run would be lost."""
 
     def render(self, content: object) -> bytes:
-        """Return the body."""
         return super().render(whole_data(content))
 
 
 def json_text(data: object) -> str:
-    """Return data as JSON in one line, whatever stands in its texts."""
+    """Return data as JSON in one line, without lone surrogates."""
     return json.dumps(whole_data(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def answer(
     value: BaseModel, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Return a value as an answer."""
     return _WholeResponse(value.model_dump(mode="json"), status_code=status, headers=dict(headers or {}))
 
 
 def failure_answer(failure: Failure, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return a failure as the answer with its status."""
     return answer(failure, HTTPStatus(failure.status), headers)
 
 
 def add_failure_handlers(api: FastAPI) -> None:
-    """Let an application answer everything that goes wrong in one form."""
+    """Answer all errors with a `Failure`."""
     api.add_exception_handler(Refusal, _refusal)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _not_served)
@@ -64,7 +61,7 @@ def add_failure_handlers(api: FastAPI) -> None:
 
 
 def refusal_answer(refusal: Refusal) -> JSONResponse:
-    """Return a refusal as the answer with its status and its headers."""
+    """Return a refusal as an answer, with its status and headers."""
     headers = dict(refusal.headers)
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
@@ -72,7 +69,7 @@ def refusal_answer(refusal: Refusal) -> JSONResponse:
 
 
 def _refusal(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)  # noqa: S101  it is registered for these
+    assert isinstance(error, Refusal)  # noqa: S101  it is registered for this class
     return refusal_answer(error)
 
 
@@ -81,21 +78,20 @@ def _cut(text: str) -> str:
 
 
 def problems_of(error: RequestValidationError) -> list[str]:
-    """Return what is wrong with a request, each with its place; of many the first ones."""
+    """Return the first mistakes of a request, each with its location."""
     found = error.errors()
     problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
     return [*problems, f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else problems
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """Answer a request that has another form than the route's."""
     problems = problems_of(error) if isinstance(error, RequestValidationError) else []
     expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
     return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
 
 
 def _not_served(request: Request, error: Exception) -> JSONResponse:
-    """Answer a wrong path or method, or a body that no JSON reader takes."""
+    """Answer a wrong path or method, or a body that is not JSON."""
     status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
     if status is HTTPStatus.BAD_REQUEST:
         why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
@@ -107,14 +103,14 @@ def _not_served(request: Request, error: Exception) -> JSONResponse:
 
 
 def _broken(_request: Request, error: Exception) -> JSONResponse:
-    """Answer a defect of ours; its text is of use to the operator alone, and stands in the replica's log."""
+    """Answer a defect. Its text is only logged."""
     failure = Failure(
         error="InternalError",
         code="INTERNAL_ERROR",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         message=f"{type(error).__name__} in the endpoint. Its log says more",
     )
-    return failure_answer(failure, HEADERS)  # it goes out around what adds them to other answers
+    return failure_answer(failure, HEADERS)  # this answer bypasses the middleware that adds these headers
 
 
 def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:

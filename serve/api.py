@@ -1,8 +1,4 @@
-"""The HTTP interface of an endpoint, as a web application that knows no Ray.
-
-Routers, one a topic, over one `RunService`. Every refusal and every failure is a `Failure` as JSON. Pages that load scripts from
-elsewhere are not served.
-"""
+"""The HTTP interface of an endpoint, as a web application without Ray."""
 
 from __future__ import annotations
 
@@ -43,46 +39,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-#: Where the page is.
-_BASE = "/studio"
-
-
-def is_page(path: str) -> bool:
-    """Whether a path is that of a file of the page, which holds no data and needs no key."""
-    return path == _BASE or (path.startswith(f"{_BASE}/") and not path.startswith(f"{_BASE}/api/"))
-
-
-def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
-    """Add the page, and what it asks for, to an endpoint.
-
-    Args:
-        api: The endpoint.
-        service: Gives its runs, once it has started.
-    """
-    api.mount(_BASE, _LazyStudio(service))
-
-
-class _LazyStudio:
-    """Studio, made when somebody asks."""
-
-    def __init__(self, service: Callable[[], RunService]) -> None:
-        self._service = service
-        self._made: ASGIApp | None = None
-        self._making = asyncio.Lock()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._making:
-            if self._made is None:
-                self._made = await threads.run(self._make)
-        await self._made(scope, receive, send)
-
-    def _make(self) -> ASGIApp:
-        from ensemble_ray.serve.studio import endpoint_studio
-
-        return endpoint_studio(self._service)
-
-
-#: What an endpoint serves, a router a topic.
+_STUDIO = "/studio"
 ROUTERS: tuple[APIRouter, ...] = (
     ensembles_router,
     runs_router,
@@ -97,12 +54,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     response_router,
     a2a_router,
 )
-#: What pages of other origins may send, and what they may read of an answer besides its body.
-_SENT = (
+#: Headers that pages of other origins may send, and headers of an answer that they may read.
+_CORS_REQUEST_HEADERS = (
     *("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
     *("mcp-method", "mcp-name", "mcp-protocol-version"),
 )
-_READ = ("location", "preference-applied", "retry-after", "www-authenticate", "x-request-id", "x-run-id")
+_CORS_RESPONSE_HEADERS = (
+    *("location", "preference-applied", "retry-after"),
+    *("www-authenticate", "x-request-id", "x-run-id"),
+)
 
 
 def build_api(
@@ -120,15 +80,15 @@ def build_api(
     """Return the web application of an endpoint.
 
     Args:
-        service: The runs behind it; entered with the application and left with it.
-        callers: Who may ask; None: everybody, for tests and what has a check of its own.
-        routers: What it serves.
-        max_body_bytes: Longer bodies are refused before they are in memory.
-        allowed_hosts: Names that requests may be for besides those of loopback.
-        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
-        allowed_origins: Origins, such as `https://team.example.org`, whose pages may ask.
-        has_studio: Whether it serves the page over its runs, at `/studio`.
-        public_url: Where clients reach it, for the cards of its teams; None: where their requests for a card came to.
+        service: The runs; entered and left with the application.
+        callers: Identifies callers; None admits every request, for tests and for servers with their own check.
+        routers: Routes to serve.
+        max_body_bytes: Longer bodies are rejected before they are read completely.
+        allowed_hosts: Values of `Host` to accept besides loopback names.
+        cancel_on_disconnect: Whether a run that was started through the OpenAI API ends with its connection.
+        allowed_origins: Origins, such as `https://team.example.org`, whose pages may send requests.
+        has_studio: Whether to serve Studio at `/studio`.
+        public_url: Base URL in A2A cards; None: the URL of the request for the card.
     """
 
     @asynccontextmanager
@@ -144,7 +104,7 @@ def build_api(
     api.state.cancel_on_disconnect = cancel_on_disconnect
     api.state.public_url = public_url
     api.state.asks_for_keys = callers is not None
-    # The one that is added last comes first.
+    # The middleware that is added last runs first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes, refusal=body_too_long)
     if callers is not None:
         api.add_middleware(
@@ -159,16 +119,41 @@ def build_api(
             CORSMiddleware,
             allow_origins=allowed_origins,
             allow_methods=("GET", "POST"),
-            allow_headers=_SENT,
-            expose_headers=_READ,
+            allow_headers=_CORS_REQUEST_HEADERS,
+            expose_headers=_CORS_RESPONSE_HEADERS,
         )
     api.add_middleware(HostCheck, allowed_hosts=allowed_hosts)
     api.add_middleware(ResponseHeaders)
     add_failure_handlers(api)
     for router in routers:
-        # `include_router` would build each route a second time at the first request (40 ms), and change nothing about it.
+        # `include_router` would build each route a second time at the first request (40 ms), without any other effect.
         api.router.routes.extend(router.routes)
     mcp = add_mcp(api, max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
     if has_studio:
-        add_studio(api, lambda: cast("RunService", api.state.service))
+        api.mount(_STUDIO, _LazyStudio(lambda: cast("RunService", api.state.service)))
     return api
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is a static file of Studio, which contains no data and needs no key."""
+    return path == _STUDIO or (path.startswith(f"{_STUDIO}/") and not path.startswith(f"{_STUDIO}/api/"))
+
+
+class _LazyStudio:
+    """Builds Studio on the first request."""
+
+    def __init__(self, service: Callable[[], RunService]) -> None:
+        self._service = service
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._lock:
+            if self._app is None:
+                self._app = await threads.run(self._build)
+        await self._app(scope, receive, send)
+
+    def _build(self) -> ASGIApp:
+        from ensemble_ray.serve.studio import endpoint_studio
+
+        return endpoint_studio(self._service)

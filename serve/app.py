@@ -1,11 +1,8 @@
-"""Teams behind Ray Serve: `serve run ensemble_ray.serve.app:app ensembles=team.yaml`. Package: serve; composition only.
+"""Teams behind Ray Serve: `serve run ensemble_ray.serve.app:app ensembles=team.yaml`.
 
-Teams are named by the argument `ensembles` (also as `args` in Serve's configuration file) or by `ENSEMBLE_RAY_ENSEMBLES`. They are
-loaded once where the deployment is made, so that a wrong name fails there, and once in the process that drives their runs. Replicas
-load none: they ask that process. Runs live in the cluster they are part of; none is started for them.
-
-The address is Serve's, not ours: `serve run` with an import path listens on 127.0.0.1:8000. A configuration file
-listens on all interfaces unless it says `http_options.host`; `deploy/serve.yaml` says 127.0.0.1.
+Teams are loaded by the deploying process, so that a wrong name fails there, and again by the driver of their runs. Replicas load
+none. The address is Serve's: `serve run` with an import path listens on 127.0.0.1:8000, a configuration file on all interfaces
+unless it sets `http_options.host`, as `deploy/serve.yaml` does.
 """
 
 import os
@@ -29,36 +26,34 @@ from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.middleware import body_limit
 from ensemble_ray.serve.team import load_teams, team_names
 
-#: Requests that a replica takes at once. They wait for runs, hence far more than Serve's default of 5.
+#: Simultaneous requests of a replica. They wait for runs, so the limit is far above Serve's default of 5.
 _MAX_ONGOING = 1000
 
 
 class EndpointOptions(BaseModel):
-    """Arguments of the application.
+    """Arguments of the application. On the command line, the elements of a list are separated by commas.
 
     Attributes:
-        ensembles: YAML paths or `module:attribute`, as a list or with commas between them; none: what `ENSEMBLE_RAY_ENSEMBLES` says.
-            `teams` and `team` are deprecated names of it.
-        max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
-        allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
-            `*` for any.
-        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
-            between them.
-        models: Models that runs can be told to ask, by name: `module:attribute`, or what a team file says as `llm`; on the
-            command line `NAME=MODEL`, with commas between them.
-        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`, or with commas between
+        ensembles: YAML paths or `module:attribute`; empty: the value of `ENSEMBLE_RAY_ENSEMBLES`. `teams` and `team` are
+            deprecated names.
+        max_body_bytes: Longer bodies are refused; None: the value of `ENSEMBLE_RAY_MAX_BODY_BYTES`, else 8 MiB.
+        allowed_hosts: Host names to accept besides those of loopback; `*` for any.
+        tools: `module:attribute` names of tools that clients with the right `admin` may call.
+        models: Models to which runs can switch, by name: `module:attribute`, or a value of `llm` in a team file; on the
+            command line `NAME=MODEL`.
+        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`; on the command line
             `NAME=module:attribute`.
-        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
-        allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
-        keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
-            `required`, all; `none`, none, for something before the endpoint that knows the callers.
-        namespace: Of the schedulers that have its runs; None: what `ENSEMBLE_RAY_NAMESPACE` says where it is deployed, else the
-            one without a name.
-        public_url: Where clients reach the endpoint, such as `https://teams.example.org`, for the A2A cards of its teams; None: where
-            a request for a card came to.
-        studio: Whether the page over the endpoint's runs is served at `/studio`.
+        cancel_on_disconnect: Whether a run that was started through the OpenAI API ends with its connection.
+        allowed_origins: Origins whose pages may send requests. With one, every request needs a key.
+        keys: Which requests need a key. `auto`: all once a key exists, and before that all that do not come from loopback;
+            `required`: all; `none`: none, if a proxy in front of the endpoint identifies callers.
+        namespace: Namespace of the schedulers of its runs; None: `ENSEMBLE_RAY_NAMESPACE` of the deploying process, else
+            the default one.
+        public_url: Base URL for clients, such as `https://teams.example.org`, for A2A cards; None: the URL of the request
+            for a card.
+        studio: Whether to serve Studio at `/studio`.
         replicas: Processes that answer requests.
-        limits: What runs may use, and how many there may be.
+        limits: Limits of runs.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -81,7 +76,7 @@ class EndpointOptions(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _join(cls, data: object) -> object:
-        """Join what is given under the deprecated names of `ensembles`."""
+        """Merge the values of the deprecated names into `ensembles`."""
         if not isinstance(data, Mapping) or not {"teams", "team"} & data.keys():
             return data
         rest = {name: value for name, value in data.items() if name not in {"teams", "team"}}
@@ -94,20 +89,18 @@ class EndpointOptions(BaseModel):
     @field_validator("allowed_hosts", "allowed_origins", "ensembles", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """Split the names: on the command line they are one text."""
         return _names_in(value)
 
     @field_validator("models", mode="before")
     @classmethod
     def _pair(cls, value: object) -> object:
-        """Split names from models: on the command line all are one text."""
         return named_models(value.split(",")) if isinstance(value, str) else value
 
     def chosen_namespace(self) -> str:
-        """Return the namespace of its runs; empty: the one without a name.
+        """Return the namespace of its runs; empty: the default one.
 
         Raises:
-            ValidationError: it is none.
+            ValidationError: the name is invalid.
         """
         chosen = Settings.from_environment().namespace if self.namespace is None else self.namespace
         return check_namespace(chosen.strip())
@@ -115,18 +108,17 @@ class EndpointOptions(BaseModel):
     @field_validator("datasets", mode="before")
     @classmethod
     def _parse(cls, value: object) -> object:
-        """Read the names: on the command line they are one text."""
         return parse_datasets(value) if isinstance(value, str) else value
 
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key (S-SRV-152).
 
         Raises:
-            ValidationError: pages of other origins may ask, and nobody would be asked who they are.
+            ValidationError: `allowed_origins` is set, but no request would need a key.
         """
         if self.allowed_origins and self.keys is KeyPolicy.NONE:
             raise ValidationError("allowed_origins needs keys: with keys=none every page there could run these teams")
-        # Serve's HAProxy comes to a replica by an address of this machine, whoever sent the request.
+        # Serve's HAProxy sends all requests to a replica from an address of this machine.
         is_behind_proxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0") == "1"
         is_auto = self.keys is KeyPolicy.AUTO
         return KeyPolicy.REQUIRED if is_auto and (is_behind_proxy or self.allowed_origins) else self.keys
@@ -136,12 +128,12 @@ def _names_in(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
-# Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.
+# Serve reads the annotation at run time, so this file must not use `from __future__ import annotations`.
 def app(options: EndpointOptions) -> Application:
-    """Return the application that serves teams.
+    """Return the Serve application.
 
     Raises:
-        ValidationError: no team is named, or one cannot be found, read or run.
+        ValidationError: no team is named, or a team, tool, model or Dataset cannot be loaded.
     """
     policy = options.key_policy()
     names = team_names(options.ensembles)

@@ -1,7 +1,7 @@
-"""AskedRun: a run that a client waits for. Holds nothing of it but its id.
+"""A run that a client waits for.
 
-A client of the OpenAI API knows its request alone. So a run ends with the connection, unless the operator says otherwise or the request has an
-`Idempotency-Key`, under which it can be sent again (S-SRV-130). A client of A2A knows the run, which goes on without it.
+A client of the OpenAI API does not know the run, so the run ends with the connection, unless the operator disables that or the
+request has an `Idempotency-Key` for a retry (S-SRV-130). An A2A client knows the run, so it continues.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ if TYPE_CHECKING:
 _BETWEEN_TURNS = "\n\n"
 
 
-class SaidText:
-    """What was said so far."""
+#: Limit of one wait, s.
+_LOOK_S = 600.0
+#: After the last decision a run waits until its driver resumes it. Interval, s, and number of polls.
+_DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
+#: Cancellations in progress. The event loop only keeps weak references to tasks.
+_endings: set[asyncio.Task[None]] = set()
+
+
+class StreamedText:
+    """The streamed text of an answer."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -41,70 +49,47 @@ class SaidText:
         self._is_begun = False
 
     def add(self, token: str, *, turn: int) -> str:
-        """Take a token, and return what to send on.
-
-        Args:
-            token: A fragment of the text.
-            turn: Which turn of the tool loop it is of.
-        """
-        before = self._begin(turn) if token else ""
+        """Add a token of a turn of the tool loop; return the text to send."""
+        if not token:
+            return ""
+        separator = ""
+        if turn != self._turn:
+            separator = _BETWEEN_TURNS if self._is_begun else ""
+            self._turn, self._said = turn, ""
+        self._is_begun = True
         self._said += token
-        return before + token
+        return separator + token
 
     def rest(self, answer: str) -> str | None:
-        """Return what is left to be sent of the answer; None: what was sent is another text."""
-        # Text that was sent is reasoning if a closing tag without an opening one follows it (S-LLM-2).
+        """Return the part of the answer that was not sent; None: a different text was sent."""
+        # The sent text was reasoning if a closing tag without an opening one follows it (S-LLM-2).
         for said in (self._said, split_reasoning(self._said)[1]):
             if answer.startswith(said):
                 return answer[len(said) :]
         return "" if self._said.strip() == answer.strip() else None
 
-    def _begin(self, turn: int) -> str:
-        """Return what parts a turn from the one before."""
-        is_new = turn != self._turn
-        between = _BETWEEN_TURNS if is_new and self._is_begun else ""
-        if is_new:
-            self._turn, self._said = turn, ""
-        self._is_begun = True
-        return between
-
-
-#: One look at a run lasts so long, s.
-_LOOK_S = 600.0
-#: A run whose gates are decided waits until what drives it goes on with it; it is looked at so often, s, and so many times.
-_DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
-#: Runs that are being ended for clients that went away; a task that nobody refers to may be collected.
-_endings: set[asyncio.Task[None]] = set()
-
 
 class Token(BaseModel):
-    """Data of the event of a token, as far as it matters here."""
+    """Data of a token event."""
 
     token: str
     instance: str | None
     iteration_index: int
-    #: whether it is a piece of the model's reasoning
+    #: whether it is part of the model's reasoning
     is_reasoning: bool = False
 
 
 class DoneTask(BaseModel):
-    """Data of the event of a task that is done or failed, as far as it matters here."""
+    """Data of the event of a completed or failed task."""
 
     agent_role: str
     task_description: str
 
 
-class AskedRun:
-    """A run that was accepted, and whether its client has its answer."""
+class BlockingRun:
+    """An accepted run whose client waits. `ends_with_client` cancels it if the client disconnects without an answer."""
 
     def __init__(self, service: RunService, run_id: str, *, ends_with_client: bool) -> None:
-        """Name the run.
-
-        Args:
-            service: Has it.
-            run_id: Its id.
-            ends_with_client: Whether it is cancelled when its client goes away.
-        """
         self.run_id = run_id
         self._service = service
         self._ends_with_client = ends_with_client
@@ -113,11 +98,11 @@ class AskedRun:
     @classmethod
     async def begin(
         cls, service: RunService, asked: NewRun, *, idempotency_key: str | None, ends_with_client: bool
-    ) -> AskedRun:
-        """Begin a run, also where the client goes away meanwhile.
+    ) -> BlockingRun:
+        """Start a run. If the client disconnects meanwhile, wait for the start, then leave the run.
 
         Raises:
-            Refusal: as `RunService.start`.
+            Refusal: see `RunService.start`.
         """
         named = asked.model_copy(update={"run_id": new_run_id()})
         starting = asyncio.ensure_future(service.start(named, idempotency_key=idempotency_key))
@@ -131,7 +116,7 @@ class AskedRun:
         return cls(service, taken.run_id, ends_with_client=is_ended)
 
     async def end(self) -> RunDetail:
-        """Return the run when it has ended, or waits for a person."""
+        """Return the run when it has ended or waits for a person."""
         self._is_answered = False
         while True:
             found = await self._service.wait(self.run_id, _LOOK_S)
@@ -140,9 +125,9 @@ class AskedRun:
                 return found
 
     async def end_or_gate(self) -> RunDetail:
-        """Return the run when it has ended, or a gate of it is open: one whose gates are all decided is about to go on.
+        """Return the run when it has ended or has an open gate. With all gates decided, wait for it to resume.
 
-        One that does not go on is returned as it waits, without gates.
+        If it is not resumed in time, the result is a waiting run without gates.
         """
         looks_left = _DECIDED_LOOKS
         while True:
@@ -154,14 +139,10 @@ class AskedRun:
             await asyncio.sleep(_DECIDED_LOOK_S)
 
     async def end_for(self, receive: Receive, *, or_gate: bool = False) -> RunDetail:
-        """Return the run as `end` does.
-
-        Args:
-            receive: Says when the client goes away.
-            or_gate: Return it as `end_or_gate` does.
+        """Return the run as `end` does, or `end_or_gate`.
 
         Raises:
-            Refusal: the client went away before; nobody reads the answer.
+            Refusal: the client disconnected, which `receive` reports.
         """
         ending = asyncio.ensure_future(self.end_or_gate() if or_gate else self.end())
         leaving = asyncio.ensure_future(_gone(receive))
@@ -175,12 +156,12 @@ class AskedRun:
             leaving.cancel()
             await self.leave()
 
-    async def answer(self, streamed_task: str | None, said: SaidText) -> AsyncGenerator[str | RunDetail]:
-        """Yield pieces of the answer and of reasoning (`Reasoning`) while they are said, then the run as `end` does.
+    async def answer(self, streamed_task: str | None, said: StreamedText) -> AsyncGenerator[str | RunDetail]:
+        """Yield pieces of the answer and of reasoning (`Reasoning`), then the run as `end` does.
 
         Args:
-            streamed_task: Instance of the task whose tokens they are; None: nothing is said before the end.
-            said: Takes what was yielded.
+            streamed_task: Instance of the task whose tokens to yield; None: none.
+            said: Collects the text.
         """
         ending = asyncio.ensure_future(self.end())
         try:
@@ -197,7 +178,7 @@ class AskedRun:
             ending.cancel()
 
     async def follow(self) -> AsyncGenerator[RunEvent | RunDetail]:
-        """Yield what happens in the run from its beginning, then the run as `end` does."""
+        """Yield the events of the run from its start, then the run as `end` does."""
         ending = asyncio.ensure_future(self.end())
         try:
             async with aclosing(self._events(ending)) as events:
@@ -208,11 +189,11 @@ class AskedRun:
             ending.cancel()
 
     async def leave(self) -> None:
-        """Take notice that the client has its answer, or went away; without an answer the run ends."""
+        """End the wait of the client. Without an answer, the run is cancelled if it ends with its client."""
         if self._is_answered or not self._ends_with_client:
             return
-        # A replica's request is cancelled by Serve itself, at any moment, together with calls that were made for it: a scope does
-        # not keep that out. So the call is made by a task of its own, in a context that belongs to no request.
+        # Serve can cancel the request of a replica at any moment, with all calls that belong to it. A shielded scope does not
+        # prevent that, so a task with an empty context makes the call.
         ending = asyncio.create_task(self._cancel(), context=contextvars.Context())
         _endings.add(ending)
         ending.add_done_callback(_endings.discard)
@@ -220,11 +201,11 @@ class AskedRun:
             await asyncio.shield(ending)
 
     async def _cancel(self) -> None:
-        with contextlib.suppress(Refusal):  # it is over, or never began
+        with contextlib.suppress(Refusal):  # it has ended or did not start
             await self._service.cancel(self.run_id)
 
     async def _events(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[RunEvent]:
-        """Yield what happens until nothing comes any more, or the run waits for a person."""
+        """Yield events until the last one, or until the run waits for a person."""
         async with aclosing(self._service.events(self.run_id)) as events:
             while True:
                 step = asyncio.ensure_future(anext(events, None))
@@ -237,7 +218,7 @@ class AskedRun:
                 finally:
                     if not step.done():
                         step.cancel()
-                        with CancelScope(shield=True):  # the events cannot be closed while they are asked
+                        with CancelScope(shield=True):  # a generator cannot be closed while it runs
                             await asyncio.wait({step})
                 if event is None:
                     return
@@ -245,11 +226,11 @@ class AskedRun:
 
 
 def token_of(event: RunEvent) -> Token | None:
-    """Return a fragment that a model said; None: the event is of something else."""
+    """Return the token of an event, if it has one."""
     return Token.model_validate(event.data) if event.type == "token" else None
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client went away."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

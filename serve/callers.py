@@ -1,4 +1,4 @@
-"""Who asks an endpoint, and what of. It knows no web framework: the process that drives runs loads none."""
+"""Callers of an endpoint and their rights. It imports no web framework, because the driver's process loads none."""
 
 from __future__ import annotations
 
@@ -15,39 +15,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
-    #: for logs; empty: nobody asked who it is
+    #: for logs; empty if the endpoint does not identify callers
     name: str = ""
     rights: frozenset[Right] = frozenset(Right)
-    #: names of the teams that it may use; None: all
+    #: names of the teams it may use; None: all
     ensembles: frozenset[str] | None = None
 
     def check(self, right: Right) -> None:
-        """Refuse what the caller has no right to.
-
-        Raises:
-            Refusal: 403; it names the right.
-        """
+        """Raise a `Refusal` with status 403 if the caller lacks a right."""
         if right not in self.rights:
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
 
     def sees(self, ensemble: str) -> bool:
-        """Return whether a team is there for this caller."""
+        """Return whether the caller may use a team."""
         return self.ensembles is None or ensemble in self.ensembles
 
 
-#: An endpoint that asks nobody who they are.
+#: The caller of an endpoint that does not identify callers.
 ANYBODY = Caller()
 
 
 class Callers(Protocol):
-    """Knows who may ask; `RunDriver` does on a cluster, for all replicas."""
+    """Identifies callers. `RunDriver` implements it on a cluster, for all replicas."""
 
     async def admit(self, knock: Knock) -> Caller:
-        """Return who sends a request.
+        """Return the sender of a request.
 
         Raises:
-            Refusal: it is not let in.
+            Refusal: the credentials are invalid or missing.
         """
         ...

@@ -1,7 +1,6 @@
-"""Tools and models that an operator offers over HTTP: loaded by name; tools are called one at a time.
+"""Tools, models and Datasets that an operator serves, loaded by name.
 
-In: `module:attribute` names of the application's arguments. Out: models; descriptions of tools, and what calls gave. Only what is named there can be called,
-whatever tools the teams have.
+Clients can only call the tools listed here, even if the teams have others.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: How long one call may take, s.
+#: Time limit of one call, s.
 _CALL_S = 30.0
-#: Calls at a time: those that are given up may hold a thread for longer.
+#: Simultaneous calls. A call that timed out may still occupy a thread.
 _MOST_CALLS = 10
-#: After how long a client that was refused for want of room may ask again, s.
+#: Delay for clients that were refused because of this limit, s.
 _RETRY_S = 5
 
 
@@ -44,14 +43,14 @@ class ToolCatalog:
     """The tools of one endpoint."""
 
     def __init__(self, entries: object = (), *, time_limit_s: float = _CALL_S) -> None:
-        """Offer tools, or none.
+        """Serve tools.
 
         Args:
-            entries: The tools, as an agent would list them.
-            time_limit_s: How long one call may take, s.
+            entries: The tools, as in an agent's list.
+            time_limit_s: Time limit of one call, s.
 
         Raises:
-            ValidationError: one is no tool, or one that asks a person first; or two have one name.
+            ValidationError: an entry is not a tool, asks a person before each call, or shares its name with another one.
         """
         tools = to_tuple(entries)
         self._tools = resolve_tools(tools)
@@ -59,24 +58,24 @@ class ToolCatalog:
         asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
         if asking:
             raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
-        #: what has a tool, by the tool's name, for tasks of requests; several tools of one object come together
+        #: entry that contains a tool, by the tool's name; one entry may contain several tools
         self.entries: Mapping[str, object] = {name: each for each in tools for name in resolve_tools([each]).names}
         self._time_limit_s = time_limit_s
         self._running = 0
 
     @property
     def infos(self) -> list[ToolInfo]:
-        """What clients are told of them."""
+        """Descriptions for clients."""
         return [
             ToolInfo(name=each.name, description=each.description, parameters=cast("JsonValue", each.parameters))
             for each in self._tools.specs
         ]
 
     async def invoke(self, name: str, arguments: Mapping[str, JsonValue]) -> ToolReply:
-        """Call a tool once, as a model would; what it says of a failure is an answer, too.
+        """Call a tool once, as a model would. A failure of the tool is a normal answer.
 
         Raises:
-            Refusal: there is no such tool, too many calls go on, it took too long, or it is set up wrongly.
+            Refusal: there is no such tool, too many calls are running, the call timed out, or the tool is misconfigured.
         """
         bound = self._tools.get(name)
         if bound is None:
@@ -84,7 +83,7 @@ class ToolCatalog:
             text = f"There is no tool '{name[:200]}'. There are: [{shown}]"
             raise Refusal(HTTPStatus.BAD_REQUEST, "TOOL_NOT_FOUND", text)
         if self._running >= _MOST_CALLS:
-            text = f"{self._running} calls of tools go on: ask again later"
+            text = f"{self._running} tool calls are running: try again later"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
         context = ToolContext(tool_name=name, agent_role="endpoint", idempotency_key=new_object_id())
         started_s = time.perf_counter()
@@ -96,11 +95,11 @@ class ToolCatalog:
             text = f"The tool '{name}' did not answer within {self._time_limit_s:g} s"
             raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, "TOOL_TIMEOUT", text) from None
         except ExitEarlyError as error:
-            text = f"The tool '{name}' ends the run that calls it, and there is none: {error}"
+            text = f"The tool '{name}' ends the calling run, and this call has none: {error}"
             raise Refusal(HTTPStatus.BAD_REQUEST, "TOOL_ENDS_RUN", text) from error
         except IllegalStateError as error:
-            _log.error("Tool '%s' is set up wrongly: %s", name, error)
-            text = f"The tool '{name}' is set up wrongly. The endpoint's log says more"
+            _log.error("Tool '%s' is misconfigured: %s", name, error)
+            text = f"The tool '{name}' is misconfigured. See the log of the endpoint"
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "TOOL_CONFIGURATION_ERROR", text) from error
         finally:
             self._running -= 1
@@ -110,10 +109,10 @@ class ToolCatalog:
 
 
 def load_catalog(references: Sequence[str]) -> ToolCatalog:
-    """Return the tools that these names name: each a tool, or a list of them.
+    """Return the tools of these references. Each names a tool or a list of tools.
 
     Raises:
-        ValidationError: a name is not found, names no tool, or one that asks a person first; or two have one name.
+        ValidationError: a reference is not found, or `ToolCatalog` rejects a tool.
     """
     entries: list[object] = []
     if references:
@@ -125,14 +124,14 @@ def load_catalog(references: Sequence[str]) -> ToolCatalog:
 
 
 def load_models(references: Mapping[str, object], *, needs_keys: bool = True) -> Mapping[str, ChatModel]:
-    """Return the models that runs can be told to ask, by name.
+    """Return the models to which runs can switch, by name.
 
     Args:
-        references: By name, `module:attribute`, or what a team file says as `llm`.
-        needs_keys: False where it is deployed from: keys are needed where models are asked alone.
+        references: By name: `module:attribute`, or a value of `llm` in a team file.
+        needs_keys: Whether model keys must be present. The process that deploys does not need them.
 
     Raises:
-        ValidationError: one of them names no model.
+        ValidationError: an entry names no model.
     """
     found: dict[str, ChatModel] = {}
     for name, given in references.items():
@@ -144,10 +143,10 @@ def load_models(references: Mapping[str, object], *, needs_keys: bool = True) ->
 
 
 def named_models(given: Iterable[str]) -> dict[str, str]:
-    """Return models by name, from texts of the form `NAME=MODEL`, or `module:attribute`, whose name is the attribute.
+    """Parse texts of the form `NAME=MODEL`, or `module:attribute` with the attribute as the name.
 
     Raises:
-        ValidationError: one has no name, or two have the same.
+        ValidationError: a text has no name, or two have the same.
     """
     found: dict[str, str] = {}
     for text in filter(None, map(str.strip, given)):
@@ -155,7 +154,7 @@ def named_models(given: Iterable[str]) -> dict[str, str]:
         if not equals:
             name, reference = text.rpartition(":")[2], text
         if not name or not reference:
-            raise ValidationError(f"'{text}' is no model with a name: say NAME=MODEL")
+            raise ValidationError(f"'{text}' is not a model with a name: write NAME=MODEL")
         if name in found:
             raise ValidationError(f"Two models are called '{name}': {found[name]} and {reference}. Rename one of them")
         found[name] = reference
@@ -167,7 +166,7 @@ class DatasetCatalog:
 
     Args:
         sources: By name: a Dataset, or a function without arguments that returns one.
-        references: What they were loaded by, for messages.
+        references: Configured references of the sources, for messages.
     """
 
     def __init__(
@@ -177,23 +176,19 @@ class DatasetCatalog:
         self._references = dict(references or {})
 
     def check(self, name: str) -> None:
-        """Refuse a name that is none of a Dataset.
-
-        Raises:
-            Refusal: it is none.
-        """
+        """Raise a `Refusal` if there is no Dataset of this name."""
         if name not in self._sources:
             known = ", ".join(sorted(self._sources))
             text = f"There is no Dataset '{name[:200]}'. There are: [{known}]"
             raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_DATASET_NOT_FOUND", text)
 
     def open(self, name: str) -> object:
-        """Return a Dataset whose rows come in the same order each time it is read. Blocks: a function may look at files.
+        """Return a Dataset whose rows have the same order in each pass. Blocks, because its function may read files.
 
-        Runs of an endpoint outlive the process that reads their items; what goes on with one reads them again from the first.
+        A resumed run reads the rows again from the first, possibly in another process.
 
         Raises:
-            Refusal: there is none of that name, or its function returned something else, which only the operator can mend.
+            Refusal: there is no such Dataset, or its function returned another type.
         """
         self.check(name)
         source = self._sources[name]
@@ -204,23 +199,17 @@ class DatasetCatalog:
                 "ray.data.Dataset"
             )
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", text)
-        _keep_order(found)
+        options = getattr(getattr(found, "context", None), "execution_options", None)
+        if options is not None:  # a Dataset of Ray
+            options.preserve_order = True
         return found
 
 
-def _keep_order(dataset: object) -> None:
-    """Have the rows of a Dataset come in one order, where it is one of Ray's."""
-    options = getattr(getattr(dataset, "context", None), "execution_options", None)
-    if options is not None:
-        options.preserve_order = True
-
-
 def parse_datasets(texts: str) -> dict[str, str]:
-    """Return the references of a text such as `orders=shop:orders,people=shop:people`.
+    """Parse a text such as `orders=shop:orders,people=shop:people`.
 
     Raises:
-        ValidationError: a part of it has not that form.
-
+        ValidationError: a part has another form.
     Example:
         >>> parse_datasets("orders=shop:orders, people=shop:read_people")
         {'orders': 'shop:orders', 'people': 'shop:read_people'}
@@ -236,10 +225,10 @@ def parse_datasets(texts: str) -> dict[str, str]:
 
 
 def load_datasets(references: Mapping[str, str]) -> DatasetCatalog:
-    """Return the Datasets of these names: each a Dataset, or a function without arguments that returns one.
+    """Return the Datasets of these references. Each names a Dataset, or a function without arguments that returns one.
 
     Raises:
-        ValidationError: a name is not found, or names something else.
+        ValidationError: a reference is not found, or names something else.
     """
     if references:
         make_importable(Path.cwd())

@@ -1,7 +1,7 @@
-"""Our errors as HTTP answers: one table. Pure.
+"""HTTP statuses and bodies for our errors.
 
-Rule: 4xx is what the client can mend by another request, 502 what a model or a task did, 503 what waiting may mend,
-500 what only the operator can mend. Never: a stack trace, the text of somebody else's library, an error without a body.
+4xx: another request can succeed. 502: a model or a task failed. 503: a retry may succeed. 500: only the operator can fix it.
+An answer never contains a stack trace or the text of a foreign library's error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.serve.schemas import Failure, FinishedTask, Refusal
 
-#: Codes that are not the name of the class.
+#: Codes that differ from the name of the class.
 _CODES = {
     "PromptTemplateError": "INPUTS_MISSING",
     "RunExistsError": "RUN_EXISTS",
@@ -45,7 +45,7 @@ _CODES = {
     "InternalError": "INTERNAL_ERROR",
 }
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-#: The first row whose class is anywhere in the chain of causes decides; hence the particular before the general.
+#: The first row whose class occurs in the chain of causes applies, so specific classes come first.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (RunExistsError, HTTPStatus.CONFLICT),
     (PromptTemplateError, HTTPStatus.UNPROCESSABLE_ENTITY),
@@ -71,10 +71,10 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """Return the status that an error of a run is answered with."""
+    """Return the status for an error of a run."""
     if isinstance(error, ValidationError):
-        # Before the run began it is about the request: an id that cannot name a record, or is taken. After that it is
-        # about the team, and no other request would help.
+        # Without a trace the run has not started, so the request is wrong: an id that is invalid or in use, for
+        # instance. With a trace the team is wrong, and another request does not help.
         has_begun = error.trace is not None
         return HTTPStatus.INTERNAL_SERVER_ERROR if has_begun else HTTPStatus.BAD_REQUEST
     chain = tuple(_chain(error))
@@ -83,19 +83,19 @@ def status_of(error: BaseException) -> HTTPStatus:
 
 
 def status_of_name(name: str) -> HTTPStatus:
-    """Return the status of an error of a run that began, by the name of its class."""
+    """Return the status for an error of a started run, by the name of its class."""
     found = (status for kind, status in _STATUS if kind.__name__ == name)
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the run never began: the request was wrong, and the client is told how."""
+    """Whether the request is wrong and the run did not start."""
     is_of_request = isinstance(error, ValidationError | PromptTemplateError | RunExistsError)
     return is_of_request and getattr(error, "trace", None) is None
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
-    """Return the body that an error of a run is answered with; `run_id` is the one that the client gave."""
+    """Return the body for an error of a run. `run_id` is used if the error names no run."""
     causes = list(_chain(error))[1:]
     if isinstance(error, ParallelExecutionError):
         causes += error.failed_task_causes.values()
@@ -113,12 +113,11 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
 
 
 def code_of(name: str) -> str:
-    """Return the stable code of an error by the name of its class: `TASK_EXECUTION_ERROR` (S-SRV-4)."""
+    """Return the stable code for the name of an error class, such as `TASK_EXECUTION_ERROR` (S-SRV-4)."""
     return _CODES.get(name) or _WORD.sub("_", name).upper()
 
 
 def describe_refusal(refusal: Refusal) -> Failure:
-    """Return the body that a refusal is answered with."""
     return Failure(
         error=refusal.error,
         code=refusal.code,

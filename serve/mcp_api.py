@@ -38,7 +38,7 @@ from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.review.elicitation import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import refusal_answer
-from ensemble_ray.serve.asked_run import AskedRun, DoneTask
+from ensemble_ray.serve.asked_run import BlockingRun, DoneTask
 from ensemble_ray.serve.middleware import caller_of, traceparent_of
 from ensemble_ray.serve.schemas import NewDecision, NewRun, Refusal, RunStatus, Verdict
 from ensemble_ray.serve.visible_runs import visible_run
@@ -55,20 +55,31 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.schemas import EnsembleInfo, RunDetail
 
 
-#: Argument that takes the items of a map-reduce, where no input of the team has that name.
+#: Argument for the items of a map-reduce, unless the team has an input of that name.
 ITEMS = "items"
 
 
+#: Keys in `_meta`: the first in a request, the second in an answer.
+IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
+_LONGEST_KEY = 255
+#: After the end of a run, how long to wait for the last progress notifications, s.
+_LAST_PROGRESS_S = 5.0
+#: Characters of a task's description in messages.
+_SHOWN = 120
+PATH = "/mcp"
+_SERVER = "ensemble_ray.serve.mcp_api"
+
+
 def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
-    """Return teams by the names of their tools: letters, digits and underscores; of those that would be one, as they are."""
+    """Return teams by tool name. If two teams would share a name, both keep their own."""
     known = list(teams)
-    shown = {each.name: make_tool_name(each.name) for each in known}
-    count = Counter(shown.values())
-    return {(shown[each.name] if count[shown[each.name]] == 1 else each.name): each for each in known}
+    tool_names = {each.name: make_tool_name(each.name) for each in known}
+    count = Counter(tool_names.values())
+    return {(tool_names[each.name] if count[tool_names[each.name]] == 1 else each.name): each for each in known}
 
 
 def tool_of(name: str, team: EnsembleInfo) -> Tool:
-    """Return a team as a tool: a text for each input that a run has to give, and the items where requests may bring them."""
+    """Return a team as a tool: a text for each required input, and the items if requests may bring them."""
     properties: dict[str, object] = {each: {"type": "string"} for each in team.inputs}
     if team.takes_items and ITEMS not in properties:
         properties[ITEMS] = {"type": "array", "description": "What is mapped, in place of the team's own items"}
@@ -87,17 +98,8 @@ def tool_of(name: str, team: EnsembleInfo) -> Tool:
     )
 
 
-#: Names in `_meta`: of a request its key, of an answer its run.
-IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
-_LONGEST_KEY = 255
-#: How long the last notes of progress are waited for when the run has ended, s.
-_LAST_PROGRESS_S = 5.0
-#: Characters of a task's description in a note of progress.
-_SHOWN = 120
-
-
-class AskedTeam:
-    """A call of a team by a caller who may run it."""
+class McpTeam:
+    """A call of a team."""
 
     def __init__(self, context: ServerRequestContext[dict[str, Any]], request: Request, info: EnsembleInfo) -> None:
         self._context = context
@@ -108,7 +110,7 @@ class AskedTeam:
         self._key = _idempotency_key(context, request)
 
     async def begin(self, arguments: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
-        """Begin a run and wait for its end, or until a person has to decide."""
+        """Start a run, and wait until it ends or a person must decide."""
         takes_items = self._info.takes_items and ITEMS not in self._info.inputs
         known = [*self._info.inputs, *([ITEMS] if takes_items else [])]
         if spare := [name[:200] for name in arguments if name not in known]:
@@ -123,10 +125,10 @@ class AskedTeam:
                     "traceparent": traceparent_of(self._request, (self._context.meta or {}).get("traceparent")),
                 }
             )
-            run = await AskedRun.begin(
+            run = await BlockingRun.begin(
                 self._service,
                 asked,
-                # Keys of several callers must not meet.
+                # Keys of different callers must not collide.
                 idempotency_key=None if self._key is None else f"{self._caller.name}:{self._key}",
                 ends_with_client=self._ends_with_client,
             )
@@ -136,8 +138,8 @@ class AskedTeam:
             return _make_failure(refusal.message, run_id=refusal.run_id)
         return await self._finish(run)
 
-    async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
-        """Take what was decided at a run's gates, and wait again.
+    async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+        """Record decisions at a run's gates, and wait again.
 
         Raises:
             MCPError: the caller has no such run of this team.
@@ -157,36 +159,33 @@ class AskedTeam:
                 is_left_open = True
         if is_left_open:
             return self._waiting(await self._service.get(run_id))
-        return await self._finish(AskedRun(self._service, run_id, ends_with_client=self._ends_with_client))
+        return await self._finish(BlockingRun(self._service, run_id, ends_with_client=self._ends_with_client))
 
     async def _decide(self, run_id: str, gate_id: str, answer: InputResponse) -> bool:
-        """Record a decision; return whether the gate is decided now, by whomever."""
+        """Record a decision; return whether the gate is decided now."""
         decided = read_client_answer(answer)
         if decided is None:
             return False
-        with contextlib.suppress(
-            Refusal
-        ):  # nobody waits there any more; where somebody was first, that decision counts
-            await self._service.decide(run_id, gate_id, _wire(decided), by=self._caller.name)
+        # A refusal means that the gate is closed. An earlier decision counts.
+        with contextlib.suppress(Refusal):
+            await self._service.decide(run_id, gate_id, _to_wire(decided), by=self._caller.name)
         return True
 
-    async def _finish(self, run: AskedRun) -> CallToolResult | InputRequiredResult:
-        """Wait for the end of the run, or for an open gate, and return the answer to the call."""
-        telling = None
+    async def _finish(self, run: BlockingRun) -> CallToolResult | InputRequiredResult:
+        """Wait for the end of the run or an open gate, and answer the call."""
+        progress = None
         if (self._context.meta or {}).get("progress_token") is not None:
-            telling = asyncio.ensure_future(self._tell_progress(run.run_id))
+            progress = asyncio.ensure_future(self._report_progress(run.run_id))
         try:
             found = await run.end_or_gate()
-            if telling is not None and found.status.is_final:
-                await asyncio.wait({telling}, timeout=_LAST_PROGRESS_S)
+            if progress is not None and found.status.is_final:
+                await asyncio.wait({progress}, timeout=_LAST_PROGRESS_S)
         finally:
-            if telling is not None:
-                telling.cancel()
+            if progress is not None:
+                progress.cancel()
             await run.leave()
-        return self._forms(found) if found.status is RunStatus.WAITING else _result(found)
-
-    def _forms(self, found: RunDetail) -> CallToolResult | InputRequiredResult:
-        """Return the open gates of a run as forms; where the client cannot be asked, as an error that says what to do."""
+        if found.status is not RunStatus.WAITING:
+            return _result(found)
         if not self._can_decide:
             return self._waiting(found)
         forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
@@ -194,7 +193,7 @@ class AskedTeam:
 
     @property
     def _can_decide(self) -> bool:
-        """Whether the client shows forms, and its caller may decide."""
+        """Whether the client shows forms and its caller may decide."""
         return (
             shows_forms(self._context)
             and self._context.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -211,13 +210,13 @@ class AskedTeam:
             for each in found.reviews
         )
         text = (
-            f"Run {found.run_id} waits for a person to decide. What to do: {gates or 'GET /reviews has its gates'}, with the "
+            f"Run {found.run_id} waits for a person to decide. What to do: {gates or 'GET /reviews lists its gates'}, with the "
             f"right 'review'; its output is at GET /runs/{found.run_id} when that is done"
         )
         return _make_failure(text, run_id=found.run_id)
 
-    async def _tell_progress(self, run_id: str) -> None:
-        """Tell each task that is done or failed: how many, of all."""
+    async def _report_progress(self, run_id: str) -> None:
+        """Report the number of tasks that completed or failed."""
         done = 0
         async with aclosing(self._service.events(run_id)) as events:
             async for each in events:
@@ -231,10 +230,10 @@ class AskedTeam:
 
 
 def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Request) -> str | None:
-    """Return the client's name for a call: of the call itself, else the header's.
+    """Return the key of the call, else of the HTTP header.
 
     Raises:
-        MCPError: it is none.
+        MCPError: the key is invalid.
     """
     meta = cast("Mapping[str, object]", context.meta or {})
     key = meta.get(IDEMPOTENCY_KEY, request.headers.get("idempotency-key"))
@@ -245,8 +244,7 @@ def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Req
     return key
 
 
-def _wire(decision: ReviewDecision) -> NewDecision:
-    """Return a decision as the run service takes it."""
+def _to_wire(decision: ReviewDecision) -> NewDecision:
     match decision:
         case Edit(revised_output=text):
             return NewDecision(decision=Verdict.EDIT, text=text)
@@ -257,7 +255,6 @@ def _wire(decision: ReviewDecision) -> NewDecision:
 
 
 def _result(found: RunDetail) -> CallToolResult:
-    """Return what came of a run that has ended."""
     if found.error is not None:
         return _make_failure("\n".join([found.error.message, *found.error.causes]), run_id=found.run_id)
     if found.result is None:
@@ -278,26 +275,15 @@ def _place(parts: tuple[int | str, ...]) -> str:
     return ".".join(map(str, parts))[:200]
 
 
-#: Where the server is.
-PATH = "/mcp"
-_SERVER = "ensemble_ray.serve.mcp_api"
-
-
 def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint:
-    """Serve teams as tools at `/mcp`.
-
-    Args:
-        api: The endpoint.
-        max_body_bytes: The longest body.
-        allowed_origins: Origins whose pages may ask.
-    """
+    """Serve teams as tools at `/mcp`, also to pages of `allowed_origins`."""
     endpoint = McpEndpoint(max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
     api.router.routes.append(Route(PATH, endpoint=cast("ASGIApp", endpoint), include_in_schema=False))
     return endpoint
 
 
 class McpEndpoint:
-    """Lets requests pass to the SDK, which it starts with the first one."""
+    """Checks requests and passes them to the SDK's server, which the first request starts."""
 
     def __init__(self, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> None:
         self._max_body_bytes = max_body_bytes
@@ -307,7 +293,6 @@ class McpEndpoint:
         self._closed = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         try:
             self._check(Request(scope), scope)
         except Refusal as refusal:
@@ -317,22 +302,20 @@ class McpEndpoint:
         await manager.handle_request(scope, receive, send)
 
     async def close(self) -> None:
-        """End what still answers."""
+        """End open answers."""
         self._closed.set()
         if self._holding is not None:
             await asyncio.wait({self._holding})
 
     def _check(self, request: Request, scope: Scope) -> None:
-        """Refuse what is not for the SDK.
-
-        Raises:
-            Refusal: another method than POST, a page of another origin, a caller without the right `run`, or no package `mcp`.
-        """
+        """Raise a `Refusal` if the method, the origin, the caller's rights or the installation do not allow the request."""
         caller_of(request).check(Right.RUN)
-        if not is_allowed_origin(scope, self._allowed_origins):  # also with a key, as the protocol wants it
-            text = "Pages of this origin may not ask here. What to do: the operator names it with allowed_origins"
+        if not is_allowed_origin(scope, self._allowed_origins):  # the protocol requires it also for requests with a key
+            text = (
+                "Pages of this origin may not send requests. What to do: ask the operator to add it to allowed_origins"
+            )
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
-        if request.method != "POST":  # there are no sessions to end, and no messages outside of answers
+        if request.method != "POST":  # without sessions there are no other methods
             text = f"{request.method} {PATH}: only POST is served, since the server keeps no sessions"
             allow = (("allow", "POST"),)
             raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)
@@ -342,7 +325,7 @@ class McpEndpoint:
 
     async def _manager(self) -> StreamableHTTPSessionManager:
         if self._opening is None:
-            # In a context of its own: what belongs to the request that comes first must not end with it.
+            # An empty context, because the server must outlive the first request.
             self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
         return await asyncio.shield(self._opening)
 
@@ -357,24 +340,20 @@ class McpEndpoint:
         return manager
 
     async def _hold(self, manager: StreamableHTTPSessionManager, is_open: asyncio.Future[None]) -> None:
-        """Keep it open in one task, as its cancel scopes need it."""
+        """Keep the manager open. Its cancel scopes must be entered and left by the same task."""
         async with manager.run():
             is_open.set_result(None)
             await self._closed.wait()
 
 
 def build_session_manager(*, max_body_bytes: int) -> StreamableHTTPSessionManager:
-    """Return what answers requests, each on its own.
-
-    Args:
-        max_body_bytes: The longest body.
-    """
+    """Return a stateless server for the SDK's HTTP transport."""
     server: Server[dict[str, Any]] = Server(
         "ensemble-ray",
         version=package_version(),
         on_list_tools=_list,
         on_call_tool=_call,
-        # Arguments travel in bodies alone; without this the tools are listed anew for each call.
+        # Arguments only come in bodies. Without this the SDK lists the tools for each call.
         get_tool_input_schema=lambda _name: None,
     )
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=max_body_bytes)
@@ -395,14 +374,13 @@ async def _call(
     info = teams.get(params.name)
     if info is None:
         raise MCPError(INVALID_PARAMS, f"Unknown tool '{params.name[:200]}'. Known: {list(teams)}")
-    asked = AskedTeam(context, request, info)
+    asked = McpTeam(context, request, info)
     if params.request_state is None:
         return await asked.begin(params.arguments or {})
-    return await asked.go_on(params.request_state, params.input_responses or {})
+    return await asked.resume(params.request_state, params.input_responses or {})
 
 
 def _request_of(context: ServerRequestContext[dict[str, Any]]) -> Request:
-    """Return the request as it came over HTTP."""
     request: Request | None = context.request
     if request is None:
         raise RuntimeError("a call of a tool came without its HTTP request")
@@ -410,6 +388,6 @@ def _request_of(context: ServerRequestContext[dict[str, Any]]) -> Request:
 
 
 async def _teams(request: Request) -> Mapping[str, EnsembleInfo]:
-    """Return the caller's teams, by the names of their tools."""
+    """Return the caller's teams by tool name."""
     caller = caller_of(request)
     return tools_by_name([each for each in await request.app.state.service.ensembles() if caller.sees(each.name)])

@@ -1,6 +1,6 @@
-"""Metrics of an endpoint: their names, what they count, and how they are written for Prometheus. Pure.
+"""Metrics of an endpoint, and their Prometheus text format.
 
-Labels are names of teams, states and codes, all of the operator's and ours: nothing of a request is ever a label.
+Labels are names of teams, states and codes. A value from a request is never a label.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.driving.active import Outcome, Turns
+    from ensemble_ray.serve.driving.active import Outcome, RunQueue
     from ensemble_ray.serve.schemas import Metrics
 
-#: Refusals that are counted; what a client mistyped is its own affair.
+#: Codes of counted refusals. Invalid requests are not counted.
 _COUNTED = frozenset({"QUEUE_FULL", "RATE_LIMITED", "UNAUTHENTICATED"})
 
 
 class MetricKind(StrEnum):
-    """How a metric changes."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What is counted."""
+    """Declaration of a metric."""
 
     name: str
     kind: MetricKind
@@ -70,50 +68,46 @@ METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a metric says just now."""
+    """Current value of a metric."""
 
     metric: Metric
-    #: in the order of the metric's labels
+    #: label values, in the order of the metric's labels
     values: tuple[str, ...]
     amount: float
 
     @property
     def team(self) -> str | None:
-        """The team that it is about; None: the endpoint as a whole."""
+        """The team; None: the whole endpoint."""
         return dict(zip(self.metric.labels, self.values, strict=True)).get("ensemble")
 
 
 class Exporter(Protocol):
-    """Passes changes on to where a cluster's metrics are collected."""
+    """Receives changes for the metrics system of a cluster."""
 
     def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Take notice that a counter grew."""
+        """Increase a counter."""
         ...
 
     def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Take notice of what a gauge shows."""
+        """Set a gauge."""
         ...
 
 
 class RunTally:
-    """Counts what happens at an endpoint.
-
-    Args:
-        exporter: Hears of every change; None: only `samples` has them.
-    """
+    """Counts the runs of an endpoint, and sends each change to `exporter`."""
 
     def __init__(self, exporter: Exporter | None = None) -> None:
         self._exporter = exporter
         self._amounts: dict[tuple[Metric, tuple[str, ...]], float] = {}
 
-    def stand(self, team: str, turns: Turns) -> None:
-        """Note how many runs of a team wait for their turn, have it, and wait for people."""
-        self._put(RUNS, (team, "accepted"), turns.queued)
-        self._put(RUNS, (team, "running"), turns.running)
-        self._put(RUNS, (team, "waiting"), turns.waiting)
+    def set_gauges(self, team: str, queue: RunQueue) -> None:
+        """Record how many runs of a team are queued, are running and wait for people."""
+        self._put(RUNS, (team, "accepted"), queue.queued)
+        self._put(RUNS, (team, "running"), queue.running)
+        self._put(RUNS, (team, "waiting"), queue.waiting)
 
     def end(self, team: str, outcome: Outcome) -> None:
-        """Note that a run of a team ended, and what it cost; of one that failed, what its tasks that completed did."""
+        """Record the end of a run and its usage. For a failed run that is the usage of its completed tasks."""
         self._add(ENDED, (team, outcome.status.value), 1)
         if outcome.result is not None:
             self._spend(team, [outcome.result.metrics])
@@ -121,12 +115,11 @@ class RunTally:
             self._spend(team, [task.metrics for task in outcome.error.tasks])
 
     def refuse(self, code: str) -> None:
-        """Note that a request was refused."""
         if code in _COUNTED:
             self._add(REFUSED, (code,), 1)
 
     def samples(self) -> Sequence[Sample]:
-        """Return everything as it stands."""
+        """Return the current values."""
         return [
             Sample(metric=metric, values=values, amount=amount) for (metric, values), amount in self._amounts.items()
         ]

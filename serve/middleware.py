@@ -1,7 +1,6 @@
-"""What a request has to pass before the interface sees it: its host, its origin, and the length of its body.
+"""ASGI middleware of an endpoint: checks of host, origin, key and body length.
 
-All are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: a request for another host's
-name, by which a page of another site reaches a server that listens on loopback alone (DNS rebinding).
+The host check prevents DNS rebinding, by which a page of another site reaches a server on loopback.
 """
 
 from __future__ import annotations
@@ -37,50 +36,63 @@ from ensemble_ray.serve.schemas import Failure, Refusal
 from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit, body_length, too_long
 from ensemble_ray.values.trace import parse_traceparent
 
-#: Environment variable with the longest body, for replicas and for Serve's proxy.
+#: Environment variable with the maximum body length, for replicas and for Serve's proxy.
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"
-#: Code of a WebSocket that is closed because of what its client may not do.
+#: WebSocket close code.
 _POLICY_VIOLATION = 1008
 _log = bounded_logger(__name__)
 
 
+RefusalForm = Callable[[Refusal], JSONResponse]
+#: Health probes have no key. Their answers contain no data of teams or runs.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+#: Interval at which the key of a streaming answer is checked, s. The key may have been revoked.
+_LOOK_S = 10.0
+#: Headers that a proxy adds to forwarded requests. Programs on this machine send none of them.
+_FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+#: Digest for malformed credentials. It never matches.
+_NO_KEY = "-"
+_PLAIN: Mapping[str, RefusalForm] = {}
+#: Declares the key in the OpenAPI document. `KeyCheck` has already checked and removed it.
+_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
+
+
 def body_limit(configured: int | None = None) -> int:
-    """Return the longest body: the one given, else the environment's, else the default.
+    """Return the maximum body length: the configured one, else that of the environment, else the default.
 
     Raises:
-        ValidationError: what the environment says is no number above 0.
+        ValidationError: the variable is not a positive number.
     """
     if configured is not None:
         return configured
-    said = os.environ.get(BODY_VARIABLE, "").strip()
-    if not said:
+    value = os.environ.get(BODY_VARIABLE, "").strip()
+    if not value:
         return DEFAULT_MAX_BODY_BYTES
-    if body_length(said) <= 0:
-        raise ValidationError(f"{BODY_VARIABLE} must be a whole number above 0, got: {said!r}")
-    return body_length(said)
+    if body_length(value) <= 0:
+        raise ValidationError(f"{BODY_VARIABLE} must be a whole number above 0, got: {value!r}")
+    return body_length(value)
 
 
 def for_proxy() -> list[Middleware]:
-    """Return the middleware of Serve's own proxy, where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names this function.
+    """Return the middleware of Serve's proxy. `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` must name this function.
 
-    The proxy reads a body as fast as it comes, and keeps what the replica has not taken yet.
+    The proxy reads a body as fast as it arrives, and buffers the part that the replica has not read yet.
     """
     return [Middleware(BodyLimit, max_bytes=body_limit(), refusal=body_too_long)]
 
 
 def body_too_long(limit: int) -> JSONResponse:
-    """Return the refusal of a body that is longer than the limit."""
     status, code, text = too_long(limit)
     return _refusal(status, code, f"{text}, or let the operator raise max_body_bytes")
 
 
 class HostCheck:
-    """Lets requests pass that name a host which is served.
+    """Accepts requests for a served host only.
 
     Args:
-        app: What comes behind it.
-        allowed_hosts: Names besides those of loopback and the address that a request came in by; `*.example.org` stands
-            for all names below it, `*` for any.
+        app: The next application.
+        allowed_hosts: Names besides those of loopback and the address at which a request arrived. `*.example.org` matches
+            all names below it, `*` any name.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> None:
@@ -88,7 +100,6 @@ class HostCheck:
         self._allowed = tuple(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with 421."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -107,14 +118,14 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses what pages of other sites ask through the browser of a person at this machine.
+    """Rejects requests that a browser on this machine sends for a page of another site.
 
-    Without keys, whoever reaches the endpoint may do everything, and a browser on this machine reaches it for any page that
-    is open in it. A request with a key passes: a browser sends none by itself.
+    Without keys the endpoint trusts every local client, so any open page could use it. A request with a key passes,
+    because a browser does not add a key by itself.
 
     Args:
-        app: What comes behind it.
-        allowed_origins: Origins whose pages may ask.
+        app: The next application.
+        allowed_origins: Origins whose pages may send requests.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_origins: Collection[str] = ()) -> None:
@@ -122,7 +133,6 @@ class OriginCheck:
         self._allowed = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with 403."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
         elif not headers_of(scope, b"authorization") and not is_allowed_origin(scope, self._allowed):
@@ -132,8 +142,8 @@ class OriginCheck:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "Origin not allowed"})
                 return
             text = (
-                f"Pages of the origin '{origins[:200]}' may not ask here. What to do: the operator names it with allowed_origins, "
-                "or the request sends a key"
+                f"Pages of the origin '{origins[:200]}' may not send requests. What to do: ask the operator to add it to allowed_origins, "
+                "or send a key"
             )
             await _refusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", text)(scope, receive, send)
         else:
@@ -145,28 +155,14 @@ def _refusal(status: HTTPStatus, code: str, message: str) -> JSONResponse:
     return JSONResponse(failure.model_dump(mode="json"), status_code=status, headers={"connection": "close"})
 
 
-RefusalForm = Callable[[Refusal], JSONResponse]
-#: What probes ask, which have no key; nothing of teams or runs is in the answers.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-#: An answer that goes on is looked at again so often, s: its key may have been revoked meanwhile.
-_LOOK_S = 10.0
-#: What a proxy adds to a request of somebody else; this machine's own programs send none of them.
-_FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
-
-#: Stands in the place of what has another form than a key, which therefore none has.
-_NO_KEY = "-"
-_PLAIN: Mapping[str, RefusalForm] = {}
-
-
 class KeyCheck:
-    """Lets requests pass of callers that are known.
+    """Accepts requests of known callers only.
 
     Args:
-        app: What comes behind it.
-        callers: Who is known.
-        forms: How refusals are answered, by how a path begins, for parts of the interface that have a form of their own; the
-            longest beginning decides.
-        is_open: Says which paths besides those of probes need no key: nothing of teams or runs is in the answers.
+        app: The next application.
+        callers: Identifies callers.
+        forms: Builds answers to refusals, by path prefix, for APIs with their own error format. The longest prefix applies.
+        is_open: Whether a path needs no key, besides those of probes.
     """
 
     def __init__(
@@ -183,8 +179,7 @@ class KeyCheck:
         self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        if scope["type"] == "websocket":  # none are served
+        if scope["type"] == "websocket":  # the endpoint serves none
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -196,10 +191,10 @@ class KeyCheck:
             caller = await self._callers.admit(knock)
         except Refusal as refusal:
             _log.warning("Refused %.10s %.200s: %s", scope["method"], scope["path"], refusal.code)
-            begun = max((each for each in self._forms if path.startswith(each)), key=len, default="")
-            answer = self._forms.get(begun, refusal_answer)(refusal)
+            prefix = max((each for each in self._forms if path.startswith(each)), key=len, default="")
+            answer = self._forms.get(prefix, refusal_answer)(refusal)
             if refusal.status is not HTTPStatus.TOO_MANY_REQUESTS:
-                answer.headers["connection"] = "close"  # its body is not read
+                answer.headers["connection"] = "close"  # the body is unread
             await answer(scope, receive, send)
             return
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
@@ -210,7 +205,7 @@ class KeyCheck:
 
 
 class _WatchedAnswer:
-    """Ends an answer that goes on for long when its caller is known no more."""
+    """Ends a streaming answer when the key of its caller is revoked."""
 
     def __init__(self, callers: Callers, knock: Knock, send: Send, answering: CancelScope) -> None:
         self._callers = callers
@@ -225,7 +220,7 @@ class _WatchedAnswer:
                 await self._callers.admit(self._knock)
             except Refusal as refusal:
                 if refusal.status is HTTPStatus.UNAUTHORIZED:
-                    _log.warning("Ended an answer: its key was revoked")
+                    _log.warning("Ended an answer, because its key was revoked")
                     await self._send({"type": "http.response.body", "body": b"", "more_body": False})
                     self._answering.cancel()
                     return
@@ -234,10 +229,7 @@ class _WatchedAnswer:
 
 
 def bearer_of(scope: Scope) -> str | None:
-    """Return the digest of the key that a request brings; None where it brings none.
-
-    What has not the form of a key, or comes twice, is a key that nobody has.
-    """
+    """Return the digest of the key of a request; None without credentials. Malformed credentials match no key."""
     sent = headers_of(scope, b"authorization")
     if not sent:
         return None
@@ -248,9 +240,9 @@ def bearer_of(scope: Scope) -> str | None:
 
 
 def is_local(scope: Scope) -> bool:
-    """Return whether a request came by loopback, from this machine itself, as far as can be seen.
+    """Return whether a request was sent from this machine.
 
-    It arrived at an address of loopback, is for a name of loopback, and no proxy says that it passes it on.
+    It arrived at a loopback address, names a loopback host, and has no header of a proxy.
     """
     hosts = headers_of(scope, b"host")
     names = [own_address(scope), (host_name(hosts[0]) or "") if len(hosts) == 1 else ""]
@@ -258,14 +250,10 @@ def is_local(scope: Scope) -> bool:
     return not is_forwarded and all(map(is_loopback, names))
 
 
-#: Says in the OpenAPI document that a key is sent; `KeyCheck` has looked at it, and taken it out, long before.
-_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
-
-
 def caller_of(
     request: Request, _sent: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)] = None
 ) -> Caller:
-    """Return who sent a request."""
+    """Return the sender of a request."""
     found: object = getattr(request.state, "caller", ANYBODY)
     return found if isinstance(found, Caller) else ANYBODY
 
@@ -273,13 +261,8 @@ def caller_of(
 CallerDependency = Annotated[Caller, Depends(caller_of)]
 
 
-def traceparent_of(request: Request, said: object = None) -> str | None:
-    """Return the span that asks for a run; None where there is none.
-
-    Args:
-        request: Its header `traceparent` names the span.
-        said: What the request's body names; counts before the header, unless it is wrong: that is no reason to refuse a run.
-    """
-    texts = (said if isinstance(said, str) else "", request.headers.get("traceparent", ""))
+def traceparent_of(request: Request, in_body: object = None) -> str | None:
+    """Return the client's span. The body has priority over the header `traceparent`; an invalid value is ignored."""
+    texts = (in_body if isinstance(in_body, str) else "", request.headers.get("traceparent", ""))
     found = next((span for span in map(parse_traceparent, texts) if span is not None), None)
     return None if found is None else str(found)

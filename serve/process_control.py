@@ -1,8 +1,7 @@
-"""ProcessControl: runs that are asked for over HTTP and driven in the process that answers, beside a page about its runs.
+"""ProcessControl: runs that clients of a live page start over HTTP or a WebSocket, driven in this process.
 
-In: an ensemble, the template of all runs; tools and models that requests may name. Out: a web application for `/api`, and handlers of messages of
-a WebSocket. The routes and the rules are those of the endpoint (`routes`, `DrivenRuns`); what is accepted is kept in memory, so that it ends
-with the process. It asks nobody who they are: whatever mounts it decides who may come.
+Routes and rules are those of the endpoint. Accepted runs are stored in memory, so they end with the process. Callers are not
+identified: the application that mounts it must check access.
 """
 
 from __future__ import annotations
@@ -43,42 +42,48 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: How long the end of a run is waited for in one go, s.
+#: Limit of one wait for the end of a run, s.
 _WAIT_S = 60.0
 
 
+#: Name of the template on the endpoint.
+_TEMPLATE = "ensemble"
+#: Simultaneous runs, and ended runs that are kept (S-CTL-1).
+_MAX_RUNNING, _KEPT_RUNS = 5, 100
+
+
 class SocketClient(Protocol):
-    """One connection, as whoever holds it has it."""
+    """One WebSocket connection."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to it, behind those that were sent before; do nothing where it has gone."""
+        """Send a message after all earlier ones. No effect if the client has disconnected."""
         ...
 
     def subscribe(self, types: frozenset[str] | None, run_id: str | None) -> None:
-        """Send it, of what is sent to everybody, messages of these types about this run alone; None: of all."""
+        """Select the broadcast messages that the client receives, by type and run; None: all."""
         ...
 
 
 class SocketControl:
-    """Answers messages of clients."""
+    """Handles messages of WebSocket clients."""
 
     def __init__(self, service: RunService) -> None:
         self._service = service
-        #: what waits for ends of runs, by the client that asked for them
+        #: tasks that wait for the ends of runs, by client
         self._waiting: dict[SocketClient, set[asyncio.Task[None]]] = {}
 
     @property
     def handlers(self) -> Mapping[str, Callable[[SocketClient, Mapping[str, Any]], Awaitable[None]]]:
-        """What handles a message, by its type."""
+        """Handlers by message type."""
         return {"run_request": self._request, "run_control": self._control, "subscribe": self._subscribe}
 
     def forget(self, client: SocketClient) -> None:
-        """Take notice that a client has gone; its runs go on."""
+        """Drop a client that has disconnected. Its runs continue."""
         for each in self._waiting.pop(client, ()):
             each.cancel()
 
     async def close(self) -> None:
-        """Wait for no run any more."""
+        """Stop waiting for the ends of runs."""
         waiting = [each for tasks in self._waiting.values() for each in tasks]
         for each in waiting:
             each.cancel()
@@ -86,7 +91,7 @@ class SocketControl:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _request(self, client: SocketClient, message: Mapping[str, Any]) -> None:
-        """Begin a run, and send its result when it has ended."""
+        """Start a run, and send its result when it has ended."""
         answer: dict[str, Any] = {"type": "run_ack", "request_id": _text(message, "request_id")}
         try:
             asked = RunRequestMessage.model_validate(message)
@@ -105,12 +110,11 @@ class SocketControl:
             while not (found := await self._service.wait(run_id, _WAIT_S)).status.is_final:
                 pass
         except Refusal as refusal:
-            _log.warning("The result of run %s is not sent: %s", run_id, refusal)
+            _log.warning("Could not send the result of run %s: %s", run_id, refusal)
             return
         await client.send({"type": "run_result", "request_id": request_id, **found.model_dump(mode="json")})
 
     async def _control(self, client: SocketClient, message: Mapping[str, Any]) -> None:
-        """Cancel a run, tell it something, or let it ask another model."""
         answer: dict[str, Any] = {
             "type": "run_control_ack",
             "request_id": _text(message, "request_id"),
@@ -134,7 +138,6 @@ class SocketControl:
                 return await self._service.switch_model(asked.run_id, NewModel(model=asked.model, agent=asked.agent))
 
     async def _subscribe(self, client: SocketClient, message: Mapping[str, Any]) -> None:
-        """Send the client what it wants of what is sent to everybody."""
         answer: dict[str, Any] = {"type": "subscribe_ack", "request_id": _text(message, "request_id")}
         try:
             asked = Subscribe.model_validate(message)
@@ -147,7 +150,7 @@ class SocketControl:
 
 
 def _text(message: Mapping[str, Any], name: str) -> str | None:
-    """Return a field that is repeated in an answer, where it is a text of a bearable length."""
+    """Return the start of a field that an answer repeats, if it is a text."""
     found = message.get(name)
     return found[:256] if isinstance(found, str) else None
 
@@ -160,14 +163,8 @@ def _data(failure: Failure) -> dict[str, Any]:
     return failure.model_dump(mode="json")
 
 
-#: What runs of the template are called.
-_TEMPLATE = "ensemble"
-#: Runs at a time, and runs that are kept after their end (S-CTL-1).
-_MAX_RUNNING, _KEPT_RUNS = 5, 100
-
-
 class ProcessControl:
-    """Runs that other programs ask this process for."""
+    """Lets other programs start runs in this process."""
 
     def __init__(
         self,
@@ -179,21 +176,21 @@ class ProcessControl:
         max_running: int = _MAX_RUNNING,
         kept_runs: int = _KEPT_RUNS,
     ) -> None:
-        """Make it; entered, it answers. It may be left and entered again, as a dashboard is stopped and started.
+        """Prepare the application. It answers while the object is entered, and can be entered repeatedly.
 
         Args:
-            template: What requests run; None: they are refused until `use_template` names one.
-            runtime: Where runs live, as for `Ensemble.run`.
-            tools: Those that may be called, and that tasks of requests may name.
-            models: Those that runs can be told to ask, by name; models, or what stands for one as `llm`.
-            max_running: Runs at a time; more are refused.
-            kept_runs: Runs that are kept after their end.
+            template: Ensemble that requests run; None: requests are refused until `use_template` sets one.
+            runtime: Runtime of the runs, as for `Ensemble.run`.
+            tools: Tools that clients may call and that tasks of requests may name.
+            models: Models to which runs can switch, by name; each a model or a value of `llm`.
+            max_running: Simultaneous runs; more are refused.
+            kept_runs: Number of ended runs that are kept.
 
         Raises:
-            ValidationError: a tool is none, the template cannot run, or the extra `studio` is not installed.
+            ValidationError: a tool is invalid, the template cannot run, or the extra `studio` is not installed.
         """
         check_installed("ProcessControl")
-        # Here, so that the name can be imported without the extra.
+        # Imported here, so that the class can be imported without the extra.
         from ensemble_ray.serve.api import build_api
         from ensemble_ray.serve.routes import (
             capabilities_router,
@@ -215,7 +212,7 @@ class ProcessControl:
             models=check_models(models, "ProcessControl"),
         )
         self._sockets = SocketControl(self._runs)
-        # What is served beside a page, a router a topic (S-CTL-30).
+        # Routes beside a page (S-CTL-30).
         topics = (runs_router, control_router, events_router, reviews_router, capabilities_router, ensembles_router)
         self._app = build_api(self, routers=topics, allowed_hosts=("*",))
         if template is not None:
@@ -223,16 +220,16 @@ class ProcessControl:
 
     @property
     def app(self) -> FastAPI:
-        """The web application, to be mounted; it checks neither `Host` nor `Origin`, which what mounts it does."""
+        """The application to mount. It checks neither `Host` nor `Origin`; the mounting application must."""
         return self._app
 
     @property
     def sockets(self) -> SocketControl:
-        """Handles messages of a WebSocket."""
+        """Handler of WebSocket messages."""
         return self._sockets
 
     def use_template(self, template: Runnable) -> None:
-        """Let requests run this from now on; runs that go on are not concerned.
+        """Use this ensemble for new runs. Running ones are not affected.
 
         Raises:
             ValidationError: it cannot run.
@@ -242,9 +239,9 @@ class ProcessControl:
             self._template = template
 
     async def __aenter__(self) -> RunService:
-        self._app.state.service = self._runs  # a mounted application is not entered by what mounts it
+        self._app.state.service = self._runs  # Starlette does not run the lifespan of a mounted application
         return self._runs
 
     async def __aexit__(self, *_: object) -> None:
-        """Answer no more until it is entered again; runs go on."""
+        """Close the clients. Runs continue."""
         await self._sockets.close()

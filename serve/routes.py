@@ -1,4 +1,4 @@
-"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-25)."""
+"""Routes of the endpoint, except those of the OpenAI API and MCP."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, 
 from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.text.foreign_text import whole_json
 
-#: Longer waits end after this; proxies seldom allow more.
+#: Limit of `wait`, s. Few proxies allow more.
 LONGEST_WAIT_S = 3600.0
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
 
 
 def preferred_wait(prefer: str | None) -> float | None:
-    """Return the seconds of a `Prefer` header; None where it does not ask to wait.
-
-    Preferences that are not understood are passed over, as the RFC has it.
+    """Return the seconds of a `Prefer` header; None if it does not ask to wait. Other preferences are ignored.
 
     Examples:
         >>> preferred_wait("respond-async, wait=10")
@@ -69,7 +67,7 @@ def preferred_wait(prefer: str | None) -> float | None:
 
 
 runs_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
-_LOCATION = {"Location": {"description": "Where the run is", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "Path of the run", "schema": {"type": "string"}}}
 
 
 @runs_router.post(
@@ -77,8 +75,8 @@ _LOCATION = {"Location": {"description": "Where the run is", "schema": {"type": 
     status_code=HTTPStatus.ACCEPTED,
     response_model=AcceptedRun,
     responses={
-        200: {"model": RunDetail, "description": "It ended while the client waited", "headers": _LOCATION},
-        202: {"description": "It was accepted", "headers": _LOCATION},
+        200: {"model": RunDetail, "description": "The run ended while the client waited", "headers": _LOCATION},
+        202: {"description": "The run was accepted", "headers": _LOCATION},
     },
 )
 async def post_run(
@@ -91,12 +89,12 @@ async def post_run(
     prefer: Annotated[str | None, Header()] = None,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> JSONResponse:
-    """Begin a run. With `wait`, answer with its result if it ends in so many seconds."""
+    """Start a run. With `wait`, answer with its result if it ends within this many seconds."""
     caller.check(Right.RUN)
     if asked.task_overrides is not None or asked.tasks is not None:
-        caller.check(Right.ADMIN)  # they say what agents do, and with which tools
+        caller.check(Right.ADMIN)  # a changed task can use any tool of the endpoint
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
-    # Keys of several callers must not meet.
+    # Keys of different callers must not collide.
     key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
     span = traceparent_of(request, asked.traceparent)
     named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
@@ -122,7 +120,7 @@ async def get_runs(
     caller: CallerDependency,
     *,
     status: RunStatus | None = None,
-    tag: Annotated[list[str], Query(max_length=16, description="NAME:VALUE; all of them must be the run's")] = [],  # noqa: B006  FastAPI copies it
+    tag: Annotated[list[str], Query(max_length=16, description="NAME:VALUE; a run must have all of them")] = [],  # noqa: B006  FastAPI copies it
     ensemble: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  as above
     since: Instant | None = None,
     cursor: str | None = None,
@@ -146,14 +144,13 @@ async def get_run(run_id: str, service: ServiceDependency, caller: CallerDepende
 
 @runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=RunDetail)
 async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """Ask a run to end: nothing starts any more, and running tasks are stopped."""
+    """Cancel a run. No more tasks start, and running tasks are stopped."""
     caller.check(Right.RUN)
     await visible_run(service, caller, run_id)
     return answer(await service.cancel(run_id), HTTPStatus.ACCEPTED)
 
 
 def _tag(text: str) -> tuple[str, str]:
-    """Return name and value of `NAME:VALUE`."""
     name, colon, value = text.partition(":")
     if not colon or not name:
         raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "query.tag: say NAME:VALUE")
@@ -167,7 +164,7 @@ control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 async def post_directive(
     run_id: str, directive: NewDirective, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
-    """Tell the tasks of a run that start from now on; it is on record when this is answered."""
+    """Send a directive to the tasks of a run that start from now on. It is recorded before the answer."""
     caller.check(Right.RUN)
     await visible_run(service, caller, run_id)
     return answer(await service.inject(run_id, directive, by=caller.name), HTTPStatus.OK)
@@ -177,7 +174,7 @@ async def post_directive(
 async def post_model(
     run_id: str, model: NewModel, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
-    """Let the tasks of a run that start from now on ask another model; it is on record when this is answered."""
+    """Switch the model of the tasks of a run that start from now on. The switch is recorded before the answer."""
     caller.check(Right.RUN)
     await visible_run(service, caller, run_id)
     return answer(await service.switch_model(run_id, model, by=caller.name), HTTPStatus.OK)
@@ -188,8 +185,8 @@ reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
 
 @reviews_router.get("/reviews", response_model=ReviewList)
 async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """List the gates that are open, oldest first."""
-    if Right.REVIEW not in caller.rights:  # who decides has to see what about
+    """List the open gates, oldest first."""
+    if Right.REVIEW not in caller.rights:  # a reviewer must see the gates, also without the right to read
         caller.check(Right.READ)
     return answer(ReviewList(reviews=list(await service.reviews(caller.ensembles))))
 
@@ -197,12 +194,12 @@ async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> J
 @reviews_router.post(
     "/reviews/{run_id}/{gate_id}",
     response_model=DecidedReview,
-    responses={409: {"model": ReviewConflict, "description": "It was decided before; `first` is that decision"}},
+    responses={409: {"model": ReviewConflict, "description": "The gate was decided before; `first` is that decision"}},
 )
 async def post_decision(
     run_id: str, gate_id: str, decision: NewDecision, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
-    """Decide at a gate. The run goes on by itself."""
+    """Decide a gate. The run continues without another request."""
     caller.check(Right.REVIEW)
     await visible_run(service, caller, run_id)
     decided = await service.decide(run_id, gate_id, decision, by=caller.name)
@@ -218,7 +215,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
     response_class=EventSourceResponse,
     responses={
         200: {"description": "`event:` is a type, `data:` its JSON, `id:` a cursor", "content": _STREAM},
-        204: {"description": "The client has had everything, and need not come back"},
+        204: {"description": "The run has no more events. The client should not reconnect"},
     },
 )
 async def get_events(
@@ -229,7 +226,7 @@ async def get_events(
     after: str | None = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Stream what happens in a run, from its beginning or behind an event, to its end."""
+    """Stream the events of a run, from its start or behind an event, until its end."""
     caller.check(Right.READ)
     run = await visible_run(service, caller, run_id)
     events = service.events(run_id, last_event_id or after)
@@ -258,7 +255,7 @@ capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAIL
 
 @capabilities_router.get("/capabilities", response_model=Capabilities)
 async def get_capabilities(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """List the tools that can be called, and the models and tasks of the teams."""
+    """List the callable tools, and the models and tasks of the teams."""
     caller.check(Right.READ)
     found = await service.capabilities()
     tasks = [each for each in found.tasks if caller.sees(each.ensemble)]
@@ -270,7 +267,7 @@ async def get_capabilities(service: ServiceDependency, caller: CallerDependency)
 async def post_tool_call(
     name: str, body: ToolCallBody, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
-    """Call a tool once, outside of any run."""
+    """Call a tool outside of a run."""
     caller.check(Right.ADMIN)
     return answer(await service.invoke_tool(name, body))
 
@@ -280,32 +277,32 @@ ensembles_router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES)
 
 @ensembles_router.get("/ensembles", response_model=EnsembleList)
 async def get_ensembles(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """List the teams, with the inputs that their runs have to give."""
+    """List the teams and the inputs that their runs must set."""
     caller.check(Right.READ)
     seen = [each for each in await service.ensembles() if caller.sees(each.name)]
     return answer(EnsembleList(ensembles=seen))
 
 
 health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
-#: How long what drives runs may take to answer, s.
+#: How long `/readyz` waits for the driver, s.
 _PATIENCE_S = 5.0
 
 
 @health_router.get("/healthz")
 async def get_health() -> Health:
-    """Return whether this process answers."""
+    """Report that this process answers."""
     return Health(status="ok")
 
 
 @health_router.get("/readyz")
 async def get_readiness(service: ServiceDependency) -> Health:
-    """Return whether runs can be begun: what drives them answers, and has loaded its teams."""
+    """Report whether runs can start: the driver answers, and its teams are loaded."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await service.ensembles()
     except TimeoutError:
         raise Refusal(
-            HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", "What drives runs does not answer", retry_after_s=5
+            HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", "The driver of the runs does not answer", retry_after_s=5
         ) from None
     return Health(status="ok")
 
@@ -320,7 +317,7 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}}}
     responses={200: {"description": "The text format of Prometheus", "content": _TEXT}},
 )
 async def get_metrics(service: ServiceDependency, caller: CallerDependency) -> PlainTextResponse:
-    """Return counts of runs, tokens, cost and refusals, of the caller's teams; those of the whole endpoint if it has all."""
+    """Return counters of runs, tokens and cost of the caller's teams. A caller with all teams also gets refusals."""
     caller.check(Right.READ)
     seen = [
         each
@@ -338,7 +335,7 @@ _ANSWER: dict[str, Any] = {
 }
 _CARD: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "An agent card of the protocol",
+        "description": "An A2A agent card",
         "content": {"application/json": {"schema": {"type": "object"}}},
     }
 }
@@ -366,7 +363,7 @@ _PARSE_ERROR = {"code": -32700, "message": "The body is no JSON object in UTF-8"
 
 @a2a_router.get("/.well-known/agent-card.json", responses=_CARD)
 async def get_only_card(request: Request, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """Return the card of the only team that the caller has."""
+    """Return the card of the caller's team, if it has only one."""
     caller.check(Right.READ)
     known = [each for each in await service.ensembles() if caller.sees(each.name)]
     if len(known) != 1:
@@ -388,19 +385,19 @@ async def get_card(
 @a2a_router.post(
     "/a2a/{ensemble}",
     response_class=Response,
-    responses={200: {"description": "What JSON-RPC answers; of a streaming method, events", "content": _ANSWER}},
+    responses={200: {"description": "A JSON-RPC answer, or events if the method streams", "content": _ANSWER}},
     openapi_extra=_BODY,
 )
 async def post_message(
     ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
 ) -> Response:
-    """Take a message for a team, by JSON-RPC."""
+    """Receive a JSON-RPC message for a team."""
     if not caller.rights & {Right.RUN, Right.READ, Right.REVIEW}:
         caller.check(Right.RUN)
     info = await _team(service, caller, ensemble)
     _check_installed()
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        # A page can send other types of bodies to any site without asking that site before.
+        # Browsers send other content types across origins without a preflight request.
         text = "The body must be JSON. What to do: send the header Content-Type: application/json"
         raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", text)
     try:
@@ -409,18 +406,14 @@ async def post_message(
         body = None
     if not isinstance(body, dict):
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": _PARSE_ERROR})
-    request._json = body  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  what the SDK asks for, without halves of surrogate pairs
+    # The SDK reads this attribute. It contains no lone surrogates.
+    request._json = body  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     from ensemble_ray.serve.a2a import dispatch
 
     return await dispatch(request, service, caller, info)
 
 
 async def _team(service: RunService, caller: Caller, name: str) -> EnsembleInfo:
-    """Return a team of the caller's.
-
-    Raises:
-        Refusal: it has none of that name.
-    """
     known = [each for each in await service.ensembles() if caller.sees(each.name)]
     for each in known:
         if each.name == name:

@@ -1,8 +1,4 @@
-"""RunService: the port through which every route begins, looks at, follows, steers and cancels runs.
-
-Routes know this port alone, and nothing of a run lives in them. `RunDriver` fulfils it on a cluster, doubles do in tests.
-Every refusal is a `Refusal`, which has the answer's status and its code.
-"""
+"""RunService: the port through which routes start, follow, steer and cancel runs."""
 
 from __future__ import annotations
 
@@ -34,127 +30,122 @@ DEFAULT_PAGE, LARGEST_PAGE = 50, 200
 
 
 class RunService(Protocol):
-    """The runs of all teams that are served."""
+    """The runs of all served teams. `RunDriver` implements it on a cluster.
+
+    An operation on a run raises `Refusal` if the run does not exist.
+    """
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
-        """Return the teams, by name."""
+        """Return the teams, sorted by name."""
         ...
 
     async def metrics(self) -> Sequence[Sample]:
-        """Return what runs did and cost since their driver began, of all teams."""
+        """Return usage and cost of the runs of all teams since the driver started."""
         ...
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
-        """Take a run, and return before it begins. It survives the caller, the replica and a restart of what drives it.
+        """Accept a run and return before it starts.
 
-        The same request under the same `run_id` or key gives the run that there is (S-SRV-14, S-SRV-15).
+        The run survives the loss of the caller and the replica, and a restart of the driver. A repeated request with the
+        same `run_id` or key returns the existing run (S-SRV-14, S-SRV-15).
 
         Args:
-            asked: What to run.
-            idempotency_key: The client's name for this request; None: it gave none.
+            asked: The run to start.
+            idempotency_key: The client's name for this request, if it sent one.
 
         Raises:
-            Refusal: the team is unknown, inputs are missing, the id is taken by another request, limits are passed, or
-                too many runs are there.
+            Refusal: the team is unknown, inputs are missing, another request used the id, or a limit is exceeded.
         """
         ...
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        """Return the run as it stands when it ended, or waits for a person, or the time is up.
-
-        Raises:
-            Refusal: there is no such run.
-        """
+        """Return the state of the run when it has ended, waits for a person, or `timeout_s` is over."""
         ...
 
     async def get(self, run_id: str) -> RunDetail:
-        """Return the run as it stands.
-
-        Raises:
-            Refusal: there is no such run.
-        """
+        """Return the current state of the run."""
         ...
 
     async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
         """Return a page of runs, newest first.
 
         Args:
-            wanted: Which runs.
-            cursor: `next_cursor` of the page before; None: the first page.
-            size: Most runs of the page.
+            wanted: Selects the runs.
+            cursor: `next_cursor` of the previous page; None: the first page.
+            size: Maximum number of runs on the page.
 
         Raises:
-            Refusal: the cursor is none of this list's.
+            Refusal: the cursor is not from this list.
         """
         ...
 
     def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
-        """Return what happens in a run, from its beginning or behind a cursor; it ends with `ensemble_completed`.
+        """Yield the events of a run from its start or behind a cursor. The last one is `ensemble_completed`.
 
-        Events that have a cursor come once each, in one order, to every reader, also when the run ended long ago. A
-        reader that does not ask for more holds up nothing: what is only shown as it happens is left out for it.
+        Every reader receives each event with a cursor once and in the same order, also long after the run ended. A slow
+        reader blocks nothing: it misses events without a cursor.
 
         Raises:
-            Refusal: there is no such run, or the cursor is none.
+            Refusal: there is no such run, or the cursor is invalid.
         """
         ...
 
     async def cancel(self, run_id: str) -> RunDetail:
-        """Ask the run to end, and return it as it stands.
+        """Request the end of the run, and return its current state.
 
         Raises:
-            Refusal: there is no such run, or it is over.
+            Refusal: there is no such run, or it has ended.
         """
         ...
 
     async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
-        """Tell the tasks of a run that start from now on, and return the run as it stands.
+        """Send a directive to the tasks that start from now on, and return the state of the run.
 
         Args:
-            run_id: The run's id.
-            directive: What they are told.
-            by: Who tells them; empty: nobody asked who it is.
+            run_id: Id of the run.
+            directive: Text and duration.
+            by: Name of the caller; empty if the endpoint does not identify callers.
 
         Raises:
-            Refusal: there is no such run, it is over, or it does not run just now.
+            Refusal: there is no such run, it has ended, or it is not running at the moment.
         """
         ...
 
     async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
-        """Let the tasks of a run that start from now on ask another model, and return the run as it stands.
+        """Switch the model of the tasks that start from now on, and return the state of the run.
 
         Args:
-            run_id: The run's id.
-            model: Which one, and whose tasks.
-            by: Who says so; empty: nobody asked who it is.
+            run_id: Id of the run.
+            model: The model, and the agent whose tasks use it.
+            by: Name of the caller; empty if the endpoint does not identify callers.
 
         Raises:
-            Refusal: there is no such run, model or agent, the run is over, or it does not run just now.
+            Refusal: there is no such run, model or agent, the run has ended, or it is not running at the moment.
         """
         ...
 
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
-        """Return the gates at which runs of these teams wait, oldest first; None: of all."""
+        """Return the open gates of runs of these teams, oldest first; None: of all teams."""
         ...
 
     async def decide(
         self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
     ) -> DecidedReview | ReviewConflict:
-        """Decide at a gate; return the decision, or the one that came first and counts.
+        """Decide a gate. Return the decision, or the earlier decision that counts.
 
         Raises:
-            Refusal: there is no such run or gate, or nobody waits there any more.
+            Refusal: there is no such run or gate, or the gate is closed.
         """
         ...
 
     async def capabilities(self) -> Capabilities:
-        """Return the tools that can be called, and the models and tasks of all teams."""
+        """Return the callable tools, and the models and tasks of all teams."""
         ...
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
-        """Call a tool once, outside of any run.
+        """Call a tool outside of a run.
 
         Raises:
-            Refusal: there is no such tool, too many calls go on, or it gave nothing in its time.
+            Refusal: there is no such tool, too many calls are running, or the call timed out.
         """
         ...

@@ -1,7 +1,6 @@
-"""What travels over HTTP.
+"""Request and answer bodies of the HTTP interface.
 
-In: requests as JSON. Out: answers as JSON. Classes of the core stay inside: each answer is copied field by field, so
-that a change over there shows up here and not at a client. Units stand in the names; unknown token counts are null.
+Answers copy the values of the core field by field, so that a change in the core shows up here and not at a client.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def _expressible(value: object) -> object:
-    """Return what was sent, in characters that can be encoded: halves of surrogate pairs are replaced (S-SEC-100).
-
-    Raises:
-        ValueError: it has a number that is none.
-    """
+    """Replace lone surrogates (S-SEC-100), and reject NaN and Infinity."""
     left = [value]
     while left:
         each = left.pop()
@@ -50,21 +45,21 @@ def _is_zero(value: object) -> bool:
     return value == 0
 
 
-#: Data that a client sent.
+#: JSON data from a client.
 Expressible = BeforeValidator(_expressible)
-#: A text of an answer: models write what they like.
+#: Text of an answer. Models may write lone surrogates.
 Text = Annotated[str, AfterValidator(whole_text)]
 Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 
 
 class Wire(BaseModel):
-    """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
+    """Base of all bodies. An unknown field is an error, so that a misspelt name is reported."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Cost(Wire):
-    """Money for tokens, as decimal text."""
+    """Cost of tokens, as decimal text."""
 
     input: str
     output: str
@@ -73,7 +68,6 @@ class Cost(Wire):
 
     @classmethod
     def of(cls, estimate: CostEstimate | None) -> Self | None:
-        """Return the estimate; None when there is none."""
         if estimate is None:
             return None
         return cls(
@@ -85,15 +79,12 @@ class Cost(Wire):
 
 
 class Metrics(Wire):
-    """What a task or a run cost.
-
-    Attributes:
-        reasoning_tokens: Part of the output tokens that endpoints counted as reasoning; left out where there are none.
-    """
+    """Usage of a task or a run. A token count is null if the provider did not report it."""
 
     input_tokens: int | None
     output_tokens: int | None
     total_tokens: int | None
+    #: part of the output tokens; left out if 0
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_calls: int
     tool_calls: int
@@ -103,7 +94,6 @@ class Metrics(Wire):
 
     @classmethod
     def of_task(cls, metrics: TaskMetrics) -> Self:
-        """Return those of one task."""
         return cls(
             input_tokens=_count_or_none(metrics.input_tokens),
             output_tokens=_count_or_none(metrics.output_tokens),
@@ -118,7 +108,6 @@ class Metrics(Wire):
 
     @classmethod
     def of_run(cls, metrics: ExecutionMetrics) -> Self:
-        """Return the sum over a run's tasks."""
         return cls(
             input_tokens=_count_or_none(metrics.total_input_tokens),
             output_tokens=_count_or_none(metrics.total_output_tokens),
@@ -133,14 +122,14 @@ class Metrics(Wire):
 
 
 class FinishedTask(Wire):
-    """What one task gave.
+    """The result of one task.
 
     Attributes:
         role: Role of the agent.
         description: The task, with its variables filled in.
         text: The answer.
-        structured: The answer as data, where the task declares a type.
-        reasoning: What its model thought, apart from the answer; left out where there is none.
+        structured: The answer as data, if the task declares an output type.
+        reasoning: The model's reasoning; left out if there is none.
     """
 
     role: Text
@@ -154,7 +143,6 @@ class FinishedTask(Wire):
 
     @classmethod
     def of(cls, output: TaskOutput) -> Self:
-        """Return the task's output."""
         answers = () if output.trace is None else output.trace.llm_interactions
         return cls(
             role=output.agent_role,
@@ -169,12 +157,12 @@ class FinishedTask(Wire):
 
 
 class FinishedRun(Wire):
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         raw: Text of the last task.
-        exit_reason: `completed`, or why it ended early.
-        tasks: In the order in which they were completed.
+        exit_reason: `completed`, or the reason for an early end.
+        tasks: Finished tasks, in order of completion.
     """
 
     run_id: str | None
@@ -186,7 +174,6 @@ class FinishedRun(Wire):
 
     @classmethod
     def of(cls, output: EnsembleOutput) -> Self:
-        """Return the run's output."""
         return cls(
             run_id=output.run_id,
             raw=output.raw,
@@ -198,18 +185,18 @@ class FinishedRun(Wire):
 
 
 class Failure(Wire):
-    """Every answer that is not 2xx.
+    """The body of every answer that is not 2xx.
 
     Attributes:
         error: Class of the error, such as `PromptTemplateError`.
         code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
-        status: HTTP status of the answer; of a run that failed, the one that its error is answered with.
+        status: HTTP status of the answer, or of the error of a failed run.
         message: What happened, where, and what to do.
-        run_id: The run, where there is one or one was named.
-        missing: Inputs that the team needs and did not get.
-        causes: Class and text of our errors that led to this one, nearest first.
-        tasks: What was completed before the failure.
-        retry_after_ms: After how long it may be asked again, ms; null: that would not help.
+        run_id: The run, if there is one or the request named one.
+        missing: Required inputs that the request lacks.
+        causes: Class and text of the errors behind this one, nearest first.
+        tasks: Tasks that completed before the failure.
+        retry_after_ms: Delay before a retry, ms; null if a retry does not help.
     """
 
     error: str
@@ -230,66 +217,18 @@ class Health(Wire):
 
 
 def _count_or_none(tokens: int) -> int | None:
-    """Return a token count; the core says -1 where the provider gave none."""
+    """Translate the core's -1 for an unknown token count."""
     return None if tokens < 0 else tokens
 
 
 #: Tasks that one request may name.
 MOST_TASKS = 200
 _LONGEST_NAME, _LONGEST_TEXT, _MOST_TOOLS = 256, 100_000, 100
-
-TaskName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
-_Template = Annotated[str, Field(min_length=1, max_length=_LONGEST_TEXT, pattern=r"\S"), BeforeValidator(whole_data)]
-_Tools = Annotated[list[TaskName], Field(max_length=_MOST_TOOLS)]
-
-
-class TaskOverride(Wire):
-    """What is different of a task in this run; what is null is as the team says.
-
-    Attributes:
-        description: What to do; a template, as in the team.
-        expected_output: What the result looks like; a template.
-        model: Name of a model of `GET /capabilities`.
-        tools: Names of tools of `GET /capabilities`, in place of those that it has.
-    """
-
-    description: _Template | None = None
-    expected_output: _Template | None = None
-    model: TaskName | None = None
-    tools: _Tools | None = None
-
-
-class NewTask(Wire):
-    """A task that the team does not have.
-
-    Attributes:
-        name: What others call it; may be left out.
-        description: What to do; a template, as in the team.
-        expected_output: What the result looks like; a template.
-        agent: Role of an agent of the team; null: one is made for it.
-        model: Name of a model of `GET /capabilities`.
-        tools: Names of tools of `GET /capabilities`.
-        context: Names of tasks of the list whose outputs it is given.
-    """
-
-    name: TaskName | None = None
-    description: _Template
-    expected_output: _Template | None = None
-    agent: TaskName | None = None
-    model: TaskName | None = None
-    tools: _Tools | None = None
-    context: Annotated[list[TaskName], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
-
-
-#: By the tasks' names.
-TaskOverrides = Annotated[dict[TaskName, TaskOverride], Field(max_length=MOST_TASKS)]
-#: Names of the team's tasks, and new ones.
-TaskSelection = Annotated[list[TaskName | NewTask], Field(min_length=1, max_length=MOST_TASKS)]
-
-
-#: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
-_LONGEST_NAME_RUN_SCHEMAS = 256
-#: Digits of money; more are no amount but work for the parser.
+#: Characters of a review comment, and of a text that replaces an output.
+_LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
+#: About 30 years, s.
+_LONGEST_TTL_S = 1e9
+#: Digits of an amount of money.
 _MOST_DIGITS = 28
 
 
@@ -300,45 +239,90 @@ def _in_utc(instant: datetime) -> datetime:
         raise ValueError("it is before the year 1 or after 9999 in UTC") from None
 
 
-_Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME_RUN_SCHEMAS), BeforeValidator(whole_data)]
+_Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
+_Template = Annotated[str, Field(min_length=1, max_length=_LONGEST_TEXT, pattern=r"\S"), BeforeValidator(whole_data)]
+_Tools = Annotated[list[_Name], Field(max_length=_MOST_TOOLS)]
 _TagName = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD), BeforeValidator(whole_data)]
 _TagValue = Annotated[str, Field(max_length=LONGEST_WORD), BeforeValidator(whole_data)]
-#: An instant of a query, in UTC.
+#: A date and time of a query, in UTC.
 Instant = Annotated[datetime, AfterValidator(_in_utc)]
-#: Words of the client's own about a run, by name.
 RunTags = Annotated[dict[_TagName, _TagValue], Field(max_length=MOST_TAGS)]
 
 
-class RunStatus(StrEnum):
-    """How a run stands, in every answer (S-SRV-3)."""
+class TaskOverride(Wire):
+    """Changes of one task for this run. A null field keeps the team's value.
 
-    #: taken and not begun yet
+    Attributes:
+        description: The instruction; a template, as in the team.
+        expected_output: A description of the result; a template.
+        model: Name of a model of `GET /capabilities`.
+        tools: Names of tools of `GET /capabilities`; they replace the task's tools.
+    """
+
+    description: _Template | None = None
+    expected_output: _Template | None = None
+    model: _Name | None = None
+    tools: _Tools | None = None
+
+
+class NewTask(Wire):
+    """A task that the team does not declare.
+
+    Attributes:
+        name: Name for the `context` of other tasks; may be left out.
+        description: The instruction; a template, as in the team.
+        expected_output: A description of the result; a template.
+        agent: Role of an agent of the team; null creates an agent for the task.
+        model: Name of a model of `GET /capabilities`.
+        tools: Names of tools of `GET /capabilities`.
+        context: Names of tasks of the list whose outputs this task receives.
+    """
+
+    name: _Name | None = None
+    description: _Template
+    expected_output: _Template | None = None
+    agent: _Name | None = None
+    model: _Name | None = None
+    tools: _Tools | None = None
+    context: Annotated[list[_Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
+
+
+#: By task name.
+TaskOverrides = Annotated[dict[_Name, TaskOverride], Field(max_length=MOST_TASKS)]
+#: Names of the team's tasks, and new tasks.
+TaskSelection = Annotated[list[_Name | NewTask], Field(min_length=1, max_length=MOST_TASKS)]
+
+
+class RunStatus(StrEnum):
+    """State of a run, in every answer (S-SRV-3)."""
+
+    #: accepted, not started
     ACCEPTED = "accepted"
     RUNNING = "running"
-    #: nothing runs; a person has to decide
+    #: nothing runs until a person decides a review
     WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    #: it never began: what was asked for could not be run
+    #: could not be started
     REJECTED = "rejected"
     BUDGET_EXHAUSTED = "budget_exhausted"
-    #: nobody works on it; what is recorded is kept
+    #: has no owner and no end; its record is complete up to here
     INTERRUPTED = "interrupted"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen any more unless somebody resumes the run."""
+        """Whether the run has ended. Only a resume continues it."""
         return self not in {RunStatus.ACCEPTED, RunStatus.RUNNING, RunStatus.WAITING}
 
 
 class RunLimits(Wire):
-    """What one run may use; the operator's own limits hold in any case.
+    """Limits of one run. The operator's own limits apply as well.
 
     Attributes:
-        max_tokens: Tokens of input and output together.
+        max_tokens: Input and output tokens together.
         max_cost: Money, in the currency of the team's cost configuration.
-        max_parallel_tasks: Tasks at the same time.
+        max_parallel_tasks: Tasks that run at the same time.
     """
 
     max_tokens: int | None = Field(default=None, gt=0)
@@ -347,7 +331,7 @@ class RunLimits(Wire):
 
 
 class ItemsFile(Wire):
-    """A file of items: `.jsonl`, `.csv` and what else `ensemble-ray map` reads.
+    """A file of items in a format that `ensemble-ray map` reads, such as `.jsonl` or `.csv`.
 
     Attributes:
         file: Its path below the directory that the operator shares with clients.
@@ -357,10 +341,10 @@ class ItemsFile(Wire):
 
 
 class ItemsDataset(Wire):
-    """A Ray Dataset, whose rows are the items.
+    """A Ray Dataset whose rows are the items.
 
     Attributes:
-        dataset: The name under which the operator offers it.
+        dataset: Name under which the operator serves it.
     """
 
     dataset: _Name
@@ -370,15 +354,15 @@ class NewRun(Wire):
     """Body of `POST /runs`.
 
     Attributes:
-        ensemble: The team; may be left out where one alone is served.
+        ensemble: The team; may be left out if the endpoint serves only one.
         inputs: Values of the variables in the team's texts.
-        run_id: Name of the run and of its record; asking again under it answers from the record.
-        options: What this run may use.
-        tags: Words of the client's own, to find the run again.
-        items: What a map-reduce maps, in place of its own items.
-        task_overrides: What is different of the team's tasks, by their names; needs the right `admin`.
-        tasks: The tasks of this run, in place of the team's: names of these, and new ones; needs the right `admin`.
-        traceparent: The client's span, as W3C's trace context names it; the request's header of that name says the same.
+        run_id: Id of the run and its record. A repeated request with this id is answered from the record.
+        options: Limits of this run.
+        tags: Labels of the client, to find the run again.
+        items: Items of a map-reduce, in place of the team's items.
+        task_overrides: Changes of the team's tasks, by name; needs the right `admin`.
+        tasks: Tasks of this run, in place of the team's: names of its tasks, and new tasks; needs the right `admin`.
+        traceparent: The client's span in W3C trace context format; same as the request header of that name.
     """
 
     ensemble: _Name | None = None
@@ -396,7 +380,7 @@ class AcceptedRun(Wire):
     """Answer 202 to `POST /runs`.
 
     Attributes:
-        tasks: How many tasks it will have; null where they are made while it runs.
+        tasks: Number of tasks; null if the run creates its tasks.
     """
 
     run_id: str
@@ -407,7 +391,7 @@ class AcceptedRun(Wire):
 
 
 class RunSummary(Wire):
-    """A run as lists show it."""
+    """A run in a list."""
 
     run_id: str
     status: RunStatus
@@ -421,8 +405,8 @@ class OpenReview(Wire):
     """A gate at which a run waits for a person.
 
     Attributes:
-        gate_id: Names it in `POST /reviews/{run_id}/{gate_id}`.
-        expires_at: When it is decided without anybody; null: never.
+        gate_id: Id of the gate for `POST /reviews/{run_id}/{gate_id}`.
+        expires_at: Time at which the gate is decided automatically; null: never.
     """
 
     run_id: str
@@ -437,12 +421,12 @@ class OpenReview(Wire):
 
 
 class RunDetail(RunSummary):
-    """Answer to `GET /runs/{run_id}`, and to `POST /runs` that waited for the end.
+    """Answer to `GET /runs/{run_id}`, and to a `POST /runs` that waited for the end.
 
     Attributes:
-        result: What it gave; null unless it ended, and where it failed or was rejected.
-        error: Why it failed or was rejected.
-        reviews: Gates that are open.
+        result: The output; null before the end, and for a failed or rejected run.
+        error: Reason if the run failed or was rejected.
+        reviews: Open gates.
     """
 
     result: FinishedRun | None = None
@@ -451,12 +435,12 @@ class RunDetail(RunSummary):
 
 
 class RunFilter(Wire):
-    """Which runs a list shows; what is not said leaves nothing out.
+    """Selects the runs of a list. A field without a value selects all runs.
 
     Attributes:
         ensembles: Names of teams; null: all.
-        tags: All of them must be the run's.
-        since: Runs that were accepted then or later.
+        tags: Tags that a run must have.
+        since: Earliest time of acceptance.
     """
 
     status: RunStatus | None = None
@@ -469,7 +453,7 @@ class RunPage(Wire):
     """Answer to `GET /runs`: newest first.
 
     Attributes:
-        next_cursor: Asks for the next page; null: there is none.
+        next_cursor: Cursor of the next page; null on the last page.
     """
 
     runs: list[RunSummary]
@@ -477,13 +461,13 @@ class RunPage(Wire):
 
 
 class ChatInfo(Wire):
-    """How a team is asked as a model of the OpenAI API.
+    """How the team answers as a model of the OpenAI API.
 
     Attributes:
-        input: Variable that takes the user's message; null: none could, or several.
-        takes_history: Whether its texts have the variable `history`, for what was said before.
-        streamed_task: Instance of the task whose tokens are the answer while it is said; null: the answer is known at the
-            end alone.
+        input: Variable for the user's message; null if the team has no single such variable.
+        takes_history: Whether the team's texts contain the variable `history`, for the earlier messages.
+        streamed_task: Instance of the task whose tokens are streamed as the answer; null: the answer is only known at
+            the end.
     """
 
     input: str | None = None
@@ -492,16 +476,16 @@ class ChatInfo(Wire):
 
 
 class EnsembleInfo(Wire):
-    """A team that is served.
+    """A served team.
 
     Attributes:
-        name: What it is called, here and in keys.
-        description: What it is for; null where it does not say.
-        tags: Its own; all its runs have them.
-        inputs: Variables that every run has to give.
-        tasks: How many tasks; null where they are made while a run goes on.
-        takes_items: Whether runs may bring their own items.
-        chat: How it is asked as a model.
+        name: Its name on this endpoint and in keys.
+        description: Its purpose, if it declares one.
+        tags: Tags of all its runs.
+        inputs: Variables that every run must set.
+        tasks: Number of tasks; null if a run creates its tasks.
+        takes_items: Whether a run may bring its own items.
+        chat: How it answers as a model.
     """
 
     name: str
@@ -521,12 +505,12 @@ class EnsembleList(Wire):
 
 
 class RunEvent(Wire):
-    """What happened in a run, as one server-sent event.
+    """An event of a run, sent as a server-sent event.
 
     Attributes:
-        type: A type of the wire format of file 27, such as `task_started`.
-        data: Its fields.
-        cursor: Where a reader goes on that has had it; null: it is shown as it happens and never again, as a token is.
+        type: Event type, such as `task_started`.
+        data: Fields of the event.
+        cursor: Position behind this event; null for an event that is only sent live, such as a token.
     """
 
     type: str
@@ -535,7 +519,7 @@ class RunEvent(Wire):
 
 
 class ToolInfo(Wire):
-    """A tool that can be called.
+    """A tool that clients can call.
 
     Attributes:
         parameters: JSON schema of its arguments.
@@ -550,7 +534,7 @@ class TaskInfo(Wire):
     """A task of a team.
 
     Attributes:
-        agent_role: Who does it; in brackets where that is not an agent that the team declares.
+        agent_role: Role of its agent; in brackets if the team does not declare that agent.
     """
 
     ensemble: str
@@ -559,7 +543,7 @@ class TaskInfo(Wire):
 
 
 class ModelInfo(Wire):
-    """A model that runs of a team can be told to ask."""
+    """A model to which runs of a team can switch."""
 
     ensemble: str
     name: str
@@ -569,7 +553,7 @@ class Capabilities(Wire):
     """Answer to `GET /capabilities`.
 
     Attributes:
-        tasks: Of the teams whose tasks are known before they run.
+        tasks: Tasks of all teams that declare their tasks before a run.
     """
 
     tools: list[ToolInfo]
@@ -581,18 +565,18 @@ class ToolCallBody(Wire):
     """Body of `POST /tools/{name}/invoke`.
 
     Attributes:
-        arguments: As a model would send them.
+        arguments: Arguments in the form that a model would send.
     """
 
     arguments: Annotated[dict[str, JsonValue], Expressible] = Field(default_factory=dict)
 
 
 class ToolReply(Wire):
-    """What a call gave.
+    """Result of a tool call.
 
     Attributes:
-        outcome: `failure`: the tool said no; `error`: it raised, or its arguments do not fit.
-        output: What a model would read.
+        outcome: `failure`: the tool reported a failure; `error`: it raised, or its arguments are invalid.
+        output: The text that a model would read.
     """
 
     name: str
@@ -601,20 +585,12 @@ class ToolReply(Wire):
     duration_s: float
 
 
-#: Characters of a comment, and of a text that takes the place of an output.
-_LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
-#: Characters of a name of a model, or of a role.
-_LONGEST_NAME_CONTROL_SCHEMAS = 256
-#: About 30 years, s.
-_LONGEST_TTL_S = 1e9
-
-
 class NewDirective(Wire):
     """Body of `POST /runs/{run_id}/inject`.
 
     Attributes:
-        text: What tasks that start from now on are told.
-        ttl_s: For how long, s; null: until the run ends.
+        text: Instruction for tasks that start after this request.
+        ttl_s: How long it applies, s; null: until the run ends.
     """
 
     text: Annotated[str, Field(min_length=1, max_length=LONGEST_DIRECTIVE, pattern=r"\S"), BeforeValidator(whole_data)]
@@ -625,20 +601,16 @@ class NewModel(Wire):
     """Body of `POST /runs/{run_id}/model`.
 
     Attributes:
-        model: Name of one of the team's models in `GET /capabilities`; null: each agent's own again.
-        agent: Role of the agent whose tasks are meant; null: those of all.
+        model: Name of one of the team's models in `GET /capabilities`; null restores each agent's own model.
+        agent: Role of the agent to switch; null: all agents.
     """
 
-    model: Annotated[
-        str | None, Field(min_length=1, max_length=_LONGEST_NAME_CONTROL_SCHEMAS), BeforeValidator(whole_data)
-    ]
-    agent: Annotated[
-        str | None, Field(min_length=1, max_length=_LONGEST_NAME_CONTROL_SCHEMAS), BeforeValidator(whole_data)
-    ] = None
+    model: _Name | None
+    agent: _Name | None = None
 
 
 class Verdict(StrEnum):
-    """What is decided at a gate."""
+    """Decision at a gate."""
 
     APPROVE = "approve"
     EDIT = "edit"
@@ -651,8 +623,8 @@ class NewDecision(Wire):
 
     Attributes:
         decision: `approve`, `edit` or `exit`.
-        text: What takes the place of what was shown; with `edit` alone.
-        comment: Why; it is recorded.
+        text: Replacement of the shown text; only with `edit`.
+        comment: Reason; it is recorded.
     """
 
     decision: Verdict
@@ -670,7 +642,7 @@ class DecidedReview(Wire):
     """Answer to `POST /reviews/{run_id}/{gate_id}`.
 
     Attributes:
-        status: How the run stands; one that waits goes on by itself.
+        status: State of the run; a waiting run continues without another request.
     """
 
     run_id: str
@@ -683,8 +655,8 @@ class FirstDecision(Wire):
     """The decision of a gate that counts.
 
     Attributes:
-        decision: `approve`, `edit` or `exit`; where the time was up, what applies then.
-        by: Who decided; `(timeout)` where the time was up.
+        decision: `approve`, `edit` or `exit`; after a timeout, the default decision.
+        by: Name of the person; `(timeout)` after a timeout.
     """
 
     decision: str
@@ -694,17 +666,17 @@ class FirstDecision(Wire):
 
 
 class ReviewConflict(Failure):
-    """Answer 409 to a decision that comes second.
+    """Answer 409 to a second decision at a gate.
 
     Attributes:
-        first: The one that counts.
+        first: The decision that counts.
     """
 
     first: FirstDecision
 
 
 class ReviewOfEnsemble(OpenReview):
-    """An open gate, and whose run it is of."""
+    """An open gate, and the team of its run."""
 
     ensemble: str
 
@@ -716,18 +688,18 @@ class ReviewList(Wire):
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, no defect
-    """A request is not carried out; raised by services and routes, answered as a `Failure` (S-SRV-4).
+    """The endpoint rejects a request. Services and routes raise it; the answer is a `Failure` (S-SRV-4).
 
     Attributes:
-        status: Of the answer.
+        status: HTTP status of the answer.
         code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
         message: What is wrong and what to do.
-        retry_after_s: After how long it may be asked again; None: that would not help.
-        missing: Inputs that the team needs.
-        run_id: The run that it is about.
-        error: Class of the error, in the answer: `InvalidRequest`, but for what a run would raise.
-        param: The field of the request that is wrong, where one alone is.
-        headers: More headers of the answer.
+        retry_after_s: Delay before a retry, s; None if a retry does not help.
+        missing: Required inputs that the request lacks.
+        run_id: The run, if the request is about one.
+        error: Class of the error in the answer: `InvalidRequest`, or the error that the run would raise.
+        param: The wrong field of the request, if there is exactly one.
+        headers: Additional headers of the answer.
     """
 
     def __init__(  # noqa: PLR0917  positional, so that it can be pickled
@@ -757,26 +729,26 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         return self.message
 
 
-#: What clients can subscribe to: the messages to everybody of file 27, and ends of runs that they asked for.
+#: Types that clients can subscribe to: the broadcast events, and results of runs that they requested.
 MESSAGE_TYPES = frozenset({
     "ensemble_started", "task_started", "task_input", "task_completed", "task_failed", "tool_called",
     "delegation_started", "delegation_completed", "delegation_failed", "review_requested", "review_timed_out",
     "review_decided", "llm_iteration_started", "llm_iteration_completed", "token", "ensemble_completed",
     "loop_iteration_completed", "graph_state_completed", "heartbeat", "run_result",
 })  # fmt: skip
-_EVERYTHING = "*"
-_LONGEST_NAME_SOCKET_SCHEMAS, _MOST_SHOWN, _MOST_TYPES = 256, 10, 64
+_ALL = "*"
+_MOST_SHOWN, _MOST_TYPES = 10, 64
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    #: comes back in every answer
+    #: repeated in every answer
     request_id: _Name | None = None
 
 
 class RunRequestMessage(_Message):
-    """`run_request`: the fields of a body of `POST /runs`."""
+    """`run_request`: starts a run. Its other fields are those of `NewRun`."""
 
     new_run: NewRun
 
@@ -788,12 +760,12 @@ class RunRequestMessage(_Message):
 
 
 class RunControl(_Message):
-    """`run_control`: cancel a run, tell it something, or let it ask another model."""
+    """`run_control`: cancels a run, sends it a directive, or switches its model."""
 
     run_id: _Name
     action: Literal["cancel", "inject", "switch_model"]
     text: Annotated[str | None, Field(max_length=LONGEST_DIRECTIVE), BeforeValidator(whole_data)] = None
-    ttl_s: Annotated[float | None, Field(gt=0, le=1e9)] = None
+    ttl_s: Annotated[float | None, Field(gt=0, le=_LONGEST_TTL_S)] = None
     model: _Name | None = None
     agent: _Name | None = None
 
@@ -807,18 +779,18 @@ class RunControl(_Message):
 
 
 def _check_known(names: list[str]) -> list[str]:
-    unknown = sorted({name for name in names if name not in MESSAGE_TYPES and name != _EVERYTHING})
+    unknown = sorted(set(names) - MESSAGE_TYPES - {_ALL})
     if unknown:
         raise ValueError(f"unknown types [{', '.join(unknown)}]. Known: [{', '.join(sorted(MESSAGE_TYPES))}]")
     return names
 
 
 class Subscribe(_Message):
-    """`subscribe`: which messages the client wants of those that are sent to everybody.
+    """`subscribe`: selects the broadcast messages that the client receives.
 
     Attributes:
-        events: Types; null, or with `*` among them: all.
-        run_id: Of this run alone; null: of all.
+        events: Types; null, or a list with `*`: all.
+        run_id: The run; null: all runs.
     """
 
     events: Annotated[list[_Name], Field(min_length=1, max_length=_MOST_TYPES), AfterValidator(_check_known)] | None = (
@@ -828,15 +800,12 @@ class Subscribe(_Message):
 
     @property
     def types(self) -> frozenset[str] | None:
-        """The types that are wanted; None: all."""
-        return None if self.events is None or _EVERYTHING in self.events else frozenset(self.events)
+        """The selected types; None: all."""
+        return None if self.events is None or _ALL in self.events else frozenset(self.events)
 
 
 def problems_of(error: pydantic.ValidationError) -> Refusal:
-    """Return why a message is none, as a refusal."""
+    """Translate the errors of a socket message."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    places = (
-        f"{'.'.join(map(str, each['loc'][:4]))[:_LONGEST_NAME_SOCKET_SCHEMAS]}: {each['msg']}"
-        for each in found[:_MOST_SHOWN]
-    )
-    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "; ".join(places))
+    problems = (f"{'.'.join(map(str, each['loc'][:4]))[:_LONGEST_NAME]}: {each['msg']}" for each in found[:_MOST_SHOWN])
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "; ".join(problems))

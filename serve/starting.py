@@ -1,7 +1,6 @@
-"""An endpoint of this machine: Ray, Serve and the teams, until Ctrl-C. Package: serve; what `ensemble-ray serve` begins.
+"""Starts an endpoint on this machine for `ensemble-ray serve`, until Ctrl-C.
 
-In: names of teams and an address. Out: an endpoint that answers there. It joins the cluster of `RAY_ADDRESS`, or starts one for itself,
-on loopback alone. Never: a second endpoint under a port that is taken.
+It joins the cluster of `RAY_ADDRESS`, or starts one on loopback.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-#: Tells Serve's proxy to bound bodies as replicas do.
+#: Makes Serve's proxy limit bodies like replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"
 _HIGHEST_PORT = 65535
@@ -41,17 +40,17 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPlace:
-    """Where an endpoint listens."""
+    """Address of an endpoint."""
 
     host: str
-    #: 0: any that is free
+    #: 0: any free port
     port: int
 
     def check(self) -> EndpointPlace:
-        """Return it with a port that is free.
+        """Return the address with a free port.
 
         Raises:
-            ValidationError: the port is none, or is taken; or there is no such address here.
+            ValidationError: the port is invalid or in use, or this machine does not have the address.
         """
         if not 0 <= self.port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
@@ -68,16 +67,16 @@ class EndpointPlace:
 
     @property
     def url(self) -> str:
-        """Its address for clients."""
+        """URL for clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
 
 def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
-    """Refuse an endpoint that nobody could ask: it would listen beyond loopback, where a key is needed, and there is none.
+    """Check that an endpoint whose requests need a key has at least one.
 
     Raises:
-        ValidationError: that is so.
+        ValidationError: it has none.
         EnsembleError: the keys cannot be read.
     """
     if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or keys.read():
@@ -85,16 +84,11 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
     raise ValidationError(
         f"An endpoint {where} needs keys, and there are none in {keys.location}. What to do: make one with ensemble-ray keys add "
-        "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
+        "NAME --teams TEAM,..., or serve with --keys none if a proxy in front of it identifies callers"
     )
 
 
 def _check(options: Mapping[str, object]) -> EndpointOptions:
-    """Return the arguments of the application.
-
-    Raises:
-        ValidationError: one of them is none.
-    """
     try:
         return EndpointOptions.model_validate(dict(options))
     except pydantic.ValidationError as error:
@@ -105,18 +99,16 @@ def _check(options: Mapping[str, object]) -> EndpointOptions:
 def serve_until_interrupted(
     options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str]
 ) -> None:
-    """Serve teams until this process is interrupted or told to end.
+    """Serve teams until this process is interrupted or terminated.
 
     Args:
-        options: Arguments of the application, such as `teams`, which were loaded and have their keys: what begins this looks before it
-            loads Ray Serve.
-        place: Where it listens.
-        teams: What the teams are called.
-        name: Of the application; what was accepted under it before is gone on with.
+        options: Arguments of the application. The caller has already loaded the teams and checked their keys.
+        place: Address of the endpoint.
+        teams: Names of the teams.
+        name: Name of the application. Runs that it accepted earlier are resumed.
 
     Raises:
-        ValidationError: a team, a tool or a model cannot be found, read or run, the port is taken, or callers would need keys and there are
-            none.
+        ValidationError: a team, tool or model cannot be loaded, the port is in use, or keys are needed and there are none.
         EnsembleError: Ray cannot be joined or started.
     """
     stopped = threading.Event()
@@ -144,7 +136,7 @@ def serve_until_interrupted(
         signal.signal(number, stop)
     notify(f"Serving [{', '.join(teams)}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
-    notify("Stopping. Runs that have not ended go on with the next start")
+    notify("Stopping. Open runs resume at the next start")
     cast("Any", ray_serve).shutdown()
     if (driver := spawn.existing(driver_name(name, namespace))) is not None:
         ray.kill(driver, no_restart=True)

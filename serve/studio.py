@@ -1,8 +1,7 @@
 """Studio behind an endpoint, at `/studio` (S-STU-80 to S-STU-83).
 
-In: the endpoint's service. Out: the page over the records of its runs, for callers of this endpoint. Rules: a caller with a key sees the
-runs that the endpoint accepted for its teams; reviews are decided and runs are cancelled by the endpoint's own service. Runs are
-neither resumed nor forked here: whoever drives the endpoint does that.
+A caller with a key sees the runs that the endpoint accepted for its teams. The endpoint's service decides reviews and cancels
+runs. Only the command line resumes and forks runs.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
 
-#: For how long the runs of a caller are taken for those that there are, s.
+#: How long the runs of a caller are cached, s.
 _LASTING_S = 2.0
-#: How often all of them are listed, s, and not only those that came since: an endpoint forgets the oldest.
+#: Interval of a complete list instead of only new runs, s. The endpoint deletes its oldest runs.
 _WHOLE_S = 60.0
 _NOT_HERE = (
     "Behind an endpoint runs are neither resumed nor forked from the page: ensemble-ray resume, ensemble-ray fork"
@@ -45,11 +44,7 @@ _NOT_HERE = (
 
 
 def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
-    """Return an application that is the page over the runs of an endpoint.
-
-    Args:
-        service: Returns the endpoint's runs.
-    """
+    """Return Studio for the runs of an endpoint, which `service` returns."""
     store = store_at(StoreAddress.of())
     reader = StudioReader(store, can_decide=True)
     studio = Studio(
@@ -65,55 +60,51 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class _CallerOfEndpoint:
-    """Who asks."""
+    """The caller of a request."""
 
     name: str | None
-    #: None: all that are recorded
+    #: None: all recorded runs
     run_ids: frozenset[str] | None
     sees_cluster: bool = True
 
     @property
     def sees_all(self) -> bool:
-        """Whether every recorded run is the caller's to see."""
         return self.run_ids is None
 
     def may_see(self, run: RecordedRun) -> bool:
-        """Whether a run was accepted for one of the caller's teams."""
         return self.run_ids is None or run.run_id in self.run_ids
 
 
 class _OwnCluster:
-    """The cluster that this replica is a part of. Fulfils `Cluster`, and `ClusterList` with itself."""
+    """The cluster of this replica. Implements `Cluster` and `ClusterList`."""
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
-        """Return it, whoever owns runs."""
         del owners
         return (self,)
 
     async def describe(self) -> ClusterDescription:
-        """Return what its actors say."""
-        # Here, since it loads Ray: the interface is built without it.
+        # Imported here, because it loads Ray and the interface is built without it.
         from ensemble_ray.actors.driver.cluster import describe_cluster
 
         return await describe_cluster()
 
 
 class _EndpointGuard:
-    """Knows callers as the endpoint's other routes do; `KeyCheck` has looked at their keys before."""
+    """Identifies callers like the endpoint's other routes. `KeyCheck` has already checked the key."""
 
     def __init__(self, service: Callable[[], RunService]) -> None:
         self._service = service
-        #: By teams. No right outlives its request by this: which teams a caller has says the key, which is looked at anew for
-        #: each request; a key whose teams were changed asks under others.
+        #: By teams. A cached entry extends no right: each request checks its key, and a key with changed teams uses another
+        #: entry.
         self._accepted: dict[frozenset[str] | None, _AcceptedRuns] = {}
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _CallerOfEndpoint:
-        """Return who asks.
+        """Return the caller.
 
         Raises:
             StudioRefusal: the caller lacks the right.
         """
-        del is_counted  # `KeyCheck` counts, and ends answers of keys that are revoked meanwhile
+        del is_counted  # `KeyCheck` counts requests, and ends answers of keys that are revoked
         found: object = getattr(request.state, "caller", ANYBODY)
         caller = found if isinstance(found, Caller) else ANYBODY
         if right not in caller.rights:
@@ -139,11 +130,11 @@ class _AcceptedRuns:
 
     @property
     def is_old(self) -> bool:
-        """Whether nobody asked for a while: what is known would be listed anew."""
+        """Whether the entry has expired."""
         return self._listing is None and time.monotonic() - self._listed_at > _WHOLE_S
 
     async def run_ids(self) -> frozenset[str]:
-        """Return their ids, as they stood a moment ago; those who ask at the same time wait for one list."""
+        """Return their ids, at most `_LASTING_S` old. Simultaneous calls share one request."""
         if time.monotonic() - self._listed_at > _LASTING_S:
             if self._listing is None:
                 self._listing = asyncio.create_task(self._list())
@@ -162,7 +153,7 @@ class _AcceptedRuns:
             self._listing = None
 
     async def _newer_than(self, known: frozenset[str]) -> frozenset[str]:
-        """Return the newest runs, up to the first page that has one that is known."""
+        """Return the newest runs, up to the first page with a known one."""
         found, cursor = frozenset[str](), None
         while True:
             page = await self._service().list(RunFilter(ensembles=self._teams), cursor=cursor, size=LARGEST_PAGE)
@@ -173,56 +164,34 @@ class _AcceptedRuns:
 
 
 class _EndpointActions:
-    """Actions that the endpoint's service carries out."""
+    """Actions of the endpoint's service."""
 
     def __init__(self, service: Callable[[], RunService], reader: StudioReader) -> None:
         self._service = service
         self._reader = reader
 
     async def cancel(self, run_id: str) -> None:
-        """Ask for the end of a run.
-
-        Raises:
-            StudioRefusal: there is no such run, or it is over.
-        """
         try:
             await self._service().cancel(run_id)
         except Refusal as refusal:
             raise _as_studio(refusal) from refusal
 
     async def preview_resume(self, run_id: str) -> RunPreview:
-        """Say that it is not done here."""
         del run_id
         return RunPreview(blocked=_NOT_HERE)
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Say that it is not done here."""
         del run_id, from_step
         return RunPreview(blocked=_NOT_HERE)
 
     async def resume(self, run_id: str) -> str:
-        """Refuse.
-
-        Raises:
-            StudioRefusal: always.
-        """
         raise StudioRefusal(HTTPStatus.CONFLICT, "NOT_HERE", f"Run '{run_id}': {_NOT_HERE}")
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Refuse.
-
-        Raises:
-            StudioRefusal: always.
-        """
         del asked
         return await self.resume(run_id)
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide at a gate, and return it.
-
-        Raises:
-            StudioRefusal: somebody was first, or nobody waits there.
-        """
         text = decision.text or "" if decision.decision == "edit" else None
         asked = NewDecision(decision=Verdict(decision.decision), text=text, comment=decision.comment)
         try:

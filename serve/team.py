@@ -1,7 +1,6 @@
-"""Which teams are served, and where they are found.
+"""Loads the served teams by name.
 
-In: names from Serve's arguments or the environment. Out: loaded teams, each under a name of its own. A team travels to the processes
-that run it by name, never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
+Processes exchange the name of a team, never its value, so that keys inside a team do not reach the cluster's object store.
 """
 
 from __future__ import annotations
@@ -19,28 +18,36 @@ from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, TaskInfo
 from ensemble_ray.teamfile import Runnable, find_planned_form, load_runnable
 
 if TYPE_CHECKING:
-    from ensemble_ray import Task
     from ensemble_ray.plan.plan import Plan
 
 
-def find_streamed_task(ensemble: Ensemble, plan: Plan) -> str | None:
-    """Return the instance of the task whose tokens are the answer; None: there is none (S-SRV-121).
+#: Environment variable with the names of the teams, separated by commas. Serve's arguments have priority.
+ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
+#: Deprecated name of the variable.
+_TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
+#: Variable that receives the earlier messages of a conversation, if a team's texts contain it.
+HISTORY_INPUT = "history"
+#: Limit of the rounds that collect a team's variables. Each round finds those of at least one more text.
+_MOST_ROUNDS = 1000
+_log = bounded_logger(__name__)
 
-    Args:
-        ensemble: What was planned, in this process.
-        plan: What will run.
-    """
+
+def find_streamed_task(ensemble: Ensemble, plan: Plan) -> str | None:
+    """Return the instance of the task whose tokens can be streamed as the answer, if there is one (S-SRV-121)."""
     if plan.units or plan.hierarchy is not None or not plan.nodes:
         return None
     last = plan.nodes[-1]
-    if not last.is_streaming or not _is_last(plan):
+    if not last.is_streaming or not _waits_for_all_others(plan):
         return None
     task = next((each for each in ensemble.tasks if each.object_id == last.object_id), None)
-    return f"{last.key}#0" if task is not None and _is_said_as_is(task, ensemble) else None
+    if task is None or task.output_type is not None or task.output_guardrails:
+        return None
+    is_reviewed = ensemble.has_reviews and (task.review is not None or ensemble.review_policy != "never")
+    return None if is_reviewed else f"{last.key}#0"
 
 
-def _is_last(plan: Plan) -> bool:
-    """Return whether the last task of the plan waits for all others."""
+def _waits_for_all_others(plan: Plan) -> bool:
+    """Return whether the last task of the plan depends on all other tasks."""
     if plan.workflow == "sequential":
         return True
     context = {node.key: node.context for node in plan.nodes}
@@ -54,49 +61,31 @@ def _is_last(plan: Plan) -> bool:
     return len(waited_for) == len(plan.nodes)
 
 
-def _is_said_as_is(task: Task, ensemble: Ensemble) -> bool:
-    """Return whether what the model says is the task's output, whatever it says."""
-    is_checked = task.output_type is not None or bool(task.output_guardrails)
-    is_reviewed = ensemble.has_reviews and (task.review is not None or ensemble.review_policy != "never")
-    return not is_checked and not is_reviewed
-
-
-#: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
-ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
-#: Its deprecated name.
-_TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
-#: Variable that takes what was said before the message, where a team's texts have it.
-HISTORY_INPUT = "history"
-#: Rounds in which a team's variables are found; each names those of one text more.
-_MOST_ROUNDS = 1000
-_log = bounded_logger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamName:
     """A YAML path or `module:attribute`."""
 
-    #: as it was given
+    #: as configured
     name: str
-    #: the file in full, where the name is one of a file; else empty
+    #: absolute path if `name` is an existing file; else empty
     path: str
 
     @property
     def shown(self) -> str:
-        """The name that clients know it by where the team itself has none: the stem of its file, or the attribute (S-SRV-1)."""
+        """Name for clients if the team declares none: the stem of its file, or the attribute (S-SRV-1)."""
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
     def load(self, *, needs_keys: bool = True) -> ServedTeam:
-        """Return the team, checked as far as it can be without inputs.
+        """Return the team, checked as far as possible without inputs.
 
         Args:
-            needs_keys: False where it is deployed from: keys of models are needed where it runs alone.
+            needs_keys: Whether model keys must be present. The process that deploys does not need them.
 
         Raises:
-            ValidationError: it cannot be found, read or run.
+            ValidationError: the team cannot be found, read or run.
         """
-        # A node that has the deployer's files finds them under their full path, also from another directory; one that
-        # got a copy of the working directory finds them under the name as it was given.
+        # A node that shares the deployer's files finds the full path from any directory. A node with a copy of the
+        # working directory finds the configured name.
         target = self.path if self.path and Path(self.path).is_file() else self.name
         loaded = load_runnable(target, needs_keys=needs_keys)
         return served_team(loaded.name or self.shown, loaded)
@@ -104,32 +93,31 @@ class TeamName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTeam:
-    """A team as requests run it."""
+    """A team with the facts that requests need."""
 
     definition: Runnable
     info: EnsembleInfo
-    #: those that are known before they run
+    #: empty if a run creates its tasks
     tasks: tuple[TaskInfo, ...] = ()
-    #: whether answers of models come in fragments
+    #: whether models stream their answers
     is_streaming: bool = False
-    #: inputs that a run may give; None: not known before its tasks are made
+    #: inputs that a run may set; None if a run creates its tasks
     inputs: frozenset[str] | None = None
 
     def with_models(self, models: Mapping[str, ChatModel]) -> ServedTeam:
-        """Return the team with more models that its runs can be told to ask; its own ones win."""
+        """Return the team with additional models to switch to. The team's own models have priority."""
         known = {**models, **self.definition.models}
         return replace(self, definition=self.definition.model_copy(update={"models": known}))
 
     def with_items(self, items: object) -> Runnable:
-        """Return the definition over other items."""
         return self.definition.replace(items=items)
 
 
 def served_team(name: str, definition: Runnable) -> ServedTeam:
-    """Return a team as it is served, checked as far as it can be without inputs.
+    """Return a team with its facts, checked as far as possible without inputs.
 
     Raises:
-        ValidationError: it cannot run.
+        ValidationError: the team cannot run.
     """
     planned = find_planned_form(definition)
     if planned is None:
@@ -169,17 +157,7 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
 
 
 def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task: str | None) -> ChatInfo:
-    """Return how a team is asked as a model (S-SRV-102, S-SRV-103).
-
-    Args:
-        name: The team's.
-        ensemble: What it plans.
-        inputs: Variables that a run has to give.
-        streamed_task: Instance of the task whose tokens are the answer.
-
-    Raises:
-        ValidationError: its `chat_input` is no variable of its texts.
-    """
+    """Return how a team answers as a model (S-SRV-102, S-SRV-103)."""
     known = _variables(ensemble.replace(inputs={})) if ensemble.inputs else inputs
     chosen = ensemble.chat_input
     if chosen is not None and chosen not in known:
@@ -193,7 +171,7 @@ def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task
 
 
 def _variables(ensemble: Ensemble) -> list[str]:
-    """Return the inputs that a run has to give, in the order in which its texts name them."""
+    """Return the inputs that a run must set, in the order of the texts."""
     found: dict[str, str] = {}
     for _ in range(_MOST_ROUNDS):
         try:
@@ -206,12 +184,12 @@ def _variables(ensemble: Ensemble) -> list[str]:
 
 
 def known_inputs(ensemble: Ensemble) -> frozenset[str]:
-    """Return the inputs that a run may give: variables of its texts, and those that have a value."""
+    """Return the inputs that a run may set: variables of the texts, and inputs with a default."""
     return frozenset([*ensemble.inputs, *_variables(ensemble.replace(inputs={}))])
 
 
 def _without_files(name: str, definition: Runnable) -> Runnable:
-    """Return a map-reduce that writes no files: runs of several clients would write into the same ones."""
+    """Return a map-reduce that writes no files, because runs of different clients would write to the same ones."""
     if isinstance(definition, Ensemble) or (definition.results is None and definition.dead_letters is None):
         return definition
     _log.warning("Team '%s' is served without its files of results and dead letters", name)
@@ -219,10 +197,10 @@ def _without_files(name: str, definition: Runnable) -> Runnable:
 
 
 def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
-    """Return the teams to serve: those given, else the environment's.
+    """Return the configured teams, else those of the environment.
 
     Raises:
-        ValidationError: neither names one.
+        ValidationError: no team is named.
     """
     given = [each.strip() for each in configured if each.strip()]
     chosen = os.environ.get(ENSEMBLES_VARIABLE) or os.environ.get(_TEAM_VARIABLE, "")
@@ -232,19 +210,15 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
             f"No team to serve: set {ENSEMBLES_VARIABLE}, or pass ensembles=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
-    return tuple(_team_name(each) for each in named)
-
-
-def _team_name(name: str) -> TeamName:
-    file = Path(name).expanduser()
-    return TeamName(name=name, path=str(file.resolve()) if file.is_file() else "")
+    files = [(each, Path(each).expanduser()) for each in named]
+    return tuple(TeamName(name=name, path=str(file.resolve()) if file.is_file() else "") for name, file in files)
 
 
 def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
-    """Return the teams by the names that clients know them by.
+    """Return the teams by their names for clients.
 
     Raises:
-        ValidationError: one of them cannot be found, read or run, or two have the same name.
+        ValidationError: a team cannot be found, read or run, or two teams have the same name.
     """
     teams: dict[str, ServedTeam] = {}
     places: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Runs as one caller sees them: those of its teams; others are not there (S-SRV-5)."""
+"""Access to runs and teams of one caller. Those of other teams do not exist for it (S-SRV-5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDe
     """Return a run of the caller's teams.
 
     Raises:
-        Refusal: there is none of that id that the caller may see.
+        Refusal: the caller's teams have no such run.
     """
     found = await service.get(run_id)
     if not caller.sees(found.ensemble):
@@ -28,10 +28,10 @@ async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDe
 
 
 async def chosen_ensemble(service: RunService, caller: Caller, name: str | None) -> str | None:
-    """Return the team that a caller means; None: the service decides.
+    """Return the team that a request means; None: the service decides.
 
     Raises:
-        Refusal: it is none of the caller's, or it names none and has several.
+        Refusal: the team is not the caller's, or the caller has several and the request names none.
     """
     if caller.ensembles is None:
         return name
@@ -48,10 +48,10 @@ async def chosen_ensemble(service: RunService, caller: Caller, name: str | None)
 
 
 def service_of(request: Request) -> RunService:
-    """Return the service of the application that a request came to.
+    """Return the service of the application.
 
     Raises:
-        Refusal: it is not there yet.
+        Refusal: the application is starting.
     """
     found: object = getattr(request.app.state, "service", None)
     if found is None:

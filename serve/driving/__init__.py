@@ -1,1 +1,1 @@
-"""Driving runs that requests asked for: what was accepted, what runs, what came of it. Knows no HTTP."""
+"""Drives the runs of an endpoint: requests, ledger, queue and driver. It does not depend on HTTP."""

@@ -1,4 +1,4 @@
-"""Runs of one process that are not over, and their turns."""
+"""Open runs of one process, their queue, and their outcomes."""
 
 from __future__ import annotations
 
@@ -33,70 +33,77 @@ if TYPE_CHECKING:
     from ensemble_ray.values.reviews import OpenReview as RecordedReview
 
 
+_STATUSES = {
+    RunState.PENDING: RunStatus.RUNNING,
+    RunState.RUNNING: RunStatus.RUNNING,
+    RunState.WAITING: RunStatus.WAITING,
+    RunState.COMPLETED: RunStatus.COMPLETED,
+    RunState.FAILED: RunStatus.FAILED,
+    RunState.CANCELLED: RunStatus.CANCELLED,
+    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
+    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
+}
+_IN_RECORD = "The record of the run says more"
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ActiveRun:
-    """A run that was accepted and is not over."""
+    """An accepted run that has not ended."""
 
     entry: LedgerEntry
     team: ServedTeam
     asked: NewRun
-    #: what its models say just now, where the team streams; closed when its outcome is kept
+    #: streamed tokens of its models; closed when its outcome is stored
     live: LiveEvents = field(default_factory=LiveEvents)
-    #: None: it has not begun here
+    #: None before it starts in this process
     run: Run | None = None
-    #: whether the ledger has it
+    #: whether it is in the ledger
     is_kept: bool = False
-    #: whether it had its turn, here or in another process
+    #: whether it has started, here or in another process
     has_begun: bool = False
-    #: whether it waits for people, and has no turn meanwhile
+    #: whether it waits for people, outside of the queue
     is_aside: bool = False
-    #: set when somebody has decided at a gate of it at this endpoint, until it goes on
+    #: set by a decision at this endpoint, until the run resumes
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    #: whether somebody asked for its end
+    #: whether a client requested its end
     is_cancelled: bool = False
-    #: its last state, when `done` is set
+    #: final state, once `done` is set
     ended: RunDetail | None = None
-    #: set when its outcome is kept
+    #: set when its outcome is stored
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    #: does the work
+    #: drives the run
     task: asyncio.Task[None] | None = None
 
 
-class Turns:
-    """Runs of one team: so many at a time, the others one after the other."""
+class RunQueue:
+    """Queue of one team's runs. `on_change` is called after each change of a count."""
 
-    def __init__(self, most: int, on_change: Callable[[Turns], None]) -> None:
-        """Begin without a run.
-
-        Args:
-            most: Runs at a time.
-            on_change: Called when there are more or fewer that run or wait.
-        """
+    def __init__(self, most: int, on_change: Callable[[RunQueue], None]) -> None:
         self._most = most
         self._on_change = on_change
         self._running = 0
         self._waiting = 0
-        #: first come, first served; each hears of its own turn alone, however many wait
+        #: in order of arrival; each future wakes only its own run
         self._queue: OrderedDict[ActiveRun, asyncio.Future[bool]] = OrderedDict()
 
     @property
     def running(self) -> int:
-        """How many run."""
+        """Number of running runs."""
         return self._running
 
     @property
     def queued(self) -> int:
-        """How many wait for their turn."""
+        """Number of queued runs."""
         return len(self._queue)
 
     @property
     def waiting(self) -> int:
-        """How many wait for people, and need no turn."""
+        """Number of runs that wait for people, outside of the queue."""
         return self._waiting
 
     @contextmanager
     def aside(self, active: ActiveRun) -> Generator[None]:
-        """Count a run that waits for people, as long as it does."""
+        """Count a run as waiting for people."""
         active.is_aside = True
         self._waiting += 1
         self._on_change(self)
@@ -118,16 +125,16 @@ class Turns:
             return await turn
         except asyncio.CancelledError:
             if self._queue.pop(active, None) is None and not turn.cancelled() and turn.result():
-                self.release()  # it was called just now
+                self.release()  # its turn came at the same moment
             raise
 
     def release(self) -> None:
-        """Take notice that a run is over."""
+        """End the turn of a run."""
         self._running -= 1
         self._call_next()
 
     def cancel(self, active: ActiveRun) -> None:
-        """Let a run that waits go."""
+        """Mark a run as cancelled, and remove it from the queue."""
         active.is_cancelled = True
         turn = self._queue.pop(active, None)
         if turn is not None:
@@ -143,23 +150,9 @@ class Turns:
         self._on_change(self)
 
 
-_STATUSES = {
-    RunState.PENDING: RunStatus.RUNNING,
-    RunState.RUNNING: RunStatus.RUNNING,
-    RunState.WAITING: RunStatus.WAITING,
-    RunState.COMPLETED: RunStatus.COMPLETED,
-    RunState.FAILED: RunStatus.FAILED,
-    RunState.CANCELLED: RunStatus.CANCELLED,
-    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
-    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
-}
-
-_IN_RECORD = "The record of the run says more"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     status: RunStatus
     result: FinishedRun | None = None
@@ -167,31 +160,28 @@ class Outcome:
 
 
 def status_of_state(state: RunState) -> RunStatus:
-    """Return what clients call a state."""
     return _STATUSES[state]
 
 
 def outcome_of_output(state: RunState, output: EnsembleOutput) -> Outcome:
-    """Return the outcome of a run that gave an output."""
     return Outcome(status=status_of_state(state), result=FinishedRun.of(output))
 
 
 def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
-    """Return the outcome of a run that raised."""
     status = RunStatus.REJECTED if is_refusal(error) else RunStatus.FAILED
     return Outcome(status=status, error=failure_of(error, run_id))
 
 
 def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
-    """Return the outcome of a run that raised what no run raises; its text is for the operator's log."""
+    """Return the outcome of a run that raised an unexpected error. Its text is only logged."""
     return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id, "The endpoint's log says more"))
 
 
 async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
-    """Return the outcome of a run that ended while nobody here waited for it; None: it has no end, and can go on.
+    """Return the recorded outcome of a run; None: it has no end and can be resumed.
 
     Raises:
-        RecordError: its record is damaged.
+        RecordError: the record is damaged.
     """
     head = await read_head(store, run_id)
     match head.state:
@@ -200,22 +190,21 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
         case RunState.FAILED:
             return Outcome(status=RunStatus.FAILED, error=await _recorded_failure(store, head, run_id))
         case RunState.COMPLETED if head.is_dynamic:
-            return None  # going on gives its output, without doing anything
+            return None  # a resumed run returns its output without another call
         case state:
             try:
                 return outcome_of_output(state, fold_output(await store.facts(run_id)))
-            except (IllegalStateError, RecordError):  # of a part of a dynamic run no output is made
+            except (IllegalStateError, RecordError):  # an incomplete dynamic run has no output
                 return Outcome(status=status_of_state(state))
 
 
 async def open_reviews(store: RunStore, run_id: str) -> list[OpenReview]:
-    """Return the gates of a run that wait for somebody, in the order in which they were opened."""
+    """Return the open gates of a run, in order of creation."""
     gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
     return [as_open_review(each) for each in gates]
 
 
 def as_open_review(gate: RecordedReview) -> OpenReview:
-    """Return an open gate as it travels."""
     return OpenReview(
         run_id=gate.run_id,
         gate_id=gate.gate_id,
@@ -266,7 +255,7 @@ async def _recorded_failure(store: RunStore, head: RunHead, run_id: str) -> Fail
 
 
 def summary_of(entry: LedgerEntry, *, is_active: bool) -> RunSummary:
-    """Return a run as lists show it; one that has not ended and that nobody works on is interrupted."""
+    """Return a run for a list. A run without an end and an owner is interrupted."""
     is_left = not entry.status.is_final and not is_active
     return RunSummary(
         run_id=entry.run_id,
@@ -286,7 +275,7 @@ def detail_of(
     outcome: Outcome | None = None,
     reviews: Sequence[OpenReview] = (),
 ) -> RunDetail:
-    """Return a run with what became of it, or with the gates at which it waits."""
+    """Return a run with its outcome or its open gates."""
     return RunDetail(
         run_id=entry.run_id,
         status=status,

@@ -1,8 +1,7 @@
-"""DrivenRuns: the `RunService` of one process, which drives all runs of an endpoint.
+"""DrivenRuns: the `RunService` of the process that drives all runs of an endpoint.
 
-In: requests. Out: runs of the teams, on the runtime that it is given, and what is known of them. Rules: what was accepted is in the ledger
-before the client hears of it, and is run after a restart, from where its record stands; a client that goes away ends nothing; what
-happened in a run is read from its record. On the library's loop, whatever loop asks.
+An accepted run is in the ledger before the client gets its answer, and resumes after a restart. Public methods can be called
+from any event loop; the work is done on the library's loop.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
 from ensemble_ray.serve.driving.active import (
     ActiveRun,
     Outcome,
-    Turns,
+    RunQueue,
     detail_of,
     open_reviews,
     outcome_of_defect,
@@ -44,7 +43,7 @@ from ensemble_ray.serve.driving.requests import (
     team_of,
 )
 from ensemble_ray.serve.driving.run_driver import (
-    KeptEnds,
+    EndWriter,
     RunsTeam,
     decide_gate,
     inject_directive,
@@ -72,8 +71,7 @@ from ensemble_ray.serve.schemas import (
 if TYPE_CHECKING:
     from ensemble_ray import ChatModel, RunExistsError, Runtime
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.serve.driving.ledger import LedgerEntry
-    from ensemble_ray.serve.driving.requests import RunLedger
+    from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
     from ensemble_ray.serve.schemas import (
         DecidedReview,
         NewDecision,
@@ -89,6 +87,17 @@ if TYPE_CHECKING:
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
 
 
+#: Interval at which `wait` checks whether a run waits for a person, s.
+_LOOK_S = 1.0
+_log = bounded_logger(__name__)
+#: Delay for clients that were refused because the queue is full, s.
+_RETRY_S = 5
+#: How long the end of a run is held back until the ledger has it, s.
+_STORING_S = 20.0
+#: How long a reader of events waits in one call, s.
+_READ_S = 10.0
+
+
 def open_follower(
     followed: SharedEnds,
     run_id: str,
@@ -97,17 +106,10 @@ def open_follower(
     active: ActiveRun | None,
     status: Callable[[], Awaitable[RunStatus]],
 ) -> RunFollower:
-    """Return a reader of a run's events.
-
-    Args:
-        followed: The records that are read by several.
-        run_id: The run's id.
-        after: What the client has had; None: nothing.
-        active: The run, where it is not over.
-        status: Returns how it stands.
+    """Return a reader of a run's events behind the cursor `after`. `active` is None if the run has ended.
 
     Raises:
-        Refusal: the cursor is none.
+        Refusal: the cursor is invalid.
     """
     try:
         cursor = None if after is None else Cursor.parse(after)
@@ -123,32 +125,20 @@ def open_follower(
 
 
 def wire_event(event: WireEvent) -> RunEvent:
-    """Return an event as routes give it on."""
     cursor = None if event.cursor is None else str(event.cursor)
     return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
 
 
-#: How often a run that somebody waits for is looked at, whether it waits for a person, s.
-_LOOK_S = 1.0
-
-
 class DrivenRunViews:
-    """The runs of one process as clients see them."""
+    """Reads the states of runs. `active` contains a run from before it is in the ledger until its end is there."""
 
     def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
-        """Make it.
-
-        Args:
-            ledger: What was accepted.
-            active: Runs that are not over, from before they are in the ledger until their outcome is there.
-            store: Returns the store of their records.
-        """
         self._ledger = ledger
         self._active = active
         self._store = store
 
     async def entry(self, run_id: str) -> LedgerEntry:
-        """Return a run as it was accepted, with its outcome when it has ended.
+        """Return a run from the ledger.
 
         Raises:
             Refusal: there is no such run.
@@ -164,11 +154,6 @@ class DrivenRunViews:
         return found
 
     async def detail(self, run_id: str) -> RunDetail:
-        """Return a run as it stands.
-
-        Raises:
-            Refusal: there is no such run.
-        """
         active = self._active.get(run_id)
         entry = await self.entry(run_id)
         ended = entry.outcome if active is None else active.ended
@@ -182,15 +167,10 @@ class DrivenRunViews:
         summary = await self._store().summary(run_id)
         status = RunStatus.RUNNING if summary is None else status_of_state(summary.state)
         if status is not RunStatus.WAITING:
-            status = RunStatus.RUNNING  # its end is not kept yet
+            status = RunStatus.RUNNING  # the ledger does not have its end yet
         return detail_of(entry, status=status, reviews=await open_reviews(self._store(), run_id))
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        """Return a run when it ended, waits for a person, or the time is up.
-
-        Raises:
-            Refusal: there is no such run.
-        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (active := self._active.get(run_id)) is not None and (left := deadline - loop.time()) > 0:
@@ -206,25 +186,21 @@ class DrivenRunViews:
         return await self.detail(run_id)
 
     async def page(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage:
-        """Return runs, newest first.
-
-        Raises:
-            Refusal: the cursor is none that a page gave.
-        """
-        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  as SQLite counts
-            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a list gave")
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  SQLite's limit
+            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is not from a list of runs")
         size = min(size, LARGEST_PAGE)
         before = None if cursor is None else int(cursor)
-        there = set(self._active)  # before the look: one that ends meanwhile has its outcome at the next one
+        # Before the ledger is read, so that a run that ends in between is read again.
+        before_read = set(self._active)
         entries = await self._entries(wanted, before, size + 1)
-        shown = [await self._read_again(each, there) for each in entries[:size]]
+        shown = [await self._read_again(each, before_read) for each in entries[:size]]
         more = str(shown[-1].seq) if len(entries) > size else None
         return RunPage(
             runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
         )
 
     async def _entries(self, wanted: RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return entries, newest first; a run whose end the ledger does not have yet is one that ended."""
+        """Return entries, newest first, including ends that are not in the ledger yet."""
         if wanted.status is None or all(active.ended is None for active in self._active.values()):
             entries = await threads.run(self._ledger.page, wanted, before=before, size=size)
             return [self._with_end(each) for each in entries]
@@ -244,24 +220,15 @@ class DrivenRunViews:
             return entry
         return replace(entry, status=active.ended.status, ended_at=active.ended.ended_at, outcome=active.ended)
 
-    async def _read_again(self, entry: LedgerEntry, there: set[str]) -> LedgerEntry:
-        """Return an entry with the outcome that came since it was read."""
-        if entry.status.is_final or entry.run_id in self._active or entry.run_id not in there:
+    async def _read_again(self, entry: LedgerEntry, before_read: set[str]) -> LedgerEntry:
+        """Return an entry with the outcome that was stored after it was read."""
+        if entry.status.is_final or entry.run_id in self._active or entry.run_id not in before_read:
             return entry
         return await threads.run(self._ledger.find, entry.run_id) or entry
 
 
-_log = bounded_logger(__name__)
-#: After how long a client that was refused for want of room may ask again, s.
-_RETRY_S = 5
-#: For how long the end of a run is not told because it is not kept yet, s.
-_KEEPING_S = 20.0
-#: How long a reader of events waits in one go, s.
-_READ_S = 10.0
-
-
 class DrivenRuns:
-    """The runs of all teams of an endpoint."""
+    """The runs of all teams of an endpoint. `recover` resumes those of an earlier process."""
 
     def __init__(
         self,
@@ -276,18 +243,18 @@ class DrivenRuns:
         datasets: DatasetCatalog | None = None,
         on_lost: Callable[[RunExistsError], object] | None = None,
     ) -> None:
-        """Make it; `recover` begins what was left.
+        """Prepare the runs.
 
         Args:
-            teams: By the names that clients know them by.
-            runtime: Where runs live.
-            ledger: What was accepted.
-            limits: What is allowed; None: the defaults.
-            tools: Those that clients may call, and tasks of requests may name; None: there are none.
-            models: Those that runs of all teams can be told to ask, by name, beside the teams' own.
-            datasets: Those that requests may map; None: there are none.
-            tally: Counts what happens; None: one of its own.
-            on_lost: Called on the library's loop when another process has the ledger, and drives the runs from then on.
+            teams: Served teams by name.
+            runtime: Runtime of the runs.
+            ledger: Stores accepted runs.
+            limits: Limits of the endpoint; None: the defaults.
+            tally: Counts metrics; None: a new one.
+            tools: Tools that clients may call and that tasks of requests may name.
+            models: Additional models for runs of all teams to switch to, by name.
+            datasets: Datasets that requests may map.
+            on_lost: Called on the library's loop when another process owns the ledger, and so drives the runs.
         """
         self._teams: dict[str, ServedTeam] = {}
         self._models = models or {}
@@ -299,81 +266,66 @@ class DrivenRuns:
         self._runtime = runtime
         self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns: dict[str, Turns] = {}
+        self._queues: dict[str, RunQueue] = {}
         self._accepting = asyncio.Lock()
         self._on_lost = on_lost
-        self._ends = KeptEnds(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
+        self._ends = EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedEnds(self._store)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
             self.serve(name, team)
 
     def serve(self, name: str, team: ServedTeam) -> None:
-        """Let requests run a team from now on; runs of another one of that name are not concerned."""
+        """Start to serve a team, or replace it. Runs of the replaced team are not affected."""
         self._teams[name] = team.with_models(self._models)
-        self._turns.setdefault(name, Turns(self._limits.max_running, partial(self._tally.stand, name)))
+        self._queues.setdefault(name, RunQueue(self._limits.max_running, partial(self._tally.set_gauges, name)))
 
     @property
     def _store(self) -> RunStore:
         return store_at(self._runtime.store_address)
 
-    # The port. Each call goes to the library's loop.
-
     async def ensembles(self) -> Sequence[EnsembleInfo]:
-        """Return the teams, by name."""
         return [self._teams[name].info for name in sorted(self._teams)]
 
     async def metrics(self) -> Sequence[Sample]:
-        """Return what runs did and cost; see `RunService.metrics`."""
         return self._tally.samples()
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
-        """Take a run; see `RunService.start`."""
         return await bridge(self._start(asked, idempotency_key))
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        """Return the run when it ended or the time is up; see `RunService.wait`."""
         return await bridge(self._views.wait(run_id, timeout_s))
 
     async def get(self, run_id: str) -> RunDetail:
-        """Return the run as it stands; see `RunService.get`."""
         return await bridge(self._views.detail(run_id))
 
     async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
-        """Return a page of runs; see `RunService.list`."""
         return await bridge(self._views.page(wanted, cursor, size))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
-        """Return what happens in a run; see `RunService.events`."""
         follower = await self.follow(run_id, after)
         while not follower.is_over:
             for each in await self.read(follower, _READ_S):
                 yield wire_event(each)
 
     async def cancel(self, run_id: str) -> RunDetail:
-        """Ask the run to end; see `RunService.cancel`."""
         return await bridge(self._cancel(run_id))
 
     async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
-        """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await bridge(self._inject(run_id, directive, by))
 
     async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
-        """Let the tasks of a run ask another model; see `RunService.switch_model`."""
         return await bridge(self._switch_model(run_id, model, by))
 
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
-        """Return the gates at which runs wait; see `RunService.reviews`."""
         return await bridge(open_gates(self._store, self._active, ensembles))
 
     async def decide(
         self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
     ) -> DecidedReview | ReviewConflict:
-        """Decide at a gate; see `RunService.decide`."""
         return await bridge(self._decide(run_id, gate_id, decision, by))
 
     async def capabilities(self) -> Capabilities:
-        """Return what is there; see `RunService.capabilities`."""
         teams = sorted(self._teams.items())
         tasks = [task for _, team in teams for task in team.tasks]
         models = [
@@ -382,32 +334,27 @@ class DrivenRuns:
         return Capabilities(tools=self._tools.infos, models=models, tasks=tasks)
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
-        """Call a tool once; see `RunService.invoke_tool`."""
         return await bridge(self._tools.invoke(name, body.arguments))
 
-    # What a process elsewhere reads events with.
-
     async def follow(self, run_id: str, after: str | None) -> RunFollower:
-        """Return a reader of a run's events.
+        """Return a reader of a run's events, for a client in another process.
 
         Raises:
-            Refusal: there is no such run, or the cursor is none.
+            Refusal: there is no such run, or the cursor is invalid.
         """
         return await bridge(self._follow(run_id, after))
 
     async def read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
-        """Return the next events of a reader; when the last one is among them, the run's outcome is kept."""
+        """Return the next events of a reader. With the last event, the run's outcome is stored."""
         return await bridge(self._read(follower, timeout_s))
 
     async def recover(self) -> int:
-        """Go on with everything that was accepted and has not ended; return how many runs that are."""
+        """Resume all accepted runs that have not ended; return their number."""
         return await bridge(self._recover())
 
     async def close(self) -> None:
-        """Let go of the ledger; runs that have not ended are gone on with after the next start."""
+        """Release the ledger. The next process resumes the open runs."""
         await bridge(self._close())
-
-    # On the library's loop.
 
     async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
         team = team_of(asked.ensemble, self._teams)
@@ -421,9 +368,9 @@ class DrivenRuns:
                 return answer_repetition(found, wanted)
             if unknown is not None:
                 raise unknown
-            turns = self._turns[team.info.name]
-            if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
-                text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
+            queue = self._queues[team.info.name]
+            if queue.running + queue.queued >= self._limits.max_running + self._limits.max_queued:
+                text = f"The team '{team.info.name}' has {queue.running} running and {queue.queued} queued runs: try again later"
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
             self._active[wanted.run_id] = active = self._activate(wanted)
             try:
@@ -439,26 +386,26 @@ class DrivenRuns:
         return ActiveRun(entry=entry, team=team, asked=entry.request or NewRun())
 
     def _begin(self, active: ActiveRun, *, is_recovered: bool) -> None:
-        """Have a run done that is in the ledger."""
+        """Start to drive a run of the ledger."""
         active.is_kept = True
         active.has_begun = active.entry.status is not RunStatus.ACCEPTED
         self._active[active.entry.run_id] = active
         active.task = asyncio.create_task(self._drive(active, is_recovered=is_recovered))
 
     async def _drive(self, active: ActiveRun, *, is_recovered: bool) -> None:
-        """Run it when its turn comes, and keep what became of it."""
+        """Run the run when its turn comes, and store its end."""
         run_id = active.entry.run_id
         try:
             outcome = await self._take_turn(active, is_recovered=is_recovered)
-            while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
+            while outcome.status is RunStatus.WAITING:  # for a person; its place in the queue is free
                 await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
-                with self._turns[active.entry.ensemble].aside(active):
+                with self._queues[active.entry.ensemble].aside(active):
                     await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
-        except LedgerLostError as error:  # what becomes of it is its new driver's business
+        except LedgerLostError as error:  # the new owner of the ledger drives the run
             self._lose(error)
             return
-        except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
+        except Exception as error:  # noqa: BLE001  waiting clients must get an answer after any defect
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = outcome_of_defect(error, run_id)
         self._tally.end(active.entry.ensemble, outcome)
@@ -468,42 +415,42 @@ class DrivenRuns:
             ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
             outcome=outcome,
         )
-        await self._keep_end(active, ended)
+        await self._store_end(active, ended)
 
-    async def _keep_end(self, active: ActiveRun, ended: RunDetail) -> None:
-        """Keep how a run ended, and tell whoever waits for it: as soon as it is kept, or when that takes long."""
+    async def _store_end(self, active: ActiveRun, ended: RunDetail) -> None:
+        """Store the end of a run, and report it to waiting clients when it is stored, or after `_STORING_S`."""
         run_id = active.entry.run_id
-        keeping = asyncio.create_task(self._ends.keep(run_id, ended))
+        storing = asyncio.create_task(self._ends.write(run_id, ended))
         try:
-            kept, _ = await asyncio.wait({keeping}, timeout=_KEEPING_S)
-            if kept and keeping.result():
-                del self._active[run_id]  # else it is told from here, as the ledger knows no better
+            stored, _ = await asyncio.wait({storing}, timeout=_STORING_S)
+            if stored and storing.result():
+                del self._active[run_id]  # otherwise `active` reports the end, because the ledger does not have it
             active.ended = ended
             self._followed.forget(run_id)
             active.live.close()
             active.done.set()
-            if not kept and await keeping:
+            if not stored and await storing:
                 del self._active[run_id]
         finally:
-            keeping.cancel()
+            storing.cancel()
 
     def _lose(self, error: RunExistsError) -> None:
-        """Take notice that another process drives the runs from now on."""
-        _log.error("The runs of this endpoint are driven elsewhere now: %s", describe(error))
+        """Report that another process drives the runs now."""
+        _log.error("Another process drives the runs of this endpoint: %s", describe(error))
         if self._on_lost is not None:
             self._on_lost(error)
 
     async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
-        """Carry a run out when it is its turn."""
-        turns = self._turns[active.entry.ensemble]
-        if not await turns.acquire(active):
+        """Wait for the turn of a run, then carry it out."""
+        queue = self._queues[active.entry.ensemble]
+        if not await queue.acquire(active):
             return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
         active.has_begun = True
         try:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
         finally:
-            turns.release()
+            queue.release()
 
     async def _recover(self) -> int:
         entries = await threads.run(self._ledger.list_unfinished)
@@ -511,19 +458,19 @@ class DrivenRuns:
         for entry in known:
             self._begin(self._activate(entry), is_recovered=True)
         if left := [each for each in entries if each.ensemble not in self._teams]:
-            _log.warning("%d runs of teams that are served no more are left as they stand", len(left))
+            _log.warning("%d runs belong to teams that this endpoint no longer serves. They are not resumed", len(left))
             for entry in left:
-                await self._keep_recorded_end(entry)
+                await self._store_recorded_end(entry)
         return len(known)
 
-    async def _keep_recorded_end(self, entry: LedgerEntry) -> None:
-        """Keep the end of a run that ended while the ledger could not keep it, or nobody drove it: its record says how."""
-        with contextlib.suppress(RecordError):  # what is damaged is left as it stands
+    async def _store_recorded_end(self, entry: LedgerEntry) -> None:
+        """Store the end of a run whose record has an end that the ledger lacks."""
+        with contextlib.suppress(RecordError):  # a damaged record stays as it is
             outcome = await recorded_outcome(self._store, entry.run_id)
             if outcome is not None:
                 now = datetime.fromtimestamp(SystemClock().now(), UTC)
                 ended = detail_of(entry, status=outcome.status, ended_at=now, outcome=outcome)
-                await self._ends.keep(entry.run_id, ended)
+                await self._ends.write(entry.run_id, ended)
 
     async def _close(self) -> None:
         tasks = [active.task for active in self._active.values() if active.task is not None]
@@ -532,11 +479,11 @@ class DrivenRuns:
         await asyncio.gather(*tasks, return_exceptions=True)
         await threads.run(self._ledger.close)
 
-    async def _going_on(self, run_id: str) -> ActiveRun:
-        """Return a run that is not over.
+    async def _get_open_run(self, run_id: str) -> ActiveRun:
+        """Return a run that has not ended.
 
         Raises:
-            Refusal: there is no such run, or it is over.
+            Refusal: there is no such run, or it has ended.
         """
         active = self._active.get(run_id)
         if active is None or active.ended is not None:
@@ -545,18 +492,18 @@ class DrivenRuns:
         return active
 
     async def _cancel(self, run_id: str) -> RunDetail:
-        active = await self._going_on(run_id)
-        self._turns[active.entry.ensemble].cancel(active)
+        active = await self._get_open_run(run_id)
+        self._queues[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._views.detail(run_id)
 
     async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
-        await inject_directive(await self._going_on(run_id), directive, by)
+        await inject_directive(await self._get_open_run(run_id), directive, by)
         return await self._views.detail(run_id)
 
     async def _switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail:
-        await switch_run_model(await self._going_on(run_id), model, by)
+        await switch_run_model(await self._get_open_run(run_id), model, by)
         return await self._views.detail(run_id)
 
     async def _decide(
@@ -569,7 +516,8 @@ class DrivenRuns:
             return None if active is None else self._runs_team.find_output_type(active, key)
 
         decided = await decide_gate(self._store, run_id, gate_id, decision, by, find_type=find_type)
-        if active is not None and active.run is not None:  # else its team may be another one than that which began it
+        # A run that this process has not started may have been recorded with another team.
+        if active is not None and active.run is not None:
             active.decided.set()
         return decided
 
@@ -578,8 +526,8 @@ class DrivenRuns:
 
         async def status() -> RunStatus:
             active = self._active.get(run_id)
-            is_going_on = active is not None and active.ended is None
-            return RunStatus.RUNNING if is_going_on else (await self._views.detail(run_id)).status
+            is_open = active is not None and active.ended is None
+            return RunStatus.RUNNING if is_open else (await self._views.detail(run_id)).status
 
         return open_follower(self._followed, run_id, after, active=self._active.get(run_id), status=status)
 
@@ -587,5 +535,5 @@ class DrivenRuns:
         messages = await follower.read(timeout_s)
         active = self._active.get(follower.run_id)
         if active is not None and messages and messages[-1].type == LAST_TYPE:
-            await active.done.wait()  # whoever asks for the run next has its result
+            await active.done.wait()  # a request after the last event must get the result
         return messages

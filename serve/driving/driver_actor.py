@@ -1,7 +1,7 @@
-"""RunDriver: drives the runs of one endpoint in a process of its own, so that no replica holds any.
+"""RunDriver: the detached actor on the head node that drives the runs of one endpoint.
 
-Detached and on the head node: it outlives replicas and deployments. When its process dies, Ray starts it again, and it goes on with
-everything that its ledger has and that has not ended. Refusals are replies, since errors of actors are failures of the cluster.
+It outlives replicas and deployments. If its process dies, Ray restarts it, and it resumes all open runs of its ledger. It
+returns a `Refusal` as a reply, because an error that an actor raises means a failure of the cluster.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ensemble_ray.process.forks import SystemClock, submit, threads
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
-from ensemble_ray.serve.driving.ledger import LedgerLostError
-from ensemble_ray.serve.driving.requests import open_ledger
+from ensemble_ray.serve.driving.ledger import LedgerLostError, open_ledger
 from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.team import load_teams
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.serve.driving.requests import DriverConfig, RunLedger
+    from ensemble_ray.serve.driving.ledger import RunLedger
+    from ensemble_ray.serve.driving.requests import DriverConfig
     from ensemble_ray.serve.schemas import (
         AcceptedRun,
         Capabilities,
@@ -69,36 +69,38 @@ _UNKNOWN = "This key is unknown here, or was revoked"
 _REALM = 'Bearer realm="ensemble-ray"'
 
 
-class KeptCallers:
-    """Who may ask, as the keys have it that are kept.
+T = TypeVar("T")
+#: Cached readers of events. A lost one is created again from its cursor.
+_KEPT_READERS = 2000
+#: Time for replies to be sent before this process exits, s.
+_LEAVING_S = 1.0
+#: How long a request waits for the teams and the ledger, s.
+_OPENING_S = 60.0
 
-    Args:
-        keys: Where they are kept.
-        policy: Which requests need one.
-        clock: Where time comes from.
-    """
+
+class CallerCache:
+    """Identifies callers by the stored keys, which are read again after each change."""
 
     def __init__(self, keys: KeyStore, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
         self._keys = keys
         self._admission = Admission(policy)
         self._clock = clock or SystemClock()
-        #: of the keys as they were read; False: they were not
+        #: stamp of the keys that were read; False: none were read
         self._stamp: KeyStamp | bool | None = False
         self._reading = asyncio.Lock()
-        #: how often they could not be read, and why the last time
+        #: number of failed reads, and the last error
         self._failures = 0
         self._failure: EnsembleError | OSError | None = None
 
     async def admit(self, knock: Knock) -> Caller:
-        """Return who sends a request; see `Callers.admit`."""
         try:
             await self._refresh()
         except (EnsembleError, OSError) as error:
-            _log.error("No request is let in: %s", error)
+            _log.error("All requests are refused, because the keys cannot be read: %s", error)
             raise Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "NOT_READY",
-                "The endpoint cannot read its keys. Its log says more",
+                "The endpoint cannot read its keys. See its log",
                 retry_after_s=30,
             ) from None
         decision = self._admission.decide(knock, at=self._clock.now())
@@ -108,13 +110,7 @@ class KeptCallers:
         return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
 
     async def _refresh(self) -> None:
-        """Take the keys as they are now.
-
-        A database that is away is waited for: who comes meanwhile is refused with the one that waits, and not one after the other.
-
-        Raises:
-            EnsembleError, OSError: they cannot be read.
-        """
+        """Read the keys if they have changed. Calls that wait for a failing read fail with it, not one after the other."""
         before = self._failures
         async with self._reading:
             if self._failure is not None and self._failures > before:
@@ -146,7 +142,7 @@ def _refusal(denied: Denied) -> Refusal:
 
 
 class RayExporter:
-    """Reports changes to Ray, which writes `ray_` before their names."""
+    """Exports metrics to Ray, which adds the prefix `ray_` to their names."""
 
     def __init__(self) -> None:
         made = cast("Any", ray_metrics)
@@ -158,22 +154,10 @@ class RayExporter:
         }
 
     def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Take notice that a counter grew."""
         self._reported[metric.name].inc(amount, tags=dict(labels))
 
     def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Take notice of what a gauge shows."""
         self._reported[metric.name].set(amount, tags=dict(labels))
-
-
-T = TypeVar("T")
-
-#: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
-_KEPT_READERS = 2000
-#: How long replies have to go out when this process ends itself, s.
-_LEAVING_S = 1.0
-#: How long a request waits for the teams to be loaded and the ledger to be there, s.
-_OPENING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +169,12 @@ class RunEventPage:
 
 
 class RunDriver:
-    """The actor; `RemoteRuns` calls it."""
+    """The actor that `RemoteRuns` calls. It loads the teams and resumes open runs in the background."""
 
     def __init__(self, config: DriverConfig) -> None:
-        """Begin to load the teams, and to go on with what was left."""
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
-        self._callers = KeptCallers(open_keys(), config.keys)
+        self._callers = CallerCache(open_keys(), config.keys)
         self._tally = RunTally(RayExporter())
         self._is_leaving = False
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
@@ -199,7 +182,7 @@ class RunDriver:
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # warm until this process ends
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # open until this process exits
         tools = await threads.run(load_catalog, config.tools)
         models = await threads.run(load_models, config.models)
         datasets = await threads.run(load_datasets, config.datasets)
@@ -219,7 +202,7 @@ class RunDriver:
         return runs
 
     async def _claim_ledger(self, address: StoreAddress) -> RunLedger:
-        """Return the ledger, as soon as nobody else has it: the same endpoint on another cluster may be ending (S-SRV-46)."""
+        """Wait for the ledger. An endpoint of the same name on another cluster may be ending (S-SRV-46)."""
         while True:
             try:
                 return await threads.run(open_ledger, address, self._config.name, self._config.namespace)
@@ -227,20 +210,20 @@ class RunDriver:
                 _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
 
     def _leave(self, error: RunExistsError) -> None:
-        """End this process, since another one has the ledger: what it still has at work here is driven there now (S-SRV-46).
+        """Exit, because another process owns the ledger and drives the runs (S-SRV-46).
 
-        Ray starts it again; the new one waits for the ledger, and refuses requests meanwhile.
+        Ray starts a new process, which waits for the ledger and refuses requests until then.
         """
         if not self._is_leaving:
             self._is_leaving = True
-            _log.error("What drives the runs of the endpoint '%s' ends here: %s", self._config.name, error)
+            _log.error("The driver of the endpoint '%s' exits: %s", self._config.name, error)
             asyncio.get_running_loop().call_later(_LEAVING_S, os._exit, 1)
 
     async def _runs(self) -> DrivenRuns:
-        """Return the runs when they are there.
+        """Return the runs when they are ready.
 
         Raises:
-            Refusal: they are not, since another endpoint has the ledger; or they will not be, since a team cannot be loaded.
+            Refusal: the ledger is not available yet, or a team cannot be loaded.
         """
         if self._is_leaving:
             raise _driven_elsewhere()
@@ -249,19 +232,17 @@ class RunDriver:
             async with asyncio.timeout(_OPENING_S):
                 return await opening
         except TimeoutError:
-            text = "The endpoint is starting. Runs that were accepted are kept"
+            text = "The endpoint is starting. Accepted runs are stored"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
         except (EnsembleError, IllegalStateError) as error:
             _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
-            text = f"The endpoint could not start ({type(error).__name__}). Its log says more"
+            text = f"The endpoint could not start ({type(error).__name__}). See its log"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=30) from None
 
     async def deployed_at(self) -> float:
-        """Return which deployment this is of."""
         return self._config.deployed_at
 
     async def admit(self, knock: Knock) -> Caller | Refusal:
-        """Return who sends a request; known before the teams are loaded."""
         try:
             return await self._callers.admit(knock)
         except Refusal as refusal:
@@ -269,69 +250,52 @@ class RunDriver:
             return refusal
 
     async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
-        """Return the teams; the first reply comes when they are loaded."""
         return await self._reply(lambda runs: runs.ensembles())
 
     async def metrics(self) -> Sequence[Sample]:
-        """Return what runs did and cost."""
         return self._tally.samples()
 
     async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
-        """Take a run."""
         return await self._reply(lambda runs: runs.start(asked, idempotency_key=idempotency_key))
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail | Refusal:
-        """Return a run when it ended or the time is up."""
         return await self._reply(lambda runs: runs.wait(run_id, timeout_s))
 
     async def get(self, run_id: str) -> RunDetail | Refusal:
-        """Return a run as it stands."""
         return await self._reply(lambda runs: runs.get(run_id))
 
     async def list(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage | Refusal:
-        """Return a page of runs."""
         return await self._reply(lambda runs: runs.list(wanted, cursor=cursor, size=size))
 
     async def cancel(self, run_id: str) -> RunDetail | Refusal:
-        """Ask a run to end."""
         return await self._reply(lambda runs: runs.cancel(run_id))
 
     async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
-        """Tell the tasks of a run that start from now on."""
         return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
 
     async def switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail | Refusal:
-        """Let the tasks of a run that start from now on ask another model."""
         return await self._reply(lambda runs: runs.switch_model(run_id, model, by=by))
 
     async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
-        """Return the gates at which runs wait."""
         return await self._reply(lambda runs: runs.reviews(ensembles))
 
     async def decide(
         self, run_id: str, gate_id: str, decision: NewDecision, by: str
     ) -> DecidedReview | ReviewConflict | Refusal:
-        """Decide at a gate."""
         return await self._reply(lambda runs: runs.decide(run_id, gate_id, decision, by=by))
 
     async def capabilities(self) -> Capabilities | Refusal:
-        """Return the tools and the tasks."""
         return await self._reply(lambda runs: runs.capabilities())
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply | Refusal:
-        """Call a tool once."""
         return await self._reply(lambda runs: runs.invoke_tool(name, body))
 
     async def read_events(
         self, reader: str, run_id: str, after: str | None, timeout_s: float
     ) -> RunEventPage | Refusal:
-        """Return the next events of a reader.
+        """Return the next events of a reader, within `timeout_s`.
 
-        Args:
-            reader: Its name; what it has had is found under it, or else behind its cursor.
-            run_id: The run's id.
-            after: Its cursor; None: it has had nothing.
-            timeout_s: How long to wait for the first one.
+        The position is stored under the name `reader`. If it is lost, the reader continues behind the cursor `after`.
         """
         follower = self._readers.pop(reader, None)
         try:
@@ -351,7 +315,7 @@ class RunDriver:
         return RunEventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
 
     async def forget_reader(self, reader: str) -> None:
-        """Let go of a reader whose client has gone."""
+        """Close a reader whose client has disconnected."""
         self._readers.pop(reader, None)
 
     async def _reply(self, call: Callable[[DrivenRuns], Awaitable[T]]) -> T | Refusal:
@@ -367,5 +331,5 @@ class RunDriver:
 
 
 def _driven_elsewhere() -> Refusal:
-    text = "Another process drives the runs of this endpoint now. Runs that were accepted are kept"
+    text = "Another process drives the runs of this endpoint now. Accepted runs are stored"
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5)

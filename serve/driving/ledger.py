@@ -1,8 +1,6 @@
-"""What an endpoint accepted, and what came of it: one SQLite file beside the records.
+"""The accepted runs of an endpoint and their ends, in SQLite or PostgreSQL.
 
-In: requests, as they are accepted. Out: the same after a restart, lists for clients, results of runs that ended. What happened inside a
-run is in the run's record alone. Every call blocks for a moment: it is for threads. Never: two processes that have it open, and would
-both drive its runs.
+Only one process at a time may own a ledger, because it drives the runs. Calls block, so callers use threads.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemble_ray import RunExistsError
 from ensemble_ray.access.key_store import EndpointDatabase
 from ensemble_ray.record.postgres.journal import text_of_name
-from ensemble_ray.record.stores import Ownership
+from ensemble_ray.record.stores import Ownership, StoreAddress
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 
 if TYPE_CHECKING:
@@ -54,30 +52,54 @@ CREATE TABLE IF NOT EXISTS tags (
 CREATE INDEX IF NOT EXISTS tags_by_value ON tags (name, value, seq);
 CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
 """
-#: How often, and after which pause, s, a ledger is asked for that a process which is ending still has.
+#: Number of attempts and pause, s, to acquire a ledger that an ending process still owns.
 _TRIES, _PAUSE_S = 50, 0.2
-#: In the order in which `entry_of` takes them.
+#: The same on a server, which needs about 15 s to notice the loss of a machine.
+_SERVER_TRIES, _SERVER_PAUSE_S = 100, 0.5
+#: Columns of a row for `entry_of`, in order.
 COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
-#: States that a run stays in.
 FINAL = tuple(each.value for each in RunStatus if each.is_final)
 
 
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
+_CLAIM = """
+INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
+ON CONFLICT (name) DO UPDATE SET epoch = e.epoch + 1, driver = excluded.driver RETURNING epoch
+"""
+#: A shared lock until the end of the transaction. A new owner waits for it.
+_FENCE = "SELECT epoch FROM ensemble_ray_endpoint.endpoints WHERE name = %s FOR SHARE"
+_ADD = """
+INSERT INTO ensemble_ray_endpoint.runs
+    (endpoint, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (endpoint, run_id) DO NOTHING RETURNING seq
+"""
+_END = """
+UPDATE ensemble_ray_endpoint.runs SET status = %s, ended_at = %s, outcome = %s, request = ''
+WHERE endpoint = %s AND run_id = %s
+"""
+_DELETE_OLD = """
+DELETE FROM ensemble_ray_endpoint.runs WHERE seq IN (
+    SELECT seq FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND status = ANY(%s) ORDER BY seq DESC OFFSET %s
+)
+"""
+
+
 class LedgerLostError(RunExistsError):
-    """A process had a ledger, and another one has it now: it drives the runs from now on (S-SRV-46)."""
+    """Another process acquired the ledger of this process, and drives the runs (S-SRV-46)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """A run that was accepted."""
+    """An accepted run."""
 
     seq: int = 0
     run_id: str
-    #: the client's name for the request; None: it gave none
+    #: the client's idempotency key, if it sent one
     key: str | None
-    #: of the request but for its run id; tells whether another request is the same
+    #: digest of the request without its run id; equal digests mean equal requests
     digest: str
     ensemble: str
-    #: None once the run ended
+    #: None after the end
     request: NewRun | None
     tags: Mapping[str, str]
     tasks: int | None
@@ -85,22 +107,76 @@ class LedgerEntry:
     status: RunStatus
     created_at: datetime
     ended_at: datetime | None = None
-    #: result and error; None as long as the run goes on
+    #: result or error; None before the end
     outcome: RunDetail | None = None
 
 
+class RunLedger(Protocol):
+    """The accepted runs of one endpoint, owned by the process that drives them. Calls block.
+
+    Calls raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
+    """
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Store an accepted run. Once this returns, it survives a crash of the process and a loss of power."""
+        ...
+
+    def note(self, run_id: str, status: RunStatus) -> None:
+        """Store the state of a run that has not ended."""
+        ...
+
+    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
+        """Store the end of a run and delete its request. Only the newest `kept` ended runs remain."""
+        ...
+
+    def find(self, run_id: str) -> LedgerEntry | None: ...
+
+    def find_key(self, key: str) -> LedgerEntry | None: ...
+
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
+        """Return the runs that have not ended, oldest first."""
+        ...
+
+    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return up to `size` runs, newest first, with a `seq` below `before`; None: from the newest one."""
+        ...
+
+    def close(self) -> None:
+        """Release the ledger for another process."""
+        ...
+
+
+def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
+    """Return the ledger of the endpoint `name`, whose runs are recorded at `address`.
+
+    Raises:
+        RunExistsError: another process owns it and does not end.
+        EnsembleError: the database cannot be reached, or rejects the connection.
+    """
+    own = part_of_name(name)
+    if not address.url:
+        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
+    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)
+
+
+def part_of_name(endpoint: str) -> str:
+    """Escape an endpoint's name as one part of a name that is separated by `/`.
+
+    Examples:
+        >>> part_of_name("shop"), part_of_name("shop/eu")
+        ('shop', 'shop%2Feu')
+    """
+    return endpoint.replace("%", "%25").replace("/", "%2F")
+
+
 class Ledger:
-    """The runs of one endpoint."""
+    """The runs of one endpoint in a SQLite file, or in memory without a path.
+
+    Raises:
+        RunExistsError: another process owns the file and does not end.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, or make it.
-
-        Args:
-            path: Where it lies; None: in memory, for an endpoint whose runs end with its process.
-
-        Raises:
-            RunExistsError: another process has it open, and does not end.
-        """
         self._ownership: Ownership | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -112,7 +188,6 @@ class Ledger:
         self._connection.executescript(_SCHEMA)
 
     def add(self, entry: LedgerEntry) -> None:
-        """Keep a run that is accepted; when this returns it survives the process, and a loss of power."""
         assert entry.request is not None  # noqa: S101  an entry without one has ended
         values = (
             entry.run_id,
@@ -137,7 +212,7 @@ class Ledger:
             self._connection.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
 
     def note(self, run_id: str, status: RunStatus) -> None:
-        """Note how a run stands that has not ended; it may be lost with the machine's power, and is noted again then."""
+        # After a loss of power the state may be older. It is stored again when the run resumes.
         with self._lock:
             self._connection.execute("PRAGMA synchronous=NORMAL")
             try:
@@ -146,13 +221,6 @@ class Ledger:
                 self._connection.execute("PRAGMA synchronous=FULL")
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Note what became of a run; its request is kept no more.
-
-        Args:
-            run_id: The run's id.
-            outcome: Its last state.
-            kept: How many runs that ended are kept.
-        """
         with self._lock, self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(
@@ -167,26 +235,16 @@ class Ledger:
             )
 
     def find(self, run_id: str) -> LedgerEntry | None:
-        """Return the run of that id; None when there is none."""
         return self._one("run_id = ?", run_id)
 
     def find_key(self, key: str) -> LedgerEntry | None:
-        """Return the run that was asked for under that key; None when there is none."""
         return self._one("key = ?", key)
 
     def list_unfinished(self) -> Sequence[LedgerEntry]:
-        """Return the runs that have not ended, oldest first."""
         marks = ", ".join("?" * len(FINAL))
         return self._select(f"status NOT IN ({marks}) ORDER BY seq", FINAL)
 
     def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return runs, newest first.
-
-        Args:
-            wanted: Which ones.
-            before: Only those with a smaller `seq`; None: from the newest on.
-            size: How many at most.
-        """
         where, values = ["1"], list[object]()
         if before is not None:
             where.append("seq < ?")
@@ -206,7 +264,6 @@ class Ledger:
         return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT ?", (*values, size))
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._connection.close()
         if self._ownership is not None:
@@ -223,10 +280,10 @@ class Ledger:
 
 
 def _own(path: Path) -> Ownership:
-    """Own a ledger, as soon as a process that is just ending has let it go.
+    """Acquire a ledger, and wait for a process that is ending.
 
     Raises:
-        RunExistsError: it does not.
+        RunExistsError: the other process does not end.
     """
     ownership = Ownership(path.with_suffix(".lock"))
     for _ in range(_TRIES):
@@ -242,7 +299,6 @@ def _own(path: Path) -> Ownership:
 def entry_of(
     row: tuple[int, str, str | None, str, str, str, str, int | None, str, str, str, str | None, str | None],
 ) -> LedgerEntry:
-    """Return the entry of a row of `COLUMNS`."""
     seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome = row
     return LedgerEntry(
         seq=seq,
@@ -262,48 +318,16 @@ def entry_of(
 
 
 def text_of(instant: datetime) -> str:
-    """Return an instant as text that sorts by time."""
+    """Return a text that sorts by time."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-T = TypeVar("T")
-
-#: How often, and after which pause, s, a ledger is asked for that another process has: a server notices within some 15 s that
-#: a whole machine is gone.
-_TRIES_POSTGRES_LEDGER, _PAUSE_S_POSTGRES_LEDGER = 100, 0.5
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
-_CLAIM = """
-INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
-ON CONFLICT (name) DO UPDATE SET epoch = e.epoch + 1, driver = excluded.driver RETURNING epoch
-"""
-#: Held to the end of the transaction: whoever claims the ledger waits for what is being written.
-_FENCE = "SELECT epoch FROM ensemble_ray_endpoint.endpoints WHERE name = %s FOR SHARE"
-_ADD = """
-INSERT INTO ensemble_ray_endpoint.runs
-    (endpoint, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (endpoint, run_id) DO NOTHING RETURNING seq
-"""
-_END = """
-UPDATE ensemble_ray_endpoint.runs SET status = %s, ended_at = %s, outcome = %s, request = ''
-WHERE endpoint = %s AND run_id = %s
-"""
-_FORGET = """
-DELETE FROM ensemble_ray_endpoint.runs WHERE seq IN (
-    SELECT seq FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND status = ANY(%s) ORDER BY seq DESC OFFSET %s
-)
-"""
-
-
 class PostgresLedger:
-    """The runs of one endpoint, by its name; fulfils `RunLedger`.
-
-    Args:
-        url: The database.
-        name: The endpoint's; those of one name share a ledger, one after the other.
+    """The runs of one endpoint in a PostgreSQL database. Endpoints of the same name share a ledger, one after the other.
 
     Raises:
-        RunExistsError: another process has it, and does not end.
-        EnsembleError: the database cannot be reached, or refuses.
+        RunExistsError: another process owns the ledger and does not end.
+        EnsembleError: the database cannot be reached, or rejects the connection.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -313,7 +337,6 @@ class PostgresLedger:
         self._epoch = self._claim_patiently()
 
     def add(self, entry: LedgerEntry) -> None:
-        """Keep a run that is accepted; when this returns it survives the process, and a loss of this machine."""
         assert entry.request is not None  # noqa: S101  an entry without one has ended
         values = [
             self._name,
@@ -338,36 +361,30 @@ class PostgresLedger:
         self._write(operation)
 
     def note(self, run_id: str, status: RunStatus) -> None:
-        """Note how a run stands that has not ended."""
         query = "UPDATE ensemble_ray_endpoint.runs SET status = %s WHERE endpoint = %s AND run_id = %s"
         values = [status.value, self._name, text_of_name(run_id)]
         self._write(lambda connection: connection.execute(query, values))
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Note what became of a run; see `RunLedger.end`."""
         ended_at = text_of(outcome.ended_at or outcome.created_at)
         values = [outcome.status, ended_at, outcome.model_dump_json(), self._name, text_of_name(run_id)]
 
         def operation(connection: Connection) -> None:
             connection.execute(_END, values)
-            connection.execute(_FORGET, [self._name, list(FINAL), kept])
+            connection.execute(_DELETE_OLD, [self._name, list(FINAL), kept])
 
         self._write(operation)
 
     def find(self, run_id: str) -> LedgerEntry | None:
-        """Return the run of that id; None when there is none."""
         return next(iter(self._select("run_id = %s", [text_of_name(run_id)])), None)
 
     def find_key(self, key: str) -> LedgerEntry | None:
-        """Return the run that was asked for under that key; None when there is none."""
         return next(iter(self._select("key = %s", [text_of_name(key)])), None)
 
     def list_unfinished(self) -> Sequence[LedgerEntry]:
-        """Return the runs that have not ended, oldest first."""
         return self._select("status <> ALL(%s) ORDER BY seq", [list(FINAL)])
 
     def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return runs, newest first; see `Ledger.page`."""
         where, values = ["true"], list[object]()
         if before is not None:
             where.append("seq < %s")
@@ -387,7 +404,6 @@ class PostgresLedger:
         return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT %s", [*values, size])
 
     def close(self) -> None:
-        """Let go of it, so that another process may have it."""
         self._database.close()
 
     def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
@@ -399,10 +415,10 @@ class PostgresLedger:
         return [entry_of(row) for row in self._database.run(operation)]
 
     def _write(self, operation: Callable[[Connection], object]) -> None:
-        """Change the ledger, as long as it is this process's.
+        """Change the ledger in a transaction.
 
         Raises:
-            LedgerLostError: another process has it now.
+            LedgerLostError: another process owns the ledger now.
         """
 
         def fenced(connection: Connection) -> None:
@@ -413,11 +429,11 @@ class PostgresLedger:
         self._database.run(fenced)
 
     def _lock(self, connection: Connection) -> None:
-        """Hold the ledger with a connection.
+        """Lock the ledger for a connection.
 
         Raises:
-            RunExistsError: another process has it.
-            TimeoutError: the server does not know yet that the connection is lost that had it before.
+            RunExistsError: another process owns the ledger.
+            TimeoutError: the server has not noticed yet that our previous connection is lost.
         """
         row = connection.execute(_LOCK, [self._name]).fetchone()
         if row is not None and row[0]:
@@ -427,16 +443,16 @@ class PostgresLedger:
         raise self._conflict(connection)
 
     def _claim_patiently(self) -> int:
-        """Claim the ledger, as soon as a process that is just ending has let it go; return the epoch to write under."""
-        for _ in range(_TRIES_POSTGRES_LEDGER - 1):
+        """Claim the ledger, and wait for a process that is ending; return the epoch for writes."""
+        for _ in range(_SERVER_TRIES - 1):
             with contextlib.suppress(RunExistsError):
                 return self._database.run(self._claim)
-            time.sleep(_PAUSE_S_POSTGRES_LEDGER)
+            time.sleep(_SERVER_PAUSE_S)
         return self._database.run(self._claim)
 
     def _claim(self, connection: Connection) -> int:
         row = connection.execute(_CLAIM, [self._name, f"process {os.getpid()} on {socket.gethostname()}"]).fetchone()
-        assert row is not None  # noqa: S101  what is inserted or updated is returned
+        assert row is not None  # noqa: S101  the statement always returns a row
         return int(row[0])
 
     def _conflict(self, connection: Connection) -> RunExistsError:
@@ -450,6 +466,6 @@ class PostgresLedger:
 
 
 def _epoch_of(connection: Connection, name: str) -> int | None:
-    """Return the epoch of a ledger's owner, which stays until the transaction ends; None: it never had one."""
+    """Return the epoch of a ledger's owner and lock it for this transaction; None: the ledger never had an owner."""
     row = connection.execute(_FENCE, [name]).fetchone()
     return None if row is None else int(row[0])

@@ -1,6 +1,6 @@
-"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Holds nothing of a run.
+"""RemoteRuns: the `RunService` and the `Callers` of a replica, which call the endpoint's `RunDriver`.
 
-Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
+Calls can be repeated safely: a run gets its id before the call, and readers of events send their position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.driving.driver_actor import RunDriver, RunEventPage
-from ensemble_ray.serve.driving.requests import DriverConfig, part_of_name
+from ensemble_ray.serve.driving.ledger import part_of_name
+from ensemble_ray.serve.driving.requests import DriverConfig
 from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.serve.schemas import (
@@ -49,34 +50,29 @@ from ensemble_ray.values.ids import new_run_id
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)
-#: One call waits so long at most, s; then it is made again, so that a process that died is noticed.
+#: Limit of one call, s. Then it is repeated, so that a dead process is noticed.
 _CALL_S = 10.0
-#: For how long the teams are not asked for again, s.
+#: How long the list of teams is cached, s.
 _KNOWN_S = 1.0
-#: Pauses while what drives the runs is being started again, s.
+#: Pauses between attempts while the driver restarts, s.
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
-#: So many actors of older deployments, or that are just being replaced, are met at most when the endpoint's is looked for.
+#: Limit of attempts to replace the driver of an older deployment.
 _MOST_TAKEOVERS = 7
 
 
 def driver_name(endpoint: str, namespace: str = "") -> str:
-    """Return the name of the actor that drives the runs of an endpoint; two namespaces may have one of the same name."""
+    """Return the name of the actor that drives the runs of an endpoint."""
     own = f"endpoint-{part_of_name(endpoint)}"
     return f"{namespace}/{own}" if namespace else own
 
 
 class RemoteRuns:
-    """The runs of an endpoint, from elsewhere in its cluster."""
+    """The runs of an endpoint, from another process of the cluster. On entry it finds the driver, or starts one."""
 
     def __init__(self, config: DriverConfig) -> None:
-        """Name the endpoint; entered, it finds or makes what drives the runs.
-
-        Args:
-            config: What it is made with, where it is not there.
-        """
         self._config = config
         self._driver: Any = None
-        #: the teams, and until when they need not be asked for again
+        #: cached teams, and the time until which they are valid
         self._teams: tuple[Sequence[EnsembleInfo], float] = ((), 0.0)
 
     async def __aenter__(self) -> Self:
@@ -87,7 +83,6 @@ class RemoteRuns:
         self._driver = None
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
-        """Return the teams, by name. They stay as they are; once a second it is seen that what drives the runs is there."""
         teams, until = self._teams
         now = asyncio.get_running_loop().time()
         if now >= until:
@@ -96,16 +91,13 @@ class RemoteRuns:
         return teams
 
     async def metrics(self) -> Sequence[Sample]:
-        """Return what runs did and cost; see `RunService.metrics`."""
         return await self._ask(lambda driver: driver.metrics.remote())
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
-        """Take a run; see `RunService.start`."""
         named = asked if asked.run_id else asked.model_copy(update={"run_id": new_run_id()})
         return await self._ask(lambda driver: driver.start.remote(named, idempotency_key))
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        """Return the run when it ended or the time is up; see `RunService.wait`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
@@ -115,49 +107,38 @@ class RemoteRuns:
                 return found
 
     async def get(self, run_id: str) -> RunDetail:
-        """Return the run as it stands; see `RunService.get`."""
         return await self._ask(lambda driver: driver.get.remote(run_id))
 
     async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
-        """Return a page of runs; see `RunService.list`."""
         return await self._ask(lambda driver: driver.list.remote(wanted, cursor, size))
 
     async def cancel(self, run_id: str) -> RunDetail:
-        """Ask the run to end; see `RunService.cancel`."""
         return await self._ask(lambda driver: driver.cancel.remote(run_id))
 
     async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
-        """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await self._ask(lambda driver: driver.inject.remote(run_id, directive, by))
 
     async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
-        """Let the tasks of a run ask another model; see `RunService.switch_model`."""
         return await self._ask(lambda driver: driver.switch_model.remote(run_id, model, by))
 
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
-        """Return the gates at which runs wait; see `RunService.reviews`."""
         return await self._ask(lambda driver: driver.reviews.remote(ensembles))
 
     async def decide(
         self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
     ) -> DecidedReview | ReviewConflict:
-        """Decide at a gate; see `RunService.decide`."""
         return await self._ask(lambda driver: driver.decide.remote(run_id, gate_id, decision, by))
 
     async def capabilities(self) -> Capabilities:
-        """Return the tools, the models and the tasks; see `RunService.capabilities`."""
         return await self._ask(lambda driver: driver.capabilities.remote())
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
-        """Call a tool once; see `RunService.invoke_tool`."""
         return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
 
     async def admit(self, knock: Knock) -> Caller:
-        """Return who sends a request; see `Callers.admit`."""
         return await self._ask(lambda driver: driver.admit.remote(knock))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
-        """Return what happens in a run; see `RunService.events`."""
         reader, cursor = uuid.uuid4().hex, after
         try:
             while True:
@@ -172,10 +153,10 @@ class RemoteRuns:
                 self._driver.forget_reader.remote(reader)
 
     async def _ask(self, call: Callable[[Any], Awaitable[T | Refusal]]) -> T:
-        """Make a call, also where what drives the runs is just being started again.
+        """Call the driver, and wait while it restarts.
 
         Raises:
-            Refusal: it refuses, or it is not there.
+            Refusal: the driver refuses, or cannot be reached.
         """
         try:
             reply = await reach(
@@ -188,7 +169,7 @@ class RemoteRuns:
             raise Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "NOT_READY",
-                "What drives the runs is not there. Runs that were accepted are kept",
+                "The driver of the runs cannot be reached. Accepted runs are stored",
                 retry_after_s=5,
             ) from error
         if isinstance(reply, Refusal):
@@ -196,18 +177,18 @@ class RemoteRuns:
         return reply
 
     async def _find_again(self) -> None:
-        _log.warning("What drives the runs could not be reached; trying again")
+        _log.warning("Could not reach the driver of the runs, retrying")
         with contextlib.suppress(ray.exceptions.RayError):
             self._driver = await threads.run(self._find)
 
     def _find(self) -> Any:
-        """Return the actor of this deployment or of a newer one; one of an older deployment is ended. Blocks."""
+        """Return the driver of this deployment or a newer one, and replace an older driver. Blocks."""
         for _ in range(_MOST_TAKEOVERS):
             driver = spawn.run_driver(RunDriver, driver_name(self._config.name, self._config.namespace), self._config)
             try:
                 deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread
             except ray.exceptions.RayActorError:
-                continue  # it is just being replaced
+                continue  # another replica is replacing it
             if deployed_at >= self._config.deployed_at:
                 return driver
             _log.warning("A new deployment takes over the runs of '%s'", self._config.name)

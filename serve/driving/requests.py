@@ -1,4 +1,4 @@
-"""Requests for runs, checked before anything is kept of them. Pure, but for the look at a file of items."""
+"""Checks requests for runs before the ledger accepts them. The only I/O is the check of an items file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -18,9 +18,8 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.catalog import DatasetCatalog
-from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.schemas import (
     AcceptedRun,
     ItemsDataset,
@@ -28,8 +27,6 @@ from ensemble_ray.serve.schemas import (
     NewRun,
     NewTask,
     Refusal,
-    RunDetail,
-    RunFilter,
     RunStatus,
     TaskOverride,
 )
@@ -42,20 +39,23 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.team import ServedTeam
 
 
-#: Characters of a description by which a task without a name is found.
+#: Characters of the description that name a task without a name.
 _SHORT = 50
+
+
+N = TypeVar("N", int, float)
 
 
 def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]) -> Runnable:
     """Return the team with the tasks of a request.
 
     Args:
-        definition: The team; its `models` are those that can be named.
+        definition: The team. Its `models` can be named in tasks.
         asked: The request.
-        tools: Those that can be named.
+        tools: Tools that can be named in tasks.
 
     Raises:
-        Refusal: the team takes no other tasks, or something that is named is not there, or the tasks cannot be run.
+        Refusal: the team does not allow other tasks, a name is unknown, or the tasks cannot run.
     """
     if asked.task_overrides is None and asked.tasks is None:
         return definition
@@ -71,12 +71,12 @@ def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]
 
 
 def count_tasks(definition: Runnable, asked: NewRun) -> int:
-    """Return how many tasks a changed team has.
+    """Return the number of tasks of a changed team.
 
     Raises:
-        Refusal: its texts name inputs that are missing, or the tasks cannot be run together.
+        Refusal: inputs are missing, or the tasks cannot run together.
     """
-    assert isinstance(definition, Ensemble)  # noqa: S101  `change_team` gave it
+    assert isinstance(definition, Ensemble)  # noqa: S101  `change_team` returned it
     try:
         return len(definition.plan(asked.inputs).nodes)
     except PromptTemplateError as error:
@@ -94,16 +94,16 @@ def count_tasks(definition: Runnable, asked: NewRun) -> int:
 
 
 class _Changes:
-    """Changes to the tasks of one team."""
+    """Changes the tasks of one team."""
 
     def __init__(self, team: Ensemble, tools: Mapping[str, object]) -> None:
         self._team = team
         self._tools = tools
-        #: agents that are other ones in this run
+        #: changed agents of this run
         self._new_agents: list[Agent] = []
 
     def override(self, overrides: Mapping[str, TaskOverride]) -> Ensemble:
-        """Return the team with other words, models and tools for some of its tasks."""
+        """Return the team with other texts, models and tools for some of its tasks."""
         team = self._team
         names = _names_of(team.all_tasks)
         wanted = {_get_task(name, names).object_id: override for name, override in overrides.items()}
@@ -121,7 +121,7 @@ class _Changes:
         )
 
     def choose(self, selection: Sequence[str | NewTask]) -> Ensemble:
-        """Return the team with these tasks in place of all others."""
+        """Return the team with these tasks in place of its own."""
         own, chosen = _names_of(self._team.tasks), dict[str, Task]()
         tasks: list[Task] = []
         for position, each in enumerate(selection):
@@ -132,7 +132,7 @@ class _Changes:
                 if outside:
                     raise _refuse(
                         "TASKS_INVALID",
-                        f"{where}: the task '{each}' is given outputs of tasks that do not stand before it in the list",
+                        f"{where}: the task '{each}' needs outputs of tasks that do not precede it in the list",
                     )
                 chosen[each] = task
             else:
@@ -140,43 +140,39 @@ class _Changes:
             for name in _names_of([task]):
                 chosen.setdefault(name, task)
             if any(task.object_id == one.object_id for one in tasks):
-                raise _refuse("TASKS_INVALID", f"{where}: the task '{each}' stands in the list twice")
+                raise _refuse("TASKS_INVALID", f"{where}: the task '{each}' occurs twice in the list")
             tasks.append(task)
         return self._team.replace(tasks=tasks, loops=(), phases=(), graph=None, agents=self._agents())
 
     def _override(self, task: Task, override: TaskOverride | None) -> Task:
-        """Return the same task, changed."""
         if override is None:
             return task
         if task.handler is not None and (override.model is not None or override.tools is not None):
             name = task.name or task.description[:_SHORT]
             raise _refuse("TASKS_INVALID", f"The task '{name}' is done by a handler, which has no model and no tools")
-        words = {
+        texts = {
             field: value
             for field in ("description", "expected_output")
             if (value := getattr(override, field)) is not None
         }
-        changes = {**words, **self._who(task.agent, override)}
+        changes = {**texts, **self._assignment(task.agent, override)}
         checked = task.replace(**changes)
         return task.rewritten(**{field: getattr(checked, field) for field in changes})
 
     def _make(self, new: NewTask, where: str, chosen: Mapping[str, Task]) -> Task:
         for name in new.context:
             if name not in chosen:
-                text = f"{where}: no task '{name}' stands before it in the list. There are: [{', '.join(chosen)}]"
+                text = f"{where}: no task '{name}' precedes it in the list. There are: [{', '.join(chosen)}]"
                 raise _refuse("TASKS_INVALID", text)
         if new.name is not None and new.name in chosen:
             raise _refuse("TASKS_INVALID", f"{where}: two tasks are called '{new.name}'")
         expected = {} if new.expected_output is None else {"expected_output": new.expected_output}
         task = Task.of(new.description, **expected)
-        context = [chosen[name] for name in new.context]
-        return task.replace(name=new.name, context=context, **{"agent": self._agent(new.agent), **self._who_new(new)})
-
-    def _who_new(self, new: NewTask) -> dict[str, object]:
-        return self._who(self._agent(new.agent), TaskOverride(model=new.model, tools=new.tools))
+        agent = self._agent(new.agent)
+        assignment = {"agent": agent, **self._assignment(agent, TaskOverride(model=new.model, tools=new.tools))}
+        return task.replace(name=new.name, context=[chosen[name] for name in new.context], **assignment)
 
     def _agent(self, role: str | None) -> Agent | None:
-        """Return the agent of that role; None stays None."""
         if role is None:
             return None
         listed = self._team.agents or [task.agent for task in self._team.all_tasks if task.agent is not None]
@@ -185,8 +181,8 @@ class _Changes:
             raise _refuse("AGENT_NOT_FOUND", f"There is no agent '{role}'. There are: [{', '.join(sorted(agents))}]")
         return agents[role]
 
-    def _who(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
-        """Return the fields of a task that say who does it, where those are other ones."""
+    def _assignment(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
+        """Return the changed fields `agent`, `llm` and `tools` of a task."""
         changes: dict[str, object] = {}
         if wanted.model is not None:
             changes["llm"] = self._model(wanted.model)
@@ -196,7 +192,7 @@ class _Changes:
             return changes
         changed = agent.replace(**changes)
         self._new_agents.append(changed)
-        # The model of the agent: one that the task names would hold in its place.
+        # A model of the task would override the new model of its agent.
         return {"agent": changed} if wanted.model is None else {"agent": changed, "llm": None}
 
     def _agents(self) -> Sequence[Agent] | None:
@@ -217,7 +213,7 @@ class _Changes:
 
 
 def _names_of(tasks: Sequence[Task]) -> dict[str, Task]:
-    """Return tasks by their names, or else by the beginning of what is to be done (S-CTL-21)."""
+    """Return tasks by name, else by the start of the description (S-CTL-21)."""
     found: dict[str, Task] = {}
     for task in tasks:
         found.setdefault(task.name or task.description[:_SHORT], task)
@@ -234,20 +230,17 @@ def _refuse(code: str, text: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, code, text)
 
 
-N = TypeVar("N", int, float)
-
-
 class EndpointLimits(BaseModel):
-    """Bounds of an endpoint (S-SRV-50).
+    """Limits of an endpoint (S-SRV-50).
 
     Attributes:
-        max_running: Runs of one team at the same time.
-        max_queued: Runs of one team that wait for their turn; more are refused with 429.
-        max_items: Items that one request may bring.
-        max_tokens: Tokens that a run may spend, whatever its request says; None: as the team says.
-        max_cost: Money that a run may spend, the same.
-        items_directory: Where files of items lie that requests may name; None: they may name none.
-        kept_runs: Runs that are kept in lists after their end; older ones are known by their records alone.
+        max_running: Simultaneous runs of one team.
+        max_queued: Queued runs of one team; more are refused with 429.
+        max_items: Items in one request.
+        max_tokens: Tokens of one run, whatever its request says; None: the team's limit.
+        max_cost: Cost of one run, whatever its request says; None: the team's limit.
+        items_directory: Directory of the items files that requests may name; None: they may name none.
+        kept_runs: Number of ended runs in lists. Older runs only have their records.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -265,7 +258,7 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
     """Return the options of a run.
 
     Raises:
-        Refusal: the request asks for more than the team or the operator allows.
+        Refusal: the request exceeds a limit of the team or the operator.
     """
     wanted = asked.options
     tokens = _bound("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
@@ -280,7 +273,7 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
 
 
 def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:
-    """Return what is wanted, else the smallest bound."""
+    """Return the requested value, else the smallest bound."""
     least = min((each for each in bounds if each is not None), default=None)
     if wanted is not None and least is not None and wanted > least:
         raise _too_much(f"{name} may be {least} at most, got: {wanted}")
@@ -290,10 +283,10 @@ def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | Non
 def items_of(
     asked: NewRun, limits: EndpointLimits, datasets: DatasetCatalog
 ) -> list[object] | Path | ItemsDataset | None:
-    """Return what the run maps in place of the team's own items; None: nothing. A Dataset is to be opened yet.
+    """Return the items of the request; None: the team's own. A Dataset is not opened yet.
 
     Raises:
-        Refusal: there are none or too many of them, or the file or Dataset is not one that clients may name.
+        Refusal: there are no or too many items, or clients may not name the file or Dataset.
     """
     match asked.items:
         case None:
@@ -317,12 +310,12 @@ def _file_of(name: str, limits: EndpointLimits) -> Path:
         raise Refusal(
             HTTPStatus.BAD_REQUEST,
             "ITEMS_FILE_NOT_FOUND",
-            "This endpoint serves no files of items. What to do: send the items, or let the operator set items_directory",
+            "This endpoint has no directory of items files. What to do: send the items, or ask the operator to set items_directory",
         )
     root = directory.expanduser().resolve()
     found = (root / name).resolve()
     if not found.is_relative_to(root) or not found.is_file():
-        raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_FILE_NOT_FOUND", f"There is no file of items '{name}'")
+        raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_FILE_NOT_FOUND", f"There is no items file '{name}'")
     return found
 
 
@@ -334,14 +327,14 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
     """Return the team that a request names, or the only one.
 
     Raises:
-        Refusal: there is none of that name, or several and none is named.
+        Refusal: there is no such team, or the request must name one.
     """
     if not teams:
-        text = "No ensemble is served here yet, so there is nothing to run"
+        text = "This endpoint does not serve an ensemble yet"
         raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NO_ENSEMBLE", text)
     known = ", ".join(sorted(teams))
     if name is None and len(teams) > 1:
-        text = f"Several teams are served: say which one with 'ensemble'. There are: [{known}]"
+        text = f"This endpoint serves several teams. Name one with 'ensemble'. There are: [{known}]"
         raise Refusal(HTTPStatus.BAD_REQUEST, "ENSEMBLE_REQUIRED", text)
     found = next(iter(teams.values())) if name is None else teams.get(name)
     if found is None:
@@ -358,27 +351,27 @@ def checked_entry(
     tools: Mapping[str, object],
     datasets: DatasetCatalog,
 ) -> tuple[LedgerEntry, Refusal | None]:
-    """Return what is kept of a request that can be run, and the refusal of its unknown inputs, if it has any.
+    """Return the ledger entry of a valid request, and the refusal of its unknown inputs, if it has any.
 
-    It is for new requests: a repeated one may have been accepted before such inputs were refused.
+    The refusal only applies to new requests. A repeated one may have been accepted by a release that ignored such inputs.
 
     Args:
         asked: The request.
-        team: Whose run it is.
-        limits: What is allowed.
-        key: The client's name for the request; None: it gave none.
-        tools: Those that its tasks can name.
-        datasets: Those that it may map.
+        team: The team to run.
+        limits: Limits of the endpoint.
+        key: The client's idempotency key, if it sent one.
+        tools: Tools that its tasks can name.
+        datasets: Datasets that it may map.
 
     Raises:
-        Refusal: inputs are missing, its tasks cannot be run, its id can name no record, or it asks for more than it may.
+        Refusal: inputs are missing, the tasks cannot run, the run id is invalid, or a limit is exceeded.
     """
     changed = change_team(team.definition, asked, tools)
     unknown = _refuse_unknown_inputs(asked, team, changed)
     tasks = _count_tasks(asked, team, changed, unknown)
     options_of(asked, team.definition, limits)
     if items_of(asked, limits, datasets) is not None and not team.info.takes_items:
-        text = f"The team '{team.info.name}' maps nothing, so it takes no items"
+        text = f"The team '{team.info.name}' has no map-reduce, so it accepts no items"
         raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_NOT_TAKEN", text)
     run_id = asked.run_id or new_run_id()
     try:
@@ -403,16 +396,9 @@ def checked_entry(
 
 
 def _count_tasks(asked: NewRun, team: ServedTeam, changed: Runnable, unknown: Refusal | None) -> int | None:
-    """Return how many tasks the run will have; None where they are made while it runs.
+    """Return the number of tasks of the run; None if the run creates them.
 
-    Args:
-        asked: The request.
-        team: Whose run it is.
-        changed: The team with the tasks of the request.
-        unknown: The refusal of unknown inputs, which says more than that others are missing.
-
-    Raises:
-        Refusal: inputs are missing, or its tasks cannot be run.
+    `unknown` is raised in place of the refusal of missing inputs, because it explains more.
     """
     if changed is not team.definition:
         return count_tasks(changed, asked)
@@ -431,9 +417,9 @@ def _count_tasks(asked: NewRun, team: ServedTeam, changed: Runnable, unknown: Re
 
 
 def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> Refusal | None:
-    """Return the refusal of inputs that neither the team nor the tasks of the request have; None: it has them all."""
+    """Return the refusal of inputs that neither the team nor the tasks of the request use, if there are any."""
     known = team.inputs
-    if known is None or asked.items is not None:  # the texts of its tasks are not known before they are made
+    if known is None or asked.items is not None:  # the texts of generated tasks are not known yet
         return None
     if asked.inputs.keys() - known and isinstance(changed, Ensemble):
         known |= known_inputs(changed)
@@ -445,26 +431,25 @@ def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -
 
 
 def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
-    """Return the run that there is, for a request that was sent again (S-SRV-14, S-SRV-15).
+    """Answer a repeated request with the existing run (S-SRV-14, S-SRV-15).
 
     Args:
-        entry: What is kept under the same key or id.
-        wanted: What would be kept now.
+        entry: Stored entry with the same key or id.
+        wanted: Entry of the repeated request.
 
     Raises:
-        Refusal: it was another request.
+        Refusal: the requests differ.
     """
     if entry.digest == wanted.digest:
         return answer_accepted(entry)
     if wanted.key is not None and entry.key == wanted.key:
         text = "The Idempotency-Key was used for another request: send the same one again, or choose another key"
         raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "IDEMPOTENCY_KEY_REUSED", text)
-    text = f"Run '{entry.run_id}' was of another request: choose another run_id"
+    text = f"Run '{entry.run_id}' belongs to another request: choose another run_id"
     raise Refusal(HTTPStatus.CONFLICT, "RUN_EXISTS", text, run_id=entry.run_id, error="RunExistsError")
 
 
 def answer_accepted(entry: LedgerEntry) -> AcceptedRun:
-    """Return the answer to a request that is kept."""
     return AcceptedRun(
         run_id=entry.run_id,
         status=entry.status,
@@ -475,101 +460,32 @@ def answer_accepted(entry: LedgerEntry) -> AcceptedRun:
 
 
 def _digest(asked: NewRun, team: ServedTeam) -> str:
-    """Return a digest of what decides what a run does; its id and who traces it do not, and its team is the one that is meant."""
+    """Return a digest of what determines the run. The run id and the trace context do not."""
     data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
-    for name in ("task_overrides", "tasks"):  # requests that were kept before there were such are still the same
+    for name in ("task_overrides", "tasks"):  # keeps the digests of earlier releases, which lacked these fields
         if data[name] is None:
             del data[name]
     text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def part_of_name(endpoint: str) -> str:
-    """Return an endpoint's name as a part of a longer one, whose parts `/` stands between; most names stay as they are.
-
-    Examples:
-        >>> part_of_name("shop"), part_of_name("shop/eu")
-        ('shop', 'shop%2Feu')
-    """
-    return endpoint.replace("%", "%25").replace("/", "%2F")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
     """One deployment of an endpoint."""
 
-    #: of the application; names the actor and the ledger
+    #: name of the application, for the actor and the ledger
     name: str
     teams: tuple[TeamName, ...]
     limits: EndpointLimits
-    #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
+    #: Unix time, s; a newer deployment replaces an older one
     deployed_at: float
-    #: `module:attribute` names of the tools that clients may call
+    #: `module:attribute` references of callable tools
     tools: tuple[str, ...] = ()
-    #: models that runs can be told to ask, by name: `module:attribute`, or as a team file says a model
+    #: by name: `module:attribute`, or a model as in a team file
     models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
-    #: of the schedulers that have its runs; empty: the one without a name
+    #: namespace of the schedulers; empty: the default one
     namespace: str = ""
-    #: `module:attribute` names of the Datasets that requests may map, by the names that requests know
+    #: `module:attribute` references by name
     datasets: Mapping[str, str] = field(default_factory=dict[str, str])
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO
-
-
-class RunLedger(Protocol):
-    """The runs of one endpoint, in the one process that drives them.
-
-    Each call raises `LedgerLostError` where another process has it now, and `EnsembleError` where it cannot be reached.
-    """
-
-    def add(self, entry: LedgerEntry) -> None:
-        """Keep a run that is accepted; when this returns it survives the process, and a loss of power."""
-        ...
-
-    def note(self, run_id: str, status: RunStatus) -> None:
-        """Note how a run stands that has not ended."""
-        ...
-
-    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Note what became of a run; its request is kept no more, and of runs that ended the newest `kept`."""
-        ...
-
-    def find(self, run_id: str) -> LedgerEntry | None:
-        """Return the run of that id; None when there is none."""
-        ...
-
-    def find_key(self, key: str) -> LedgerEntry | None:
-        """Return the run that was asked for under that key; None when there is none."""
-        ...
-
-    def list_unfinished(self) -> Sequence[LedgerEntry]:
-        """Return the runs that have not ended, oldest first."""
-        ...
-
-    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return runs, newest first; see `Ledger.page`."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it, so that another process may have it."""
-        ...
-
-
-def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
-    """Return the ledger of an endpoint whose runs are recorded at an address.
-
-    Args:
-        address: Where its runs are recorded.
-        name: The endpoint's.
-        namespace: Of the schedulers that have its runs; empty: the one without a name.
-
-    Raises:
-        RunExistsError: another process has it, and does not end.
-        EnsembleError: the database cannot be reached, or refuses.
-    """
-    own = part_of_name(name)
-    if not address.url:
-        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
-    from ensemble_ray.serve.driving.ledger import PostgresLedger
-
-    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)

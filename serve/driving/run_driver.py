@@ -1,8 +1,4 @@
-"""Carrying out an accepted run: from its beginning, or from where its record stands.
-
-In: a run, and whether this process has it from a ledger that another one left. Out: what became of it, always; what goes wrong in a
-run is its outcome.
-"""
+"""Carries out accepted runs, and reviews, directives and model switches of running ones."""
 
 from __future__ import annotations
 
@@ -68,17 +64,23 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.catalog import DatasetCatalog
     from ensemble_ray.serve.driving.active import ActiveRun
-    from ensemble_ray.serve.driving.requests import RunLedger
+    from ensemble_ray.serve.driving.ledger import RunLedger
     from ensemble_ray.serve.schemas import RunDetail
     from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.task_output import OutputType
 
 
 _log = bounded_logger(__name__)
-#: How often a run is looked at that goes on without its driver, s.
+#: Polling interval for a run that another process may resume, s.
 _LOOK_S = 1.0
-#: How many looks a scheduler has to go on with a run by itself, before this process does; it looks once a second, too.
+#: Polls during which the cluster's scheduler may resume a run. It polls once a second as well.
 _GRACE_LOOKS = 10
+
+
+#: Pauses before a retry, s; the last one repeats.
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+#: Name in decisions if the endpoint does not identify callers.
+_ANYBODY = "a client of the endpoint"
 
 
 class RunsTeam:
@@ -87,14 +89,6 @@ class RunsTeam:
     def __init__(
         self, runtime: Runtime, limits: EndpointLimits, tools: Mapping[str, object], datasets: DatasetCatalog
     ) -> None:
-        """Make it.
-
-        Args:
-            runtime: Where runs live.
-            limits: What is allowed.
-            tools: Those that tasks of requests can name.
-            datasets: Those that requests may map.
-        """
         self._runtime = runtime
         self._datasets = datasets
         self._limits = limits
@@ -105,11 +99,9 @@ class RunsTeam:
         return store_at(self._runtime.store_address)
 
     async def carry_out(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
-        """Run it, and return what became of it; raise nothing of the run's.
+        """Carry out a run and return its outcome. An error of the run is an outcome.
 
-        Args:
-            active: The run.
-            is_recovered: Whether it may have begun in another process.
+        `is_recovered` means that the run may have started in another process.
         """
         run_id = active.entry.run_id
         try:
@@ -118,21 +110,21 @@ class RunsTeam:
                     return outcome
                 try:
                     return await self._run(active, is_recovered=True)
-                except RunExistsError:  # the cluster's scheduler was first to go on with it
+                except RunExistsError:  # the cluster's scheduler resumed it first
                     await asyncio.sleep(_LOOK_S)
             return await self._run(active, is_recovered=False)
-        except Refusal as refusal:  # the operator has made the limits narrower meanwhile
+        except Refusal as refusal:  # the operator has lowered a limit after the run was accepted
             return Outcome(status=RunStatus.REJECTED, error=describe_refusal(refusal))
         except (EnsembleError, IllegalStateError) as error:
             if not is_refusal(error):
                 _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_error(error, run_id)
-        except Exception as error:  # noqa: BLE001  code of the team raises what it likes; the endpoint goes on
+        except Exception as error:  # noqa: BLE001  code of the team can raise anything; the endpoint must survive
             _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_defect(error, run_id)
 
     def find_output_type(self, active: ActiveRun, key: str) -> OutputType | None:
-        """Return the declared type of the output of a task of a run; None: it has none, or its tasks are made of its items."""
+        """Return the declared output type of a task, if it has one. Generated tasks have none."""
         definition = change_team(active.team.definition, active.asked, self._tools)
         if not isinstance(definition, Ensemble):
             return None
@@ -140,22 +132,22 @@ class RunsTeam:
         return dict(zip(task_keys(tasks), (task.output_type for task in tasks), strict=True)).get(key)
 
     async def wait_for_decision(self, active: ActiveRun) -> None:
-        """Return when a run that waits for people goes on, or can go on, or is to end."""
+        """Return when a waiting run has a decision, was resumed or should end."""
         run_id = active.entry.run_id
         while not active.is_cancelled and not active.decided.is_set() and await self._is_waiting(run_id):
-            with contextlib.suppress(TimeoutError):  # the record is one that other processes write, too
+            with contextlib.suppress(TimeoutError):  # another process may write a decision to the record
                 await asyncio.wait_for(active.decided.wait(), _LOOK_S)
 
     async def _is_waiting(self, run_id: str) -> bool:
-        """Return whether a run waits for people, of whom somebody can still decide."""
+        """Return whether a run waits for people and has a gate that has not expired."""
         summary = await self._store.summary(run_id)
         if summary is None or summary.state is not RunState.WAITING:
             return False
         now = datetime.fromtimestamp(SystemClock().now(), UTC)
         return any(each.expires_at is None or each.expires_at > now for each in await open_reviews(self._store, run_id))
 
-    async def _is_taken_up(self, run_id: str) -> bool:
-        """Return whether the cluster's scheduler goes on with a run whose gates are decided; where there is none, nobody does."""
+    async def _is_resumed_by_scheduler(self, run_id: str) -> bool:
+        """Return whether the cluster's scheduler resumes a run whose gates are decided."""
         if self._runtime.name == "inline":
             return False
         for _ in range(_GRACE_LOOKS):
@@ -166,7 +158,7 @@ class RunsTeam:
         return False
 
     async def end_waiting(self, active: ActiveRun) -> Outcome:
-        """End a run that was cancelled while it waited for people, and return what it has done."""
+        """End a run that was cancelled while it waited for people; return its outcome."""
         return await self.carry_out(active, is_recovered=True)
 
     async def _run(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
@@ -174,7 +166,7 @@ class RunsTeam:
         if active.is_cancelled:
             await run.acancel()
         output = await run.aresult()
-        active.decided.clear()  # what was decided meanwhile, the run has seen
+        active.decided.clear()  # the run has read these decisions
         return outcome_of_output(run.state, output)
 
     async def _begin(self, active: ActiveRun, *, is_recovered: bool) -> Run:
@@ -182,7 +174,7 @@ class RunsTeam:
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
             return await begin_again(entry.run_id, definition, runtime=self._runtime, has_caller=False)
-        span = parse_traceparent(asked.traceparent or "")  # again: earlier releases accepted runs with any text
+        span = parse_traceparent(asked.traceparent or "")  # earlier releases accepted invalid values
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
             return definition.begin(
                 asked.inputs,
@@ -193,7 +185,7 @@ class RunsTeam:
             )
 
     def _definition(self, active: ActiveRun) -> Runnable:
-        """Return the team with the items or the tasks of the request, and with who listens to its models."""
+        """Return the team with the items or the tasks of the request, and a listener for streamed tokens."""
         items: object = items_of(active.asked, self._limits, self._datasets)
         if isinstance(items, ItemsDataset):
             items = self._datasets.open(items.dataset)
@@ -206,13 +198,12 @@ class RunsTeam:
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})
 
     async def _is_recorded(self, run_id: str) -> bool:
-        """Return whether anything of a run is recorded with which it can go on."""
         async for page in self._store.read(run_id):
             return bool(page)
         return False
 
     async def _find_recorded(self, active: ActiveRun) -> Outcome | None:
-        """Return what the record knows of the end of a run, when nobody works on it any more; None: it is to be gone on with."""
+        """Return the recorded outcome of a run when no process works on it; None: it can be resumed."""
         run_id = active.entry.run_id
         while (summary := await self._store.summary(run_id)) is not None:
             if summary.state.is_going_on:
@@ -221,42 +212,34 @@ class RunsTeam:
                 await asyncio.sleep(_LOOK_S)
             elif summary.state is not RunState.WAITING or active.is_cancelled:
                 break
-            elif active.decided.is_set():  # it need not wait for the cluster's scheduler to see that
+            elif active.decided.is_set():  # resume without waiting for the cluster's scheduler
                 active.decided.clear()
                 return None
             elif await self._is_waiting(run_id):
                 return Outcome(status=RunStatus.WAITING)
-            elif not await self._is_taken_up(run_id):
+            elif not await self._is_resumed_by_scheduler(run_id):
                 return None
         if not await self._is_recorded(run_id):
             return Outcome(status=RunStatus.CANCELLED) if active.is_cancelled else None
         return await recorded_outcome(self._store, run_id)
 
 
-#: Pauses before the ledger is asked again, s; the last one repeats.
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+class EndWriter:
+    """Writes the ends of an endpoint's runs to its ledger, one at a time.
 
-
-class KeptEnds:
-    """The ends of one endpoint's runs, on their way to its ledger."""
+    `kept` is the number of ended runs that remain in the ledger. `on_lost` is called if another process owns it.
+    """
 
     def __init__(self, ledger: RunLedger, *, kept: int, on_lost: Callable[[RunExistsError], object]) -> None:
-        """Begin with none.
-
-        Args:
-            ledger: Where they are kept.
-            kept: How many runs that ended are kept.
-            on_lost: Called when another process has the ledger.
-        """
         self._ledger = ledger
         self._on_lost = on_lost
         self._kept = kept
         self._turn = asyncio.Lock()
 
-    async def keep(self, run_id: str, outcome: RunDetail) -> bool:
-        """Keep the end of a run and return when that is done; False: it cannot be, since another process has the ledger now, say.
+    async def write(self, run_id: str, outcome: RunDetail) -> bool:
+        """Write the end of a run, and retry until it is stored. False: the ledger does not accept it.
 
-        A cancelled call gives up: the run ended all the same, and its record says so.
+        After a cancelled call the record still contains the end.
         """
         tries = 0
         async with self._turn:
@@ -268,8 +251,8 @@ class KeptEnds:
                     self._on_lost(error)
                     return False
                 except (EnsembleError, sqlite3.Error, OSError) as error:
-                    _log.warning("The end of run %s is not kept yet, trying again: %s", run_id, describe(error))
-                except Exception as error:  # noqa: BLE001  a defect: whoever waits for the run is told all the same
+                    _log.warning("Could not store the end of run %s, retrying: %s", run_id, describe(error))
+                except Exception as error:  # noqa: BLE001  waiting clients must get an answer after any defect
                     _log.error("The end of run %s cannot be kept: %s", run_id, describe(error))
                     return False
                 else:
@@ -278,33 +261,29 @@ class KeptEnds:
                 tries += 1
 
 
-#: Who decides where nobody is asked who they are.
-_ANYBODY = "a client of the endpoint"
-
-
 async def inject_directive(active: ActiveRun, directive: NewDirective, by: str) -> None:
-    """Tell the tasks of a run that start from now on.
+    """Send a directive to the tasks of a run that start from now on.
 
     Raises:
-        Refusal: no task of it would be told.
+        Refusal: the run is not running at the moment.
     """
     run_id = active.entry.run_id
     if active.run is not None:
         try:
             await active.run.ainject(directive.text, directive.ttl_s, given_by=by)
         except IllegalStateError:
-            pass  # as one that has not begun
+            pass  # not running: the same as not started
         else:
             return
-    text = f"Run '{run_id}' does not run just now, so that no task of it would be told. Ask again when it does"
+    text = f"Run '{run_id}' is not running at the moment. Send the directive again when it is"
     raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
 
 
 async def switch_run_model(active: ActiveRun, model: NewModel, by: str) -> None:
-    """Let the tasks of a run that start from now on ask another model.
+    """Switch the model of the tasks of a run that start from now on.
 
     Raises:
-        Refusal: the team has no such model or agent, or no task of it would ask.
+        Refusal: the team has no such model or agent, or the run is not running at the moment.
     """
     run_id, known = active.entry.run_id, sorted(active.team.definition.models)
     if model.model is not None and model.model not in known:
@@ -316,25 +295,17 @@ async def switch_run_model(active: ActiveRun, model: NewModel, by: str) -> None:
         except ValidationError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, "AGENT_NOT_FOUND", str(error), run_id=run_id) from error
         except IllegalStateError:
-            pass  # as one that has not begun
+            pass  # not running: the same as not started
         else:
             return
-    text = (
-        f"Run '{run_id}' does not run just now, so that no task of it would ask another model. Try again when it does"
-    )
+    text = f"Run '{run_id}' is not running at the moment. Switch the model when it is"
     raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
 
 
 async def open_gates(
     store: RunStore, runs: Mapping[str, ActiveRun], ensembles: frozenset[str] | None
 ) -> Sequence[ReviewOfEnsemble]:
-    """Return the gates at which these runs wait, oldest first.
-
-    Args:
-        store: Has their records.
-        runs: By their ids.
-        ensembles: Names of teams; None: all.
-    """
+    """Return the open gates of these runs, oldest first; of all teams without `ensembles`."""
     teams = {run_id: active.entry.ensemble for run_id, active in runs.items()}
     shown = {run_id: team for run_id, team in teams.items() if ensembles is None or team in ensembles}
     if not shown:
@@ -355,23 +326,17 @@ async def decide_gate(
     *,
     find_type: Callable[[str], OutputType | None],
 ) -> DecidedReview | ReviewConflict:
-    """Record a decision; return it, or the one that came first.
+    """Record a decision; return it, or the earlier decision that counts.
 
-    Args:
-        store: Has the record.
-        run_id: The run's id.
-        gate_id: The gate's id.
-        decision: The decision.
-        by: Who decides.
-        find_type: Returns the declared type of a task's output, by its key.
+    `find_type` returns the declared output type of a task by its key.
 
     Raises:
-        Refusal: the gate is none of the run's, waits no more, or is asked elsewhere, or the edit does not fit.
+        Refusal: the run has no such gate, the gate is closed or decided by another process, or the edit does not fit.
     """
-    # The beginning of an id, which a terminal takes, is none here.
+    # An id must be complete here. Terminals also accept a prefix.
     gates = {gate.gate_id: gate for gate in fold_gates(await store.gates_of(run_id))}
     if (gate := gates.get(gate_id)) is None:
-        text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists those that wait"
+        text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists the open gates"
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
     if decision.decision is Verdict.EDIT and gate.is_open:
         await threads.run(_check_edit, gate, decision.text or "", find_type)
@@ -391,7 +356,7 @@ async def decide_gate(
 
 
 def _check_edit(gate: Gate, text: str, find_type: Callable[[str], OutputType | None]) -> None:
-    """Refuse an edit that does not fit the type of its task (S-SRV-231)."""
+    """Raise a `Refusal` if an edit does not fit the output type of its task (S-SRV-231)."""
     if gate.asked.data.timing is not ReviewTiming.AFTER_EXECUTION:
         return
     output_type = find_type(node_key(gate.asked.instance))

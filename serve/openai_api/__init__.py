@@ -1,1 +1,1 @@
-"""The OpenAI API over the runs of an endpoint: each team is a model. Nothing of a run lives here; its routes know `RunService` alone."""
+"""The OpenAI API of an endpoint, where each team is a model. It only uses `RunService`."""

@@ -1,4 +1,4 @@
-"""From a request of the OpenAI API to a run of the team that it calls a model."""
+"""Requests, runs, errors and streams that both parts of the OpenAI API share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.answers import answer, json_text, problems_of
-from ensemble_ray.serve.asked_run import AskedRun, SaidText
+from ensemble_ray.serve.asked_run import BlockingRun, StreamedText
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
@@ -35,24 +35,52 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.schemas import Metrics, RunDetail
 
 
+#: Header with the run id, in each answer about a run.
+RUN_HEADER = "x-run-id"
+#: Tells clients not to repeat a request after a failed run, because each run costs money.
+_NO_RETRY = {"x-should-retry": "false"}
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+#: Codes with another name in this API.
+_CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
+_UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
+_Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
+#: Values with which an unsupported field is accepted.
+_NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
+_CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
+_RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
+_WHY = {
+    "previous_response_id": "send the earlier messages in 'input'",
+    "conversation": "send the earlier messages in 'input'",
+    "background": "start the run with POST /runs, and read it with GET /v1/responses/{run_id}",
+    "tools": "a team has its own tools",
+    "functions": "a team has its own tools",
+}
+#: Characters of a piece, if the answer is only known at the end.
+_PIECE = 200
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """One request, with what it is carried out by."""
+    """A request with its dependencies."""
 
     request: Request
     service: RunService
     caller: Caller
     idempotency_key: str | None
 
-    async def begin(self, info: EnsembleInfo, inputs: Mapping[str, JsonValue], tags: Mapping[str, str]) -> AskedRun:
-        """Begin a run of a team.
+    async def begin(self, info: EnsembleInfo, inputs: Mapping[str, JsonValue], tags: Mapping[str, str]) -> BlockingRun:
+        """Start a run of a team.
 
         Raises:
-            Refusal: as `RunService.start`.
+            Refusal: see `RunService.start`.
         """
-        # Keys of several callers must not meet.
+        # Keys of different callers must not collide.
         key = None if self.idempotency_key is None else f"{self.caller.name}:{self.idempotency_key}"
-        return await AskedRun.begin(
+        return await BlockingRun.begin(
             self.service,
             NewRun(
                 ensemble=info.name,
@@ -71,11 +99,6 @@ def _asking(
     caller: CallerDependency,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Asking:
-    """Return a request of somebody who may begin runs.
-
-    Raises:
-        Refusal: the caller may not.
-    """
     caller.check(Right.RUN)
     return Asking(request=request, service=service, caller=caller, idempotency_key=idempotency_key)
 
@@ -89,10 +112,10 @@ async def find_models(service: RunService, caller: Caller) -> list[EnsembleInfo]
 
 
 async def model_of(service: RunService, caller: Caller, name: str) -> EnsembleInfo:
-    """Return the team that a request calls its model.
+    """Return the team that a request names as its model.
 
     Raises:
-        Refusal: the caller has none of that name.
+        Refusal: the caller has no such team.
     """
     found = await find_models(service, caller)
     for each in found:
@@ -103,27 +126,13 @@ async def model_of(service: RunService, caller: Caller, name: str) -> EnsembleIn
     raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", text)
 
 
-#: Header of every answer about a run: its id.
-RUN_HEADER = "x-run-id"
-#: Tells clients of this API not to send the request again: a run that failed would be paid for again.
-_NO_RETRY = {"x-should-retry": "false"}
-_TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
-#: Codes for which clients of this API have a name.
-_CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
-_UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
-
-
 class ApiError(Wire):
-    """What went wrong.
+    """An error.
 
     Attributes:
-        type: Kind of the error, after its status.
-        param: Field of the request that is wrong.
-        code: Stable name of the reason, in small letters.
+        type: Kind of the error, which depends on the status.
+        param: The wrong field of the request.
+        code: Stable name of the reason, in lower case.
     """
 
     message: Text
@@ -133,22 +142,22 @@ class ApiError(Wire):
 
 
 class ApiErrorBody(Wire):
-    """Every answer that is no success."""
+    """The body of every answer that is not 2xx."""
 
     error: ApiError
 
 
-#: What the OpenAPI document says of answers that are no success.
+#: Declaration of error answers in the OpenAPI document.
 API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
 
 def wrong_parameter(param: str, message: str, code: str = "UNSUPPORTED_PARAMETER") -> Refusal:
-    """Return the refusal of a field that is wrong, or asks for what no team can do."""
+    """Return the refusal of a field that is wrong or that no team supports."""
     return Refusal(HTTPStatus.BAD_REQUEST, code, message, param=param)
 
 
 def api_error(failure: Failure, param: str | None = None) -> ApiErrorBody:
-    """Return a failure as this API says it."""
+    """Return a failure in the format of this API."""
     status = HTTPStatus(failure.status)
     kind = _TYPES.get(status, "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error")
     causes = f" Causes: {'; '.join(failure.causes)}" if failure.causes else ""
@@ -157,13 +166,13 @@ def api_error(failure: Failure, param: str | None = None) -> ApiErrorBody:
 
 
 def run_error(failure: Failure, run_id: str) -> JSONResponse:
-    """Return the answer about a run that gave none."""
+    """Return the answer for a run without an output."""
     headers = {RUN_HEADER: run_id, **_NO_RETRY}
     return answer(api_error(failure), HTTPStatus(failure.status), headers)
 
 
 def refusal_error(refusal: Refusal) -> JSONResponse:
-    """Return a refusal as the answer with its status and its headers."""
+    """Return a refusal as an answer, with its status and headers."""
     headers = dict(refusal.headers)
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
@@ -171,10 +180,9 @@ def refusal_error(refusal: Refusal) -> JSONResponse:
 
 
 class ApiRoute(APIRoute):
-    """A route whose refusals have the form of this API."""
+    """A route that answers refusals in the format of this API."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers requests."""
         handle = super().get_route_handler()
 
         async def handle_in_form(request: Request) -> Response:
@@ -198,23 +206,9 @@ def _invalid(message: str, param: str | None = None) -> JSONResponse:
 
 
 def _place(error: RequestValidationError) -> str | None:
-    """Return the first field that is wrong."""
+    """Return the first wrong field."""
     places = [".".join(str(part) for part in each["loc"][1:]) for each in error.errors()]
     return (places[0][:200] or None) if places else None
-
-
-_Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
-#: What an answer of a team cannot be, and the values that ask for nothing.
-_NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
-_CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
-_RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
-_WHY = {
-    "previous_response_id": "send what was said before as messages of 'input'",
-    "conversation": "send what was said before as messages of 'input'",
-    "background": "begin the run with POST /runs, and ask for it with GET /v1/responses/{run_id}",
-    "tools": "a team has its own tools",
-    "functions": "a team has its own tools",
-}
 
 
 class _Body(BaseModel):
@@ -225,8 +219,8 @@ class MessageBody(_Body):
     """A message of a conversation.
 
     Attributes:
-        role: Who said it; items that are no messages have none.
-        content: A text, or parts of it.
+        role: Role of the sender; empty for items that are not messages.
+        content: A text, or its parts.
     """
 
     role: str = ""
@@ -235,10 +229,10 @@ class MessageBody(_Body):
 
 
 class StreamOptions(_Body):
-    """How a stream is told.
+    """Options of a stream.
 
     Attributes:
-        include_usage: Whether its last chunk has the tokens.
+        include_usage: Whether the last chunk contains the token counts.
     """
 
     include_usage: StrictBool | None = None
@@ -248,9 +242,9 @@ class ChatBody(_Body):
     """Body of `POST /v1/chat/completions`.
 
     Attributes:
-        model: The team's name.
-        messages: The last one of the user is the team's input.
-        metadata: The run's tags.
+        model: Name of the team.
+        messages: The conversation. The user's last message is the team's input.
+        metadata: Tags of the run.
     """
 
     model: _Name
@@ -270,29 +264,25 @@ class ChatBody(_Body):
     stop: JsonValue = None
 
     def check(self) -> None:
-        """Refuse what no team can do.
-
-        Raises:
-            Refusal: it names the field.
-        """
+        """Raise a `Refusal` for the first field that no team supports."""
         if self.n is not None and (isinstance(self.n, bool) or self.n != 1):
-            raise wrong_parameter("n", "n: a run of a team gives one answer; send the request again for another one")
+            raise wrong_parameter("n", "n: a run of a team returns one answer; repeat the request for another one")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise wrong_parameter("modalities", "modalities: teams answer in text alone")
+            raise wrong_parameter("modalities", "modalities: teams only answer in text")
         _check_format(self.response_format, "response_format")
         _check_unset(self, _CHAT)
         if self.stream_options is not None and not self.stream:
-            raise wrong_parameter("stream_options", "stream_options: they are of use with stream=true alone")
+            raise wrong_parameter("stream_options", "stream_options: only allowed with stream=true")
 
 
 class ResponseBody(_Body):
     """Body of `POST /v1/responses`.
 
     Attributes:
-        model: The team's name.
-        input: The message, or messages, of which the last one of the user is the team's input.
-        instructions: The first of what was said before.
-        metadata: The run's tags.
+        model: Name of the team.
+        input: One message, or a conversation whose last message of the user is the team's input.
+        instructions: A message before the conversation.
+        metadata: Tags of the run.
     """
 
     model: _Name
@@ -309,11 +299,7 @@ class ResponseBody(_Body):
     prompt: JsonValue = None
 
     def check(self) -> None:
-        """Refuse what no team can do.
-
-        Raises:
-            Refusal: it names the field.
-        """
+        """Raise a `Refusal` for the first field that no team supports."""
         if self.text is not None and not isinstance(self.text, dict):
             raise wrong_parameter("text", "text: must be an object", code="INVALID_REQUEST")
         _check_format(None if self.text is None else self.text.get("format"), "text.format")
@@ -323,7 +309,8 @@ class ResponseBody(_Body):
 def _check_format(value: JsonValue, name: str) -> None:
     if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
         raise wrong_parameter(
-            name, f"{name}: the form of an answer is the team's own (the output_type of its last task); ask for text"
+            name,
+            f"{name}: the team determines the format of its answer (the output_type of its last task); request text",
         )
 
 
@@ -332,23 +319,23 @@ def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
         value: JsonValue = getattr(body, name)
         if not any(value == each for each in _NOTHING):
             why = _WHY.get(name, "leave it out")
-            raise wrong_parameter(name, f"{name}: teams do not take it; {why}")
+            raise wrong_parameter(name, f"{name}: not supported by teams; {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamAnswer:
-    """What a team answered."""
+    """The answer of a team."""
 
     text: str
-    #: whether its budget was spent before it was done
+    #: whether the budget was exhausted before the end
     is_cut: bool
     metrics: Metrics
-    #: what the model of its last task thought; None: nothing that is known
+    #: reasoning of the last task's model, if it is known
     reasoning: str | None = None
 
 
 def answer_of(run: RunDetail) -> TeamAnswer | Failure:
-    """Return what came of a run that has ended, or waits for a person (S-SRV-110, S-SRV-112)."""
+    """Return the answer of a run that has ended or waits for a person (S-SRV-110, S-SRV-112)."""
     if run.error is not None:
         return run.error
     match run.status:
@@ -363,7 +350,7 @@ def answer_of(run: RunDetail) -> TeamAnswer | Failure:
         case RunStatus.CANCELLED:
             return _failure(run, HTTPStatus.BAD_GATEWAY, "RUN_CANCELLED", f"Run '{run.run_id}' was cancelled")
         case RunStatus.INTERRUPTED:
-            text = f"Run '{run.run_id}' was interrupted. What is recorded of it is kept"
+            text = f"Run '{run.run_id}' was interrupted. Its record is complete up to that point"
             return _failure(run, HTTPStatus.SERVICE_UNAVAILABLE, "RUN_INTERRUPTED", text)
         case _:
             pass
@@ -376,9 +363,9 @@ def answer_of(run: RunDetail) -> TeamAnswer | Failure:
 
 
 def begun_anew(run: RunDetail) -> Failure:
-    """Return the failure of a stream whose text turned out to be another one than the answer (S-SRV-123)."""
+    """Return the failure of a stream whose text differs from the answer (S-SRV-123)."""
     text = (
-        f"The answer was begun anew while it was said, so that what was streamed is not the answer. It is at "
+        f"The model started the answer again during the stream, so the streamed text is not the answer. The answer is at "
         f"GET /v1/responses/{run.run_id}"
     )
     return _failure(run, HTTPStatus.BAD_GATEWAY, "ANSWER_BEGUN_ANEW", text)
@@ -388,39 +375,23 @@ def _failure(run: RunDetail, status: HTTPStatus, code: str, message: str) -> Fai
     return Failure(error="RunError", code=code, status=status, message=message, run_id=run.run_id)
 
 
-#: Characters of a piece of an answer that is known as a whole.
-_PIECE = 200
-
-
 class AnswerStream(EventAnswer):
-    """The stream of one run's answer; whatever ends it, the run learns that its client is gone."""
+    """The stream of one run's answer. When it ends, for any reason, the run learns that its client has left."""
 
-    def __init__(self, run: AskedRun, events: AsyncGenerator[ServerSentEvent]) -> None:
-        """Make it.
-
-        Args:
-            run: The run.
-            events: What is sent.
-        """
+    def __init__(self, run: BlockingRun, events: AsyncGenerator[ServerSentEvent]) -> None:
         super().__init__(events, headers={RUN_HEADER: run.run_id})
         self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             await self._run.leave()
 
 
-async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:
-    """Yield the pieces of an answer and of reasoning (`Reasoning`), then the answer as a whole, or why there is none.
-
-    Args:
-        run: The run.
-        streamed_task: Instance of the task whose tokens are the answer; None: it is known at the end alone.
-    """
-    said, has_thought = SaidText(), False
+async def texts_of(run: BlockingRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:
+    """Yield pieces of the answer and of reasoning (`Reasoning`), then the whole answer, or the failure."""
+    said, has_thought = StreamedText(), False
     async with aclosing(run.answer(streamed_task, said)) as pieces:
         async for each in pieces:
             if not isinstance(each, str):
@@ -431,18 +402,17 @@ async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[s
                 yield each
 
 
-def _end(run: RunDetail, said: SaidText, *, has_thought: bool) -> list[str | TeamAnswer | Failure]:
+def _end(run: RunDetail, said: StreamedText, *, has_thought: bool) -> list[str | TeamAnswer | Failure]:
     found = answer_of(run)
     if not isinstance(found, TeamAnswer):
         return [found]
     rest = said.rest(found.text)
     if rest is None:
         return [begun_anew(run)]
-    # An answer that is known at the end alone has its reasoning before it.
+    # Without streamed text, the reasoning comes before the answer.
     thought = [Reasoning(found.reasoning)] if found.reasoning and rest == found.text and not has_thought else []
     return [*thought, *(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
 
 
 def render(data: Mapping[str, object], event: str | None = None) -> ServerSentEvent:
-    """Return data as an event."""
     return ServerSentEvent(data=json_text(data), event=event, sep="\n")

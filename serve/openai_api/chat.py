@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a team answers a conversation (S-SRV-100 to S-SRV-123)."""
+"""`/v1/chat/completions` and `/v1/models`: a team answers a conversation (S-SRV-100 to S-SRV-123)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sse_starlette import ServerSentEvent
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.answers import answer
-from ensemble_ray.serve.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import BlockingRun
 from ensemble_ray.serve.middleware import CallerDependency
 from ensemble_ray.serve.openai_api.asking import (
     API_ERRORS,
@@ -53,7 +53,7 @@ class Model(Wire):
     """A team.
 
     Attributes:
-        created: Unix time, s; 0, since teams do not have it.
+        created: Unix time, s; always 0.
     """
 
     id: str
@@ -79,7 +79,7 @@ class ChatUsage(Wire):
     """Tokens of all tasks of a run.
 
     Attributes:
-        completion_tokens_details: Left out where no provider counted reasoning.
+        completion_tokens_details: Left out if no provider counted reasoning.
     """
 
     prompt_tokens: int
@@ -89,10 +89,10 @@ class ChatUsage(Wire):
 
 
 class AnswerMessage(Wire):
-    """What the team said.
+    """The team's answer.
 
     Attributes:
-        reasoning_content: What the model of its last task thought; left out where there is nothing.
+        reasoning_content: Reasoning of the last task's model; left out if there is none.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -102,10 +102,10 @@ class AnswerMessage(Wire):
 
 
 class Choice(Wire):
-    """The one answer.
+    """The only choice.
 
     Attributes:
-        finish_reason: `length` where the team's budget was spent before it was done.
+        finish_reason: `length` if the budget was exhausted before the end.
     """
 
     index: Literal[0] = 0
@@ -118,9 +118,9 @@ class ChatCompletion(Wire):
     """Answer to `POST /v1/chat/completions`.
 
     Attributes:
-        id: The run's id.
+        id: Id of the run.
         created: Unix time, s.
-        usage: Null where a provider did not count.
+        usage: Null if a provider did not report it.
     """
 
     id: str
@@ -132,7 +132,6 @@ class ChatCompletion(Wire):
 
     @classmethod
     def of(cls, answer: TeamAnswer, *, run_id: str, model: str, created: int) -> Self:
-        """Return the answer of a run."""
         choice = Choice(
             message=AnswerMessage(content=answer.text, reasoning_content=answer.reasoning),
             finish_reason=_finish_reason(answer),
@@ -141,17 +140,9 @@ class ChatCompletion(Wire):
 
 
 class ChatChunks:
-    """Makes the chunks of one streamed answer."""
+    """Builds the chunks of one streamed answer. With `has_usage`, every chunk has the field `usage`."""
 
     def __init__(self, *, run_id: str, model: str, created: int, has_usage: bool) -> None:
-        """Name the answer.
-
-        Args:
-            run_id: Its id.
-            model: The team.
-            created: Unix time, s.
-            has_usage: Whether the client asked for the tokens: then every chunk has the field.
-        """
         self._head: dict[str, object] = {
             "id": run_id,
             "object": "chat.completion.chunk",
@@ -161,19 +152,16 @@ class ChatChunks:
         self._usage: dict[str, object] = {"usage": None} if has_usage else {}
 
     def first(self) -> dict[str, object]:
-        """Return the chunk that begins an answer."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, text: str) -> dict[str, object]:
-        """Return a piece of the text."""
         return self._chunk({"content": text})
 
     def thought(self, text: str) -> dict[str, object]:
-        """Return a piece of the reasoning."""
         return self._chunk({"reasoning_content": text})
 
     def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
-        """Return what ends an answer."""
+        """Return the final chunks."""
         end = self._chunk({}, _finish_reason(answer))
         if not self._usage:
             return [end]
@@ -186,7 +174,7 @@ class ChatChunks:
 
 
 def chat_usage(metrics: Metrics) -> ChatUsage | None:
-    """Return the tokens of a run; None where a provider did not count."""
+    """Return the tokens of a run; None if a provider did not report them."""
     tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
     if tokens_in is None or tokens_out is None:
         return None
@@ -212,16 +200,16 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 def inputs_of(
     messages: Sequence[MessageBody], info: EnsembleInfo, *, place: str, instructions: str | None = None
 ) -> Mapping[str, JsonValue]:
-    """Return the inputs of a run of a team.
+    """Return the inputs of a run.
 
     Args:
         messages: The conversation.
         info: The team.
-        place: Field of the request that has them.
-        instructions: What is said before all of them.
+        place: Name of the request field with the conversation.
+        instructions: A system message before the conversation.
 
     Raises:
-        Refusal: nothing in it is a text of the user, something is no text, or the team cannot be asked by one message.
+        Refusal: there is no message of the user, a part is not text, or the team needs more than one message.
     """
     said = [(each.role, _text_of(each, f"{place}[{index}]")) for index, each in enumerate(messages)]
     last = max((index for index, (role, _) in enumerate(said) if role == _USER), default=None)
@@ -235,42 +223,39 @@ def inputs_of(
 
 
 def _message_input(info: EnsembleInfo) -> str:
-    """Return the variable that takes the message.
+    """Return the variable for the message.
 
     Raises:
-        Refusal: there is none, or others would have no value.
+        Refusal: there is none, or another input has no value.
     """
     given = {info.chat.input, *({HISTORY_INPUT} if info.chat.takes_history else ())}
     missing = tuple(each for each in info.inputs if each not in given)
     if info.chat.input is not None and not missing:
         return info.chat.input
     if info.chat.input is not None:
-        why = f"besides '{info.chat.input}', which takes the message, it needs [{', '.join(missing)}]"
-        what = "give these values in the team's 'inputs', or begin the run with POST /runs"
+        why = f"besides '{info.chat.input}', the variable of the message, it needs [{', '.join(missing)}]"
+        what = "set them in the team's 'inputs', or start the run with POST /runs"
     elif missing:
         why = f"it needs [{', '.join(missing)}], and a message is one value"
-        what = "name one with the team's 'chat_input', and give the others values in its 'inputs'"
+        what = "name one with the team's 'chat_input', and set the others in its 'inputs'"
     else:
-        why = "its texts have no variable that could take a message"
-        what = "write one such as {message} into them, or name one that has a value with the team's 'chat_input'"
-    text = f"The team '{info.name}' cannot be asked as a model: {why}. What to do: {what}"
+        why = "its texts have no variable for a message"
+        what = "add one such as {message}, or name one that has a value with the team's 'chat_input'"
+    text = f"The team '{info.name}' cannot answer as a model: {why}. What to do: {what}"
     raise Refusal(HTTPStatus.BAD_REQUEST, "INPUTS_MISSING", text, missing=missing)
 
 
 def _text_of(message: MessageBody, place: str) -> str:
-    """Return what a message says.
+    """Return the text of a message.
 
     Raises:
-        Refusal: it is no text.
+        Refusal: it is not a text.
     """
     if message.type != "message" or message.role not in _ROLES:
         what = message.type if message.type != "message" else f"a message of '{message.role}'"
-        raise wrong_parameter(
-            place, f"{place}: '{what[:60]}' cannot be passed to a team; its tools and what they give are its own"
-        )
-    if (
-        not message.content and message.content != "" and message.role != _ASSISTANT
-    ):  # an answer may be calls of tools alone
+        raise wrong_parameter(place, f"{place}: '{what[:60]}' cannot be passed to a team, which has its own tools")
+    # Only an assistant's message may be without content: it may consist of tool calls.
+    if not message.content and message.content != "" and message.role != _ASSISTANT:
         raise wrong_parameter(f"{place}.content", f"{place}.content: must be a text", code="INVALID_REQUEST")
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
@@ -280,7 +265,9 @@ def _text_of(message: MessageBody, place: str) -> str:
 def _text_of_part(part: Mapping[str, JsonValue], place: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind not in _TEXTS:
-        raise wrong_parameter(place, f"{place}: '{str(kind)[:60]}' cannot be passed to a team; it takes texts alone")
+        raise wrong_parameter(
+            place, f"{place}: '{str(kind)[:60]}' cannot be passed to a team, which only accepts texts"
+        )
     if not isinstance(text, str):
         raise wrong_parameter(place, f"{place}.text: must be a text", code="INVALID_REQUEST")
     return whole_text(text)
@@ -296,7 +283,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
     responses={200: {"description": "The answer; with `stream`, chunks of it", "content": _STREAM}},
 )
 async def post_chat(body: ChatBody, asking: AskingDependency) -> Response:
-    """Have a team answer the user's last message."""
+    """Answer the user's last message."""
     body.check()
     info = await model_of(asking.service, asking.caller, body.model)
     inputs = inputs_of(body.messages, info, place="messages")
@@ -313,7 +300,7 @@ async def post_chat(body: ChatBody, asking: AskingDependency) -> Response:
     return answer(completion, HTTPStatus.OK, {RUN_HEADER: run.run_id})
 
 
-async def _events(run: AskedRun, info: EnsembleInfo, chunks: ChatChunks) -> AsyncGenerator[ServerSentEvent]:
+async def _events(run: BlockingRun, info: EnsembleInfo, chunks: ChatChunks) -> AsyncGenerator[ServerSentEvent]:
     yield render(chunks.first())
     async with aclosing(texts_of(run, info.chat.streamed_task)) as texts:
         async for each in texts:

@@ -1,4 +1,4 @@
-"""`/v1/responses`: a team answers, in the newer form of the OpenAI API (S-SRV-125 to S-SRV-128)."""
+"""`/v1/responses`: a team answers, in the newer format of the OpenAI API (S-SRV-125 to S-SRV-128)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sse_starlette import ServerSentEvent
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.answers import answer
-from ensemble_ray.serve.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import BlockingRun
 from ensemble_ray.serve.middleware import CallerDependency
 from ensemble_ray.serve.openai_api.asking import (
     API_ERRORS,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
-_GOING_ON: Mapping[RunStatus, _Status] = {
+_STATUSES: Mapping[RunStatus, _Status] = {
     RunStatus.ACCEPTED: "queued",
     RunStatus.RUNNING: "in_progress",
     RunStatus.WAITING: "in_progress",
@@ -61,7 +61,7 @@ class ResponseText(Wire):
 
 
 class ResponseMessage(Wire):
-    """What the team said."""
+    """The team's answer."""
 
     type: Literal["message"] = "message"
     id: str
@@ -71,14 +71,14 @@ class ResponseMessage(Wire):
 
 
 class ResponseFailure(Wire):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     code: Literal["server_error"] = "server_error"
     message: Text
 
 
 class InputDetails(Wire):
-    """What is not known of a run's input."""
+    """Parts of a run's input tokens; unknown."""
 
     cached_tokens: int = 0
 
@@ -100,7 +100,7 @@ class ResponseUsage(Wire):
 
 
 class IncompleteDetails(Wire):
-    """Why an answer is not whole: the team's budget was spent."""
+    """The reason for a partial answer: the budget was exhausted."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
@@ -109,9 +109,9 @@ class ResponseObject(Wire):
     """Answer to `POST /v1/responses` and `GET /v1/responses/{response_id}`.
 
     Attributes:
-        id: The run's id.
+        id: Id of the run.
         created_at: Unix time, s.
-        usage: Null where a provider did not count, and before the end.
+        usage: Null before the end, or if a provider did not report it.
     """
 
     id: str
@@ -136,7 +136,7 @@ class ResponseObject(Wire):
 def make_begun(
     run_id: str, *, model: str, created_at: int, metadata: Mapping[str, str], instructions: str | None
 ) -> ResponseObject:
-    """Return the response of a run that has just been accepted."""
+    """Return the response for an accepted run."""
     return ResponseObject(
         id=run_id,
         created_at=created_at,
@@ -149,7 +149,6 @@ def make_begun(
 
 
 def make_answered(response: ResponseObject, answer: TeamAnswer) -> ResponseObject:
-    """Return a response with its answer."""
     state: Literal["completed", "incomplete"] = "incomplete" if answer.is_cut else "completed"
     return response.model_copy(
         update={
@@ -162,14 +161,13 @@ def make_answered(response: ResponseObject, answer: TeamAnswer) -> ResponseObjec
 
 
 def make_failed(response: ResponseObject, failure: Failure) -> ResponseObject:
-    """Return a response without an answer."""
     return response.model_copy(
         update={"status": "failed", "error": ResponseFailure(message=api_error(failure).error.message)}
     )
 
 
 def response_of(run: RunDetail) -> ResponseObject:
-    """Return a run, however it stands, as a response (S-SRV-126)."""
+    """Return a run in any state as a response (S-SRV-126)."""
     response = make_begun(
         run.run_id,
         model=run.ensemble,
@@ -177,38 +175,36 @@ def response_of(run: RunDetail) -> ResponseObject:
         metadata=run.tags,
         instructions=None,
     )
-    if (status := _GOING_ON.get(run.status)) is not None:
+    if (status := _STATUSES.get(run.status)) is not None:
         return response.model_copy(update={"status": status})
     found = answer_of(run)
     return make_answered(response, found) if isinstance(found, TeamAnswer) else make_failed(response, found)
 
 
 def message_of(run_id: str, status: Literal["in_progress", "completed", "incomplete"], *texts: str) -> ResponseMessage:
-    """Return the one message of a response."""
+    """Return the only message of a response."""
     return ResponseMessage(id=f"msg_{run_id}", status=status, content=[ResponseText(text=text) for text in texts])
 
 
 class ResponseEvents:
-    """Makes the events of one response, in the order that this API has (S-SRV-125)."""
+    """Builds the events of one response, in the order of this API (S-SRV-125)."""
 
     def __init__(self, response: ResponseObject) -> None:
-        """Begin a response."""
         self._response = response
         self._number = -1
         self._is_said = False
         self._place: dict[str, object] = {"item_id": f"msg_{response.id}", "output_index": 0, "content_index": 0}
 
     def first(self) -> list[dict[str, object]]:
-        """Return what begins a response."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
     def piece(self, text: str) -> list[dict[str, object]]:
-        """Return a piece of the text, with what begins the text where it is the first one."""
+        """Return the events for a piece of text. The first piece starts the text item."""
         events = [] if self._is_said else self._begin_text()
         return [*events, self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
     def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
-        """Return what ends a response that has an answer."""
+        """Return the final events."""
         events = [] if self._is_said else self._begin_text()
         self._response = make_answered(self._response, answer)
         (message,) = self._response.output
@@ -222,7 +218,7 @@ class ResponseEvents:
         ]
 
     def make_failure(self, failure: Failure) -> list[dict[str, object]]:
-        """Return what ends a response without an answer."""
+        """Return the final event of a response without an answer."""
         self._response = make_failed(self._response, failure)
         return [self._whole("response.failed")]
 
@@ -243,7 +239,7 @@ class ResponseEvents:
 
 
 def _usage(metrics: Metrics) -> ResponseUsage | None:
-    """Return the tokens of a run; None where a provider did not count."""
+    """Return the tokens of a run; None if a provider did not report them."""
     tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
     if tokens_in is None or tokens_out is None:
         return None
@@ -265,7 +261,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
     responses={200: {"description": "The answer; with `stream`, events about it", "content": _STREAM}},
 )
 async def post_response(body: ResponseBody, asking: AskingDependency) -> Response:
-    """Have a team answer."""
+    """Answer a message or a conversation."""
     body.check()
     info = await model_of(asking.service, asking.caller, body.model)
     said = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
@@ -288,13 +284,13 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
 
 @response_router.get("/responses/{response_id}", response_model=ResponseObject)
 async def get_response(response_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """Return a run as a response, however it stands and however it was begun."""
+    """Return a run as a response, in any state and from any route."""
     caller.check(Right.READ)
     run = await visible_run(service, caller, response_id)
     return answer(response_of(run), HTTPStatus.OK, {RUN_HEADER: run.run_id})
 
 
-async def _events(run: AskedRun, info: EnsembleInfo, events: ResponseEvents) -> AsyncGenerator[ServerSentEvent]:
+async def _events(run: BlockingRun, info: EnsembleInfo, events: ResponseEvents) -> AsyncGenerator[ServerSentEvent]:
     for event in events.first():
         yield render(event, str(event["type"]))
     async with aclosing(texts_of(run, info.chat.streamed_task)) as texts:

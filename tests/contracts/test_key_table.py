@@ -14,7 +14,7 @@ from ensemble_ray.access.key_store import KeyFile, open_keys
 from ensemble_ray.access.keys import ApiKey, Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.testing import ScriptedModel
 from tests.command_line import calling
 from tests.postgres_server import PostgresServer
@@ -63,7 +63,7 @@ def test_an_endpoint_asks_for_the_keys_of_its_database(url: str, postgres: Postg
     import asyncio
 
     async def ask() -> list[int]:
-        api = build_api(driven(pair(ScriptedModel())), callers=KeptCallers(open_keys(), KeyPolicy.AUTO))
+        api = build_api(driven(pair(ScriptedModel())), callers=CallerCache(open_keys(), KeyPolicy.AUTO))
         transport = ASGITransport(api, raise_app_exceptions=False)
         codes: list[int] = []
         async with (

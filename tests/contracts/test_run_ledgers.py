@@ -11,8 +11,7 @@ import pytest
 from ensemble_ray import RunExistsError
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import ledger as postgres_ledger
-from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.driving.requests import RunLedger, open_ledger
+from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger, open_ledger
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 from tests.postgres_server import PostgresServer
 
@@ -131,7 +130,7 @@ def test_another_process_has_it_only_when_it_was_let_go(opened: Open, monkeypatc
     """S-SRV-44, S-SRV-46: the second one is told who has it."""
     first = opened("shop")
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_ledger, "_TRIES", 1)
+        patch.setattr(postgres_ledger, "_SERVER_TRIES", 1)
         patch.setattr("ensemble_ray.serve.driving.ledger._TRIES", 1)
         with pytest.raises(RunExistsError, match=r"Another endpoint of .* \(process \d+ on"):
             opened("shop")

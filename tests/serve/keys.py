@@ -19,7 +19,7 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from tests.serve.driving import driven
 
 __all__ = ["Guarded", "guarded", "make_key", "transport_of"]
@@ -72,7 +72,7 @@ async def guarded(
     """An endpoint of teams whose keys are those of a home, and a client that comes by loopback."""
     file = KeyFile(home)
     runs = driven(teams)
-    api = build_api(runs, callers=KeptCallers(file, policy), **options)
+    api = build_api(runs, callers=CallerCache(file, policy), **options)
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with (
         api.router.lifespan_context(api),

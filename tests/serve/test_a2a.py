@@ -39,7 +39,7 @@ from ensemble_ray import Task as TeamTask
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES
@@ -317,7 +317,7 @@ async def test_a_task_that_goes_on_is_got_followed_and_cancelled(home: str) -> N
             assert last_state(last) == S.TASK_STATE_CANCELED
             with pytest.raises(TaskNotCancelableError):
                 await client.cancel_task(CancelTaskRequest(id=run))
-            with pytest.raises(UnsupportedOperationError, match="is over"):
+            with pytest.raises(UnsupportedOperationError, match="has ended"):
                 _ = [each async for each in client.subscribe(SubscribeToTaskRequest(id=run))]
             with pytest.raises(TaskNotFoundError):
                 await client.get_task(GetTaskRequest(id="never"))
@@ -340,7 +340,7 @@ async def test_keys_and_rights_hold(home: str) -> None:
     """S-INT-79: without a key nothing, the card included; a right that lacks is 403; tasks of other teams are not there."""
     file = KeyFile(Path(home))
     all_teams = {"mine": question(), "theirs": question()}
-    callers = KeptCallers(file)
+    callers = CallerCache(file)
     with served_app(build_api(driven(all_teams), callers=callers, public_url="https://teams.example.org")) as endpoint:
         owner = make_key(file, "owner")
         mine = make_key(file, "mine", teams=["mine"], rights=[Right.RUN, Right.READ])

@@ -144,7 +144,7 @@ def test_models_have_names() -> None:
     assert EndpointOptions.model_validate({"models": {"a": {"model": "m"}}}).models == {"a": {"model": "m"}}
     with pytest.raises(ValidationError, match="Two models are called 'a'"):
         named_models(["a=openai:b", "a=openai:c"])
-    with pytest.raises(ValidationError, match="say NAME=MODEL"):
+    with pytest.raises(ValidationError, match="write NAME=MODEL"):
         named_models(["=openai:b"])
 
 

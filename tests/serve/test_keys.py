@@ -20,7 +20,7 @@ from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import middleware as key_check
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.middleware import KeyCheck, is_local
 from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.starting import EndpointPlace, check_keys
@@ -135,7 +135,7 @@ async def test_who_comes_while_the_keys_cannot_be_read_is_refused_at_once(home: 
     content = file.path.read_bytes()
     file.path.write_bytes(b"{}")
     file.reads = 0
-    callers = KeptCallers(file)
+    callers = CallerCache(file)
     knock = Knock(digest=None, is_local=True)
     refused = await asyncio.gather(*(callers.admit(knock) for _ in range(3)), return_exceptions=True)
     assert [(type(each), getattr(each, "code", "")) for each in refused] == [(Refusal, "NOT_READY")] * 3
@@ -151,7 +151,7 @@ async def test_an_answer_that_goes_on_ends_when_its_key_is_revoked(home: str, mo
     looks = itertools.count(step=20)
     monkeypatch.setattr(key_check, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # others keep their clock
     file = KeyFile(Path(home))
-    callers = KeptCallers(file)
+    callers = CallerCache(file)
     headers = make_key(file, rate=RateLimit.of(1, 3600))
     sent: list[dict[str, Any]] = []
     ended: list[bool] = []
@@ -195,7 +195,7 @@ async def test_a_part_of_the_interface_has_its_form_of_refusals(home: str) -> No
     async def served(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    callers = KeptCallers(KeyFile(Path(home)), KeyPolicy.REQUIRED)
+    callers = CallerCache(KeyFile(Path(home)), KeyPolicy.REQUIRED)
     check = KeyCheck(served, callers=callers, forms={"/v1/": form})
     async with AsyncClient(transport=ASGITransport(check), base_url="http://127.0.0.1") as client:
         other = await client.get("/v1/models")

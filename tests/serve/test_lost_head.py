@@ -14,7 +14,7 @@ import pytest
 
 from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.serve.driving.requests import open_ledger
+from ensemble_ray.serve.driving.ledger import open_ledger
 from ensemble_ray.testing import ModelServer
 from tests.postgres_server import PostgresServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program

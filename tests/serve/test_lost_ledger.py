@@ -16,9 +16,8 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import driven_runs
 from ensemble_ray.serve.driving import run_driver as kept_ends
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.ledger import Ledger, LedgerLostError
+from ensemble_ray.serve.driving.ledger import Ledger, LedgerLostError, open_ledger, part_of_name
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.driving.requests import open_ledger, part_of_name
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
@@ -69,7 +68,7 @@ async def over(*tasks: asyncio.Task[None] | None) -> None:
 
 async def test_ends_are_told_and_kept_when_the_ledger_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-48: who waits is told; lists have the run as it ended; it is kept when the ledger is back, one end at a time."""
-    monkeypatch.setattr(driven_runs, "_KEEPING_S", 0.0)
+    monkeypatch.setattr(driven_runs, "_STORING_S", 0.0)
     monkeypatch.setattr(kept_ends, "_PAUSES_S", (0.01,))
     ledger = AwayLedger()
     async with driven_by(ledger, ScriptedModel(otherwise="fine"), []) as runs:
@@ -94,7 +93,7 @@ async def test_ends_are_told_and_kept_when_the_ledger_is_away(monkeypatch: pytes
 
 async def test_an_end_that_was_not_kept_is_found_in_the_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """S-SRV-48: by the next process, also where it serves the team no more; nothing is done again."""
-    monkeypatch.setattr(driven_runs, "_KEEPING_S", 0.0)
+    monkeypatch.setattr(driven_runs, "_STORING_S", 0.0)
     monkeypatch.setattr(kept_ends, "_PAUSES_S", (60.0,))
     first = AwayLedger(tmp_path / "ledger.sqlite")
     async with driven_by(first, ScriptedModel("a draft", "a line"), []) as runs:

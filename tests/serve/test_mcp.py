@@ -19,7 +19,7 @@ from ensemble_ray.access.keys import Right
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.schemas import RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
@@ -251,7 +251,7 @@ async def test_a_key_opens_its_teams_and_its_rights(home: str, runs: DrivenRuns)
     mine = make_key(file, "mine", rights=[Right.RUN], teams=["news-team", "asking"])
     reader = make_key(file, "reader", rights=set(Right) - {Right.RUN})
     theirs = make_key(file, "theirs", teams=["slow"])
-    with served_app(build_api(over(runs), callers=KeptCallers(file))) as url:
+    with served_app(build_api(over(runs), callers=CallerCache(file))) as url:
         async with client(url, mine, elicitation_callback=user()) as asking:
             assert [tool.name for tool in (await asking.list_tools()).tools] == ["asking", "news_team"]
             assert not (await asking.call_tool("news_team", INPUTS)).is_error

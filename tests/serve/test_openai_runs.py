@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from ensemble_ray.serve import asked_run
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.asked_run import AskedRun, SaidText
+from ensemble_ray.serve.asked_run import BlockingRun, StreamedText
 from ensemble_ray.serve.schemas import NewRun, RunStatus
 from tests.scenarios.teams import PATIENCE_S
 from tests.serve.http_server import served
@@ -67,7 +67,7 @@ def test_an_answer_that_was_begun_anew_is_an_error() -> None:
 )
 def test_what_is_left_of_an_answer(said: tuple[tuple[int, str], ...], answer: str, rest: str | None) -> None:
     """S-SRV-121, S-SRV-123."""
-    text = SaidText()
+    text = StreamedText()
     sent = "".join(text.add(each, turn=turn) for turn, each in said)
     assert text.rest(answer) == rest
     if len(said) > 1 and said[-1][0]:
@@ -183,7 +183,7 @@ async def test_a_client_that_goes_while_its_run_begins_ends_it() -> None:
             return await super().start(asked, idempotency_key=idempotency_key)
 
     double = Slow()
-    beginning = asyncio.create_task(AskedRun.begin(double, NewRun(), idempotency_key=None, ends_with_client=True))
+    beginning = asyncio.create_task(BlockingRun.begin(double, NewRun(), idempotency_key=None, ends_with_client=True))
     await is_asked.wait()
     beginning.cancel()
     go_on.set()
@@ -195,7 +195,7 @@ async def test_a_client_that_goes_while_its_run_begins_ends_it() -> None:
 async def test_a_client_that_goes_after_the_answer_ends_nothing() -> None:
     """S-SRV-130."""
     double = RunsDouble(end=DONE)
-    run = await AskedRun.begin(double, NewRun(), idempotency_key=None, ends_with_client=True)
+    run = await BlockingRun.begin(double, NewRun(), idempotency_key=None, ends_with_client=True)
     assert (await run.end()).status == "completed"
     await run.leave()
     assert not double.cancelled
@@ -214,7 +214,7 @@ async def test_a_client_that_goes_after_a_decision_ends_its_run() -> None:
             return await super().wait(run_id, timeout_s)
 
     double = Decided()
-    run = AskedRun(double, "r", ends_with_client=True)
+    run = BlockingRun(double, "r", ends_with_client=True)
     waiting = asyncio.create_task(run.end_or_gate())
     async with asyncio.timeout(PATIENCE_S):
         await goes_on.wait()
@@ -229,7 +229,7 @@ async def test_a_run_that_nothing_goes_on_with_is_told_as_it_waits(monkeypatch: 
     monkeypatch.setattr(asked_run, "_DECIDED_LOOK_S", 0.0)
     monkeypatch.setattr(asked_run, "_DECIDED_LOOKS", 3)
     double = RunsDouble(end=detail(RunStatus.WAITING))
-    found = await AskedRun(double, "r", ends_with_client=True).end_or_gate()
+    found = await BlockingRun(double, "r", ends_with_client=True).end_or_gate()
     assert (found.status, list(found.reviews)) == (RunStatus.WAITING, [])
 
 
@@ -244,7 +244,7 @@ async def test_a_run_ends_though_its_request_is_cancelled_meanwhile() -> None:
             await may_go_on.wait()
             ended.append(run_id)
 
-    leaving = asyncio.create_task(AskedRun(cast("Any", Slow()), "a", ends_with_client=True).leave())
+    leaving = asyncio.create_task(BlockingRun(cast("Any", Slow()), "a", ends_with_client=True).leave())
     await has_begun.wait()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -40,7 +40,7 @@ from ensemble_ray import (
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.context import use_traceparent
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import KeptCallers
+from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools.a2a import connecting
@@ -299,7 +299,7 @@ async def test_a_team_of_an_endpoint_is_an_agent_and_a_tool(home: str) -> None:
     """S-INT-80, S-INT-85: with a key; a model calls it and reads its answer."""
     file = KeyFile(Path(home))
     remote = question(llm=ScriptedModel(otherwise="from afar"), stream=True)
-    with served_app(build_api(driven({"far": remote}), callers=KeptCallers(file))) as endpoint:
+    with served_app(build_api(driven({"far": remote}), callers=CallerCache(file))) as endpoint:
         key = make_key(file)
         far = RemoteAgent(f"{endpoint}/a2a/far", headers=key)
         events = [each async for each in team(far, "well", stream=True).stream()]

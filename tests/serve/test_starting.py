@@ -68,7 +68,7 @@ def test_a_missing_key_a_taken_port_and_unknown_names_are_refused(tmp_path: Path
         key = {KEY_VARIABLE: KEY}
         assert "There is no module 'office'" in refusal("team.yaml", "--tool", "office:look_up", **key)
         assert "Model 'large': " in refusal("team.yaml", "--model", "large=nonsense", **key)
-        assert "say NAME=MODEL" in refusal("team.yaml", "--model", "=openai:a", **key)
+        assert "write NAME=MODEL" in refusal("team.yaml", "--model", "=openai:a", **key)
         assert "A namespace has up to 64" in refusal("team.yaml", "--namespace", "a b", **key)
         assert f"127.0.0.1:{port}" in refusal("team.yaml", "--port", port, **key)
 

@@ -1,11 +1,11 @@
-"""Turns: runs of a team one after the other, first come, first served."""
+"""RunQueue: runs of a team one after the other, first come, first served."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import cast
 
-from ensemble_ray.serve.driving.active import ActiveRun, Turns
+from ensemble_ray.serve.driving.active import ActiveRun, RunQueue
 from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.serve.team import ServedTeam
@@ -19,7 +19,7 @@ def run() -> ActiveRun:
 async def test_runs_have_their_turns_in_the_order_in_which_they_came() -> None:
     """S-SRV-50: so many at a time; what stands is told whenever it changes."""
     stood: list[tuple[int, int]] = []
-    turns = Turns(2, lambda each: stood.append((each.running, each.queued)))
+    turns = RunQueue(2, lambda each: stood.append((each.running, each.queued)))
     taking = [asyncio.ensure_future(turns.acquire(run())) for _ in range(5)]
     await asyncio.sleep(0)
     assert (turns.running, turns.queued) == (2, 3)
@@ -36,7 +36,7 @@ async def test_runs_have_their_turns_in_the_order_in_which_they_came() -> None:
 
 async def test_run_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     """S-SRV-24: nor does one that was cancelled before, and the next one has it."""
-    turns = Turns(1, lambda _: None)
+    turns = RunQueue(1, lambda _: None)
     assert await turns.acquire(run())
     waiting, cancelled, late = run(), run(), run()
     taking = {each: asyncio.ensure_future(turns.acquire(each)) for each in (cancelled, waiting)}
@@ -52,7 +52,7 @@ async def test_run_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
 
 async def test_turn_is_not_lost_when_who_waits_for_it_is_ended() -> None:
     """S-SRV-50: neither while it waits, nor just when it is called."""
-    turns = Turns(1, lambda _: None)
+    turns = RunQueue(1, lambda _: None)
     await turns.acquire(run())
     first, second, third = (asyncio.ensure_future(turns.acquire(run())) for _ in range(3))
     await asyncio.sleep(0)
