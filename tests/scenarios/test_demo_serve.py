@@ -72,7 +72,7 @@ def test_the_endpoint_is_stopped_when_the_demo_is_interrupted(
     """S-SRV-62: in the middle of an answer that does not come. What `serve` stops then: `tests/serve/test_starting.py`."""
     stub, asked = tmp_path / "program.py", tmp_path / "asked"
     stub.write_text(_PROGRAM, encoding="utf-8")
-    monkeypatch.setattr(serving, "our_program", lambda: (sys.executable, str(stub), str(tmp_path)))
+    monkeypatch.setattr(serving, "OUR_PROGRAM", (sys.executable, str(stub), str(tmp_path)))
     main = threading.get_ident()
 
     def interrupt() -> None:

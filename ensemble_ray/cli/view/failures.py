@@ -1,7 +1,7 @@
-"""From an error to what is said of it: what happened, where, what to do. Pure.
+"""Messages about errors: what failed, where, what to do.
 
-An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
-libraries are told by name, since a cause may have crossed processes as a stand-in.
+An error is read along its chain of causes: the outermost names the place, the innermost the reason. Classes of other
+libraries are matched by name, because a cause from another process may be a stand-in.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import brief, user_line
 
 _SHOWN = 120
-#: Texts of causes are cut where they repeat whole documents.
+#: Messages of causes are cut: some repeat whole documents.
 _LONGEST = 2000
 _ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
 
-#: Beginnings of messages about records that are damaged or gone; another directory is no help there.
-_OF_RECORDS = ("The record ", "The run's record ")
+#: Starts of messages about damaged or removed records, for which another directory is no remedy.
+_DAMAGED_RECORD = ("The record ", "The run's record ")
 
-#: What to do, by the class of the innermost error that has an entry. Errors of endpoints say most of it themselves.
+#: Advice by the class of the innermost error that has an entry.
 _ADVICE: Mapping[str, str] = {
     "AuthenticationError": _ENDPOINT,
     "PermissionDeniedError": _ENDPOINT,
@@ -45,14 +45,13 @@ _ADVICE: Mapping[str, str] = {
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return 2 where the user's command or definition is wrong, 1 where a run or a command failed."""
+    """Return 2 if the user's command or definition is wrong, and 1 if a run or a command failed."""
     if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
         return USAGE
     return FAILED
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the message of an error, for people."""
     lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
     advice = advice_of(error)
     if advice:
@@ -63,10 +62,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def advice_of(error: BaseException) -> str:
-    """Return what to do about it; empty where the message itself says so."""
+    """Return what to do about an error; empty if the message itself says it."""
     named = ""
     for cause in _chain(error):
-        if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
+        if isinstance(cause, RecordError) and message_of(cause).startswith(_DAMAGED_RECORD):
             return ""
         for error_class in type(cause).__mro__:
             if error_class.__name__ in _ADVICE:
@@ -99,7 +98,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _why(chain: Sequence[BaseException]) -> str:
-    """Return the outermost text, and those of its causes up to the first that it contains; deeper ones are details."""
+    """Join the messages of the chain, up to the first that the text already contains."""
     shown = ""
     for cause in chain:
         text = _cut(message_of(cause))
@@ -110,7 +109,7 @@ def _why(chain: Sequence[BaseException]) -> str:
 
 
 def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
-    """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
+    """Yield the line of user code that raised the innermost error, if user code did."""
     if line := user_line(reversed(chain)):
         yield f"  {line}"
 

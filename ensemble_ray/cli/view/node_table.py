@@ -1,4 +1,4 @@
-"""What the nodes of a cluster said, as a table. Pure."""
+"""The report of a cluster's nodes as a table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 _TEXT = 200
 _ID = 8
-#: Packages that have a column of their own.
+#: Packages with a separate column.
 _COLUMNS = ("ray", "ensemble-ray")
 
 
 def node_lines(found: NodesReport) -> Sequence[str]:
-    """Return the table: a row for each node, below it what is wrong there and what to do about it."""
+    """Return a row for each node, and below it its problems with advice."""
     rows: list[tuple[str, ...]] = [("", "node", "Python", *_COLUMNS, "code", "endpoints")]
     rows += [_row(found, node) for node in found.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -32,7 +32,7 @@ def node_lines(found: NodesReport) -> Sequence[str]:
 
 
 def node_data(found: NodesReport) -> dict[str, object]:
-    """Return the same as JSON data."""
+    """Return the report as JSON data."""
     nodes = [
         {**node.to_dict(), "problems": [{"problem": what, "advice": advice} for what, advice in found.problems(node)]}
         for node in found.nodes

@@ -1,7 +1,4 @@
-"""What a plan shows of work that agents hand to each other: a manager with its rules, and peers.
-
-In: a team and its plan. Out: JSON data, and lines made of it. Roles and texts are the user's: shown on one line, cut.
-"""
+"""The part of `plan` about delegation: a manager with its rules, and peers."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _ROLES, _NAMES = 200, 120
 
 
 def manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
-    """Return the manager and its rules as data; None without a manager."""
+    """Return the manager and its rules as JSON data, or None without a manager."""
     from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
 
     rules = planned.plan.hierarchy
@@ -37,7 +34,7 @@ def manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
 
 
 def delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
-    """Return the rules of all delegations as data; None without delegations."""
+    """Return the rules of all delegations as JSON data, or None without delegations."""
     peers = [entry.role for entry in planned.plan.agents if entry.allow_delegation]
     if planned.plan.hierarchy is None and not peers:
         return None
@@ -52,7 +49,6 @@ def delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | No
 
 
 def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> list[str]:
-    """Return the manager, then its rules, as text."""
     prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
     rules = [*_rules(manager["rules"]), *_describe_shared(delegation)]
     width = max(len(name) for name, _ in rules)
@@ -65,7 +61,7 @@ def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> 
 
 
 def peer_lines(delegation: Mapping[str, Any]) -> list[str]:
-    """Return as text which agents may delegate without a manager."""
+    """Return the agents that may delegate without a manager, as text."""
     rules = [("may delegate", _join_roles(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
     rules += list(_describe_shared(delegation))
     width = max(len(name) for name, _ in rules)

@@ -1,4 +1,4 @@
-"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together."""
+"""The part of `plan` about a map-reduce that creates its tasks while it runs: items, texts, groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXT = 72
 
 
 def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
-    """Return the definition as JSON data; no item is read."""
+    """Return the definition as JSON data, without reading an item."""
     reduced = definition if isinstance(definition, MapReduceDefinition) else None
     factories = {side: getattr(definition, f"{side}_task", None) for side in _SIDES}
     return {
@@ -36,7 +36,7 @@ def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
 
 
 def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
-    """Describe a factory: the texts that it was made of, or its name."""
+    """Return the texts of a factory's task, or the factory's name."""
     task: Task | None = getattr(factory, "task", None)
     if task is None:
         return {"factory": identity_of(factory)["callable"]}
@@ -52,7 +52,6 @@ def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
 
 
 def map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
-    """Return the same as text."""
     count = data["items"]["count"]
     lines = [f"{target}: {data['workflow']}, {'as many items as there are' if count is None else f'{count:,} items'}"]
     lines += ["", "Items", f"  {data['items']['source']}", f"  a failed one: {data['on_item_error']}", "", "Tasks"]

@@ -1,8 +1,4 @@
-"""What a plan shows of loops, phases and a graph: caps, what decides, what follows what.
-
-In: a plan and the callables behind it. Out: JSON data, and lines made of it. Names and texts are the user's: shown on one
-line, cut.
-"""
+"""The part of `plan` about loops, phases and graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ _ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the 
 
 
 def units_data(planned: Planned) -> list[dict[str, Any]]:
-    """Return the units of a plan as data, each with the names of its predicates and conditions."""
+    """Return the units of a plan as JSON data, with the names of their predicates and conditions."""
     from ensemble_ray.definition.graph import (
         Graph,  # the help does not need them
         GraphEdge,
@@ -43,13 +39,13 @@ def units_data(planned: Planned) -> list[dict[str, Any]]:
 
 
 def shape_of(data: Mapping[str, Any]) -> str:
-    """Return in a word what leads from task to task: phases, a graph, or the workflow."""
+    """Return one word for the order of tasks: phases, a graph, or the workflow."""
     kinds = {unit["unit"] for unit in data["units"]}
     return "graph" if "graph" in kinds else "phases" if "phase" in kinds else str(data["workflow"])
 
 
 def _name_of(predicate: object) -> str:
-    """Return what a predicate is called; of a built-in one what it looks for."""
+    """Return the name of a predicate; for a built-in one, its condition."""
     from ensemble_ray.definition.loop import Until
     from ensemble_ray.execute.callables import callable_name
 
@@ -65,13 +61,13 @@ def _name_of(predicate: object) -> str:
 def unit_lines(
     key: str, units: Mapping[str, Mapping[str, Any]], lines_of_task: Callable[[str], list[str]], width: int
 ) -> list[str]:
-    """Return a unit and what runs inside of it as text.
+    """Return a unit and its members as text.
 
     Args:
-        key: Of the unit.
-        units: All of them, by key.
-        lines_of_task: Makes the lines of a task.
-        width: Of the column of keys.
+        key: Key of the unit.
+        units: All units, by key.
+        lines_of_task: Returns the lines of a task.
+        width: Width of the column of keys.
     """
     unit = units[key]
     match unit["unit"]:
