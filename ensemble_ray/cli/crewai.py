@@ -52,7 +52,7 @@ def find_project(folder: Path) -> Path:
         ValidationError: No folder or several folders have them.
     """
     if not folder.is_dir():
-        raise ValidationError(f"'{folder}' is no folder. Name the one that has {_AGENTS} and {_TASKS}")
+        raise ValidationError(f"'{folder}' is not a folder. Name the folder with {_AGENTS} and {_TASKS}")
     hidden = (".venv", "node_modules", ".git")
     found = sorted(
         path.parent
@@ -192,7 +192,7 @@ def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
         "output_file": f"wrote {_format(value)}: 'ensemble-ray run' prints the output, and '> FILE' keeps it",
         "guardrail": "its guardrail: write 'output_guardrails: [module:function]'",
         "callback": "its callback: write 'on_task_complete: module:function' for the team",
-        "max_execution_time": "its time limit has no key here: models and tools have timeouts of their own",
+        "max_execution_time": "its time limit has no key here: models and tools have timeouts",
     }
     notes.add(place, advice.get(key, f"'{key}: {_format(value)}' has no key here and is left out"))
 

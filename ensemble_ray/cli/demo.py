@@ -457,11 +457,11 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
         if code != FINE:
             return code
     compared = Comparison(before=answers, after=_answers(run_id), slots=slots)
-    say("\nWhat the record says:\n")
+    say("\nModel calls in the record:\n")
     show(compared.table())
     say(
-        f"\nThe {len(answers)} answers that were recorded before the kill were used and not asked for again. The "
-        f"{len(compared.asked_after)} calls after it are those that had not been made, or had no answer yet."
+        f"\nThe {len(answers)} answers that were recorded before the kill were used again. The "
+        f"{len(compared.asked_after)} calls after it had not been made before, or had no answer."
     )
     return FINE if compared.is_kept else FAILED
 
@@ -627,7 +627,7 @@ def _decide_a_review(endpoint: _Endpoint) -> None:
     decision = {"decision": "edit", "text": "Thank you for your help with the machine, Ada.", "comment": "Warmer"}
     say(f"\nPOST /reviews/{review['run_id']}/{review['gate_id'][:8]}... {json.dumps(decision)}")
     decided = endpoint.ask("POST", f"/reviews/{review['run_id']}/{review['gate_id']}", decision)
-    say(f"  {decided['decision']}: the run goes on by itself")
+    say(f"  {decided['decision']}: the run continues")
     say("\nGET /runs/letter-to-ada/events")
     for event in endpoint.events("letter-to-ada"):
         say(f"  {event}")

@@ -249,7 +249,7 @@ def estimate_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the estimate as text."""
     lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
     if found["refused"]:
-        lines.append(f"  {found['refused']:,} of them cannot be asked about: they are no JSON, or lack a field")
+        lines.append(f"  {found['refused']:,} of them cannot be used: they are not JSON, or lack a field")
     if found["first_prompt"] is not None:
         lines += ["", "First prompt", *(f"  {line}".rstrip() for line in found["first_prompt"].splitlines()), ""]
     cost = "" if found["input_cost"] is None else f", about {found['input_cost']:.4f} {found['currency']} of input"

@@ -125,7 +125,7 @@ class TeamCall:
         except (EnsembleError, IllegalStateError) as error:
             return make_failure(describe_error(error))
         if output.exit_reason is not ExitReason.COMPLETED:
-            return make_failure(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
+            return make_failure(f"The run ended early ({output.exit_reason}). Output so far:\n{output.raw}")
         return CallToolResult(content=[TextContent(text=output.raw)])
 
     async def _ask(self, gates: Sequence[OpenReview]) -> Mapping[str, InputResponse]:

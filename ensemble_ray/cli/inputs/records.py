@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or 'latest'.", show_default=False)
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, its start, or 'latest'.", show_default=False)]
 #: Seconds of each unit of an age, largest first.
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -79,7 +77,7 @@ _NEXT: Mapping[str, str] = {
     "interrupted": "Resume it: {resume}",
     "waiting": "When it is decided: {resume}",
     "cancelled": "Resume it: {resume}",
-    "budget_exhausted": "Go on with a larger budget (max_tokens or max_cost): {resume}",
+    "budget_exhausted": "Resume it with a larger budget (max_tokens or max_cost): {resume}",
 }
 #: The next step for a failed map-reduce that creates its tasks while it runs (S-MR-163).
 _AGAIN = "Resume it, which tries again what failed: {resume}"
@@ -99,7 +97,7 @@ async def _next_of(run: RecordedRun) -> str:
     if (head := await read_head(own_store(), run.run_id)).is_dynamic:
         return "" if refusal_of(head) else _AGAIN.format(resume=resume)
     fork = await read_fork_advice(own_store(), run.run_id, run.origin, command=own_command())
-    return f"Use what it did: {fork}" if fork else ""
+    return f"Reuse its results: {fork}" if fork else ""
 
 
 def say_where(run_id: str) -> None:

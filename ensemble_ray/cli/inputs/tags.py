@@ -19,9 +19,7 @@ Tags = Annotated[
 ]
 TagFilter = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tag", metavar="NAME[=VALUE]", help="Only runs that were given that tag; repeatable: with all of them."
-    ),
+    typer.Option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag; repeatable: with all of them."),
 ]
 
 

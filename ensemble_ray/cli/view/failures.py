@@ -38,7 +38,7 @@ _ADVICE: Mapping[str, str] = {
     "InternalServerError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
-    "ConstraintViolationError": "Say in the tasks what these workers are for, or give the manager a stronger model: manager_llm.",
+    "ConstraintViolationError": "Say in the tasks what these workers are for, or use a stronger model for the manager: manager_llm.",
     "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
     "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
 }
@@ -57,7 +57,7 @@ def describe_error(error: BaseException) -> str:
     if advice:
         lines.append(f"  What to do: {advice}")
     if not isinstance(error, EnsembleError):
-        lines.append("  The whole story: the same command with --debug")
+        lines.append("  For a traceback: the same command with --debug")
     return "\n".join(lines)
 
 
@@ -94,7 +94,7 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield from _user_code_of([error])
     done = len(getattr(error, "completed_task_outputs", ()))
     if done:
-        yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has what they gave"
+        yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has their outputs"
 
 
 def _why(chain: Sequence[BaseException]) -> str:

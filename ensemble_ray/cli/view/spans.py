@@ -46,7 +46,7 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
         raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
     if url is not None and is_shown:
         raise ValidationError(
-            "--otlp sends a run as a whole, and shows nothing. What to do: leave --json, --task, --svg, --mermaid and --dag out"
+            "--otlp sends a whole run, and shows no output. What to do: leave --json, --task, --svg, --mermaid and --dag out"
         )
     if url is not None and not has_run:
         raise ValidationError(
