@@ -99,7 +99,7 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text on one line, without a last sentence that the token limit cut, if another one is left."""
+    """Return the text on one line, without a last sentence that the token limit cut. The first one always stays."""
     words = " ".join(text.split())
     ends = [found.end() for found in _SENTENCE_END.finditer(words)]
     return words[: ends[-1]] if ends else words
@@ -580,7 +580,7 @@ def serve_and_ask(llm: str) -> int:
         except (OSError, EnsembleError) as error:
             say(f"The demonstration failed: {error}")
             return FAILED
-        say("Stopped. Nothing of it is left.")
+        say("Stopped. The temporary files are removed.")
         return FINE
 
 

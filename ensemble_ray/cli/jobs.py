@@ -140,7 +140,7 @@ class _Follower:
             except KeyboardInterrupt:
                 if is_stopping or not self._on_interrupt():
                     return INTERRUPTED
-                say("Stopping; Ctrl-C again leaves at once.")
+                say("Stopping; Ctrl-C again leaves immediately.")
                 self._server.stop(self._job_id)
                 is_stopping = True
 

@@ -89,7 +89,7 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
     """Return the definition of these options, with an origin from which it can be rebuilt.
 
     Args:
-        options: By the names of `OPTIONS`; absent options are left out.
+        options: By the names of `OPTIONS`, without absent ones.
 
     Raises:
         ValidationError: Options conflict, a file cannot be read, or the model does not exist.
@@ -139,9 +139,7 @@ def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
     wanted = {**_FIELDS, **(_REDUCE_FIELDS if reduces else {})}
     fields: dict[str, Any] = {field: options[name] for name, field in wanted.items() if name in options}
     if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in options]):
-        raise ValidationError(
-            f"{', '.join(alone)}: of use only with --reduce, which says how outputs are brought together"
-        )
+        raise ValidationError(f"{', '.join(alone)}: of use only with --reduce")
     if "columns" in options:
         fields["columns"] = [name.strip() for name in str(options["columns"]).split(",")]
     rates = {f"{side}_token_rate": options.get(f"{side}_rate") for side in ("input", "output")}

@@ -93,14 +93,14 @@ class TeamCall:
         self._runs = runs
         self._runtime = runtime
         self._can_ask = shows_forms(context)
-        self._team = _asking_nobody_here(team, can_ask=self._can_ask)
+        self._team = _with_recorded_reviews(team, can_ask=self._can_ask)
         self._done = 0
 
     async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
         """Start a run and wait for its end or for open reviews."""
         return await self._answer(self._run(inputs))
 
-    async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+    async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
         """Record a client's answers at a run's gates, and resume the run."""
         try:
             gates = [each for each in await apending_reviews(runtime=self._runtime) if each.run_id == run_id]
@@ -194,7 +194,7 @@ def make_failure(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
 
 
-def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
+def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
     """Return the team with reviews that wait in the record instead of at the console."""
     is_console = isinstance(team.review_handler, ConsoleReviewHandler)
     if not is_console and (team.review_handler is not None or not can_ask):
@@ -207,7 +207,7 @@ def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
 
 
 def _exit(_request: ReviewRequest) -> ReviewDecision:
-    """Decide for a team without a record, whose run could not wait."""
+    """Decide for a team without a record: its run could not wait."""
     return ReviewDecision.exit_early()
 
 
@@ -279,7 +279,7 @@ class TeamTools:
         call = TeamCall(team, context, self._runs, runtime=self._runtime)
         if params.request_state is None:
             return await call.begin(arguments)
-        return await call.go_on(params.request_state, params.input_responses or {})
+        return await call.resume(params.request_state, params.input_responses or {})
 
 
 class _AnsweredErrors(ReadMessages):

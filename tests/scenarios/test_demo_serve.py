@@ -43,7 +43,7 @@ def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
     assert "review_decided" in events
     assert "The letter:\n  The moon is" in said
     assert re.findall(r"erk_\S+", said) == [f"erk_...{said.partition('erk_...')[2][:4]}"]
-    assert said.rstrip().endswith("Stopped. Nothing of it is left.")
+    assert said.rstrip().endswith("Stopped. The temporary files are removed.")
 
 
 #: Stands for `ensemble-ray`: makes a key, or "serves" at an address that accepts a connection and never answers.

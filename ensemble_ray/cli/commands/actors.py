@@ -70,7 +70,7 @@ def actors(
 
 
 def actor_lines(found: Actors) -> Sequence[str]:
-    """Return tables of the processes of each node, of limits and of endpoints; empty ones are left out."""
+    """Return tables of the processes of each node, of limits and of endpoints, without empty tables."""
     lines: list[str] = []
     head = ("kind", "process", "pid", "agents", "doing", "waiting", "restarts", "memory")
     for node in found.nodes:

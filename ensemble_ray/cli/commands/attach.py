@@ -63,7 +63,7 @@ def attach(
             run_blocking(_Watch(store, found.run_id, is_quiet=quiet).follow(is_waiting=wait))
         end = run_blocking(read_end(store, found.run_id))
     except KeyboardInterrupt:
-        say(f"The run goes on. Watch it again: {own_command()} attach {found.run_id}")
+        say(f"The run continues. Watch it again: {own_command()} attach {found.run_id}")
         return INTERRUPTED
     return _show_end(end, as_json=as_json, is_quiet=quiet)
 
@@ -112,7 +112,7 @@ class _Watch:
             display.note_line(f"{self._run_id}: {display.standing()}")
             while not await self._read_to_end(follower, display) and is_waiting:
                 await self._wait_until_resumed()
-                display.note("the run goes on")
+                display.note("the run continues")
                 follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._idle_state)
 
     async def _idle_state(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`ensemble-ray doctor`: check what runs need."""
+"""`ensemble-ray doctor`: check the environment of runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def doctor(
     address: JobAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
-    """Check what runs need, and say what to do.
+    """Check the environment of runs, and say what to do.
 
     Python, packages, records, models, Ray. With --cluster: the same versions on every node, the modules of a team, its
     endpoints; takes at most 30 s and calls no model. Exit code 1 if a check failed.
@@ -57,7 +57,7 @@ def doctor(
         show_json([finding.to_dict() for finding in findings])
     failed = sum(finding.state == "failed" for finding in findings)
     if not as_json:
-        show(f"\n{failed} failed." if failed else "\nEverything that was checked works.")
+        show(f"\n{failed} failed." if failed else "\nAll checks passed.")
     return FAILED if failed else FINE
 
 

@@ -63,8 +63,8 @@ def fork(
 ) -> int:
     """Start a new run that uses the results of a recorded run before a task.
 
-    That task and everything after it run again: all later tasks of a sequential run, all dependent tasks of a parallel one,
-    and tasks without an output. The definitions and inputs of these tasks may have changed.
+    That task and later ones run again: all later tasks of a sequential run, all dependent tasks of a parallel one, and
+    tasks without an output. The definitions and inputs of these tasks may have changed.
     Iterations, attempts, steps and tasks inside of them have the names that trace shows.
 
     Exit codes: as run.

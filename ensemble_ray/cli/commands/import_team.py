@@ -9,7 +9,7 @@ import typer
 
 from ensemble_ray.cli.view.terminal import FINE, say, show
 
-imports = typer.Typer(help="Make team files of what other frameworks keep their teams in.", no_args_is_help=True)
+imports = typer.Typer(help="Create team files from projects of other frameworks.", no_args_is_help=True)
 
 
 @imports.callback()

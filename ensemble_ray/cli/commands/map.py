@@ -177,17 +177,15 @@ def _check(options: dict[str, object], *, is_dry: bool) -> None:
     from ensemble_ray.errors import ValidationError  # the help does not need it
 
     if ("prompt" in options) == ("ensemble" in options):
-        raise ValidationError("say what is asked of each item: --prompt TEXT, or --ensemble FILE (one of them)")
+        raise ValidationError("name the prompt for each item: --prompt TEXT, or --ensemble FILE (one of them)")
     if "items" in options and "retry_dead" in options:
-        raise ValidationError("--retry-dead takes the place of ITEMS: give one of them")
+        raise ValidationError("--retry-dead replaces ITEMS: name one of them")
     if "items" not in options and "retry_dead" not in options and "ensemble" not in options:
         raise ValidationError("there are no items: name a file, - for standard input, or --retry-dead FILE")
     if "ensemble" in options and "reduce" in options:
-        raise ValidationError(
-            "--reduce goes with --prompt: with --ensemble the file says how answers are brought together"
-        )
+        raise ValidationError("--reduce needs --prompt: with --ensemble, the file defines the reduce")
     if not is_dry and not {"output", "reduce", "ensemble"} & options.keys():
-        raise ValidationError("say where the answers go: --output FILE.jsonl, or bring them together: --reduce TEXT")
+        raise ValidationError("name a file for the answers: --output FILE.jsonl, or bring them together: --reduce TEXT")
     rates = {"input_rate", "output_rate"} & options.keys()
     if len(rates) == 1:
         raise ValidationError("--input-rate and --output-rate are given both: money per million tokens of each kind")

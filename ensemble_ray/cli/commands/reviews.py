@@ -61,7 +61,7 @@ def reviews(
     else:
         say(f"No review waits in {where()}")
     for run in run_blocking(find_decided_runs(store)):
-        say(f"Run {run.run_id} has its decisions, and goes on with: {command} resume {run.run_id}")
+        say(f"Run {run.run_id} has its decisions. Resume it: {command} resume {run.run_id}")
     return FINE
 
 
@@ -221,10 +221,10 @@ async def _next_of(store: RunStore, run: RecordedRun) -> str:
     more = f"{left} more {'gate waits' if left == 1 else 'gates wait'}: {own_command()} reviews. " if left else ""
     resume = f"{own_command()} resume {run.run_id}"
     if run.owner:
-        return f"{more}The run is at work in {run.owner}. When its call has ended, go on with: {resume}"
+        return f"{more}The run is at work in {run.owner}. When its call has ended, resume it: {resume}"
     if await _is_resumed(store, run):
-        return f"{more}The run goes on by itself on its cluster"
-    return f"{more}Go on with: {resume}"
+        return f"{more}The run continues on its cluster"
+    return f"{more}Resume it: {resume}"
 
 
 async def _is_resumed(store: RunStore, run: RecordedRun) -> bool:

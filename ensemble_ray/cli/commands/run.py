@@ -287,7 +287,7 @@ class _Watched:
                 begun = self.run
                 if begun is None:
                     raise
-                display.note_line("Ending the run; Ctrl-C again leaves at once.")
+                display.note_line("Ending the run; Ctrl-C again leaves immediately.")
                 begun.cancel()
                 try:
                     if begun.join(_RELEASE_S):

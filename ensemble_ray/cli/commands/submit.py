@@ -116,7 +116,7 @@ def submit(
     command = ClusterCommand(
         words=words,
         job_id=job_id,
-        on_interrupt=lambda: confirm_leaving(f"The run goes on. Watch it: {again}\nEnd it: {stops}"),
+        on_interrupt=lambda: confirm_leaving(f"The run continues. Watch it: {again}\nEnd it: {stops}"),
         working_dir=directory,
         pip=pip or (),
         env=variables,

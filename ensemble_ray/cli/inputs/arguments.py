@@ -140,13 +140,13 @@ def input_warnings(
     Args:
         pairs: The `name=value` pairs of the command line.
         ensemble: The team that uses the inputs; None if its tasks do not exist yet.
-        inputs: All inputs, with those of a file.
+        inputs: All inputs, from pairs and file.
     """
     values: dict[str, list[str]] = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
     lines = [
-        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{screen_line(repeated[-1], _SHOWN_VALUE)}'"
+        f"Input '{name}' occurs {len(repeated)} times: the last value counts, '{screen_line(repeated[-1], _SHOWN_VALUE)}'"
         for name, repeated in values.items()
         if len(repeated) > 1
     ]

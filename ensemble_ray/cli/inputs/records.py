@@ -112,7 +112,7 @@ def say_where(run_id: str) -> None:
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
     if found is None:
-        say("Record: none was kept")
+        say("Record: none")
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
     say("\n".join([*lines, advice] if advice else lines))

@@ -37,7 +37,7 @@ def read_tags(words: Sequence[str]) -> dict[str, str] | None:
         if not name:
             raise ValidationError(f"--tag: '{word}' has no name. Write --tag NAME, or --tag NAME=VALUE")
         if name in found:
-            raise ValidationError(f"--tag: '{name}' was given twice")
+            raise ValidationError(f"--tag: '{name}' occurs twice")
         found[name] = value
     return found or None
 

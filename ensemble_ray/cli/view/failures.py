@@ -1,7 +1,7 @@
 """Messages about errors: what failed, where, what to do.
 
 An error is read along its chain of causes: the outermost names the place, the innermost the reason. Classes of other
-libraries are matched by name, because a cause from another process may be a stand-in.
+libraries are matched by name, because a cause from another process may be a replacement of its class.
 """
 
 from __future__ import annotations

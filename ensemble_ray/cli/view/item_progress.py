@@ -1,4 +1,4 @@
-"""Progress of a run over items (S-MR-185). It stores nothing per item except the first failures."""
+"""Progress of a run over items (S-MR-185). Of single items, it stores only the keys of the first failures."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ItemProgress:
 
     @property
     def ended(self) -> int:
-        """Items that are done or failed."""
+        """Successful and failed items."""
         return self.items_done + self.items_failed
 
     def items_per_s(self, at: float) -> float:
@@ -162,10 +162,10 @@ class ItemProgress:
         return (self.total - self.ended) / pace
 
     def counts(self, *, is_complete: bool = False) -> str:
-        """Return what is done: `120/1,000 items, 2 failed`.
+        """Return the counts: `120/1,000 items, 2 failed`.
 
         Args:
-            is_complete: The run has read all items, so the ended items are the total even if the scan is not done.
+            is_complete: The run has read all items, so the ended items are the total even if the scan has not ended.
         """
         # One task for all items does not reveal their number.
         total = self.ended if is_complete and self._is_scanned and not self.is_direct else self.total

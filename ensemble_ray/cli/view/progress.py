@@ -69,7 +69,7 @@ class UnitProgress:
     """Progress of the loops, phases and graph of a run.
 
     Args:
-        caps: Maximum iterations of loops and steps of the graph, by `loop:NAME` and `graph:NAME`; others come with events.
+        caps: Maximum iterations of loops and steps of the graph, by `loop:NAME` and `graph:NAME`; events add others.
         start: First state of the graph.
     """
 
@@ -149,7 +149,7 @@ class Block:
 
 
 class Progress(Protocol):
-    """What the display counts of one run. Times are seconds since its start."""
+    """The counts of one run. Times are seconds since its start."""
 
     title: str
 
@@ -171,7 +171,7 @@ class Progress(Protocol):
         ...
 
     def counts(self, *, is_complete: bool = False) -> str:
-        """Describe what is done; `is_complete`: the run has read all items."""
+        """Describe the completed work; `is_complete`: the run has read all items."""
         ...
 
     def pace(self, at: float) -> str:
@@ -550,7 +550,7 @@ class Display:
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Hold back events until the end of the block: a resumed run first shows what its record contains."""
+        """Hold back events until the end of the block: a resumed run shows its recorded work first."""
         with self._turn:
             yield
 

@@ -182,7 +182,7 @@ class TerminalRunView:
         return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
 
     def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
-        """Return the closing lines; `output` is None for a failed run, whose `notes` come from its record."""
+        """Return the closing lines. A failed run has no output, and its `notes` come from its record."""
         counts = self.display.summary(is_complete=output is not None and output.is_complete)
         lines = ["; ".join([counts, *(notes if output is None else _notes(output))])]
         return lines if output is None else [*lines, *_open_reviews(output)]
@@ -291,7 +291,7 @@ class ItemView(TerminalRunView):
         return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:
-        """Return 0, or 3 if items were left out."""
+        """Return 0, or 3 if items failed."""
         code = super().exit_code(output)
         return PARTLY if code == FINE and self._progress.items_failed else code
 

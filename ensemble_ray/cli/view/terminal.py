@@ -92,7 +92,7 @@ def _put(stream: TextIO, text: str = "") -> None:
 
 
 def guard_streams() -> None:
-    """Make this process's streams safe: unencodable text, log lines, warnings and uncaught errors (S-SEC-64)."""
+    """Escape unencodable and foreign text of this process: output, log lines, warnings, uncaught errors (S-SEC-64)."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:  # it was closed when the program was started
