@@ -98,7 +98,9 @@ class TeamCall:
 
     async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
         """Start a run and wait for its end or for open reviews."""
-        return await self._answer(self._run(inputs))
+        # `stream` is a generator; its declared type is wider.
+        work = cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
+        return await self._answer(work)
 
     async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
         """Record a client's answers at a run's gates, and resume the run."""
@@ -161,10 +163,6 @@ class TeamCall:
         except asyncio.CancelledError:
             run.cancel()
             raise
-
-    def _run(self, inputs: Mapping[str, object]) -> AsyncGenerator[Event | EnsembleOutput]:
-        # `stream` is a generator; its declared type is wider.
-        return cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
 
     async def _resume(self, run_id: str) -> AsyncGenerator[Event | EnsembleOutput]:
         begun = await bridge(begin_again(run_id, self._team, runtime=self._runtime, is_watched=True))

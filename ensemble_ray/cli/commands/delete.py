@@ -62,8 +62,8 @@ def prune(
 ) -> int:
     """Remove the records of old runs.
 
-    Of runs that completed, failed, spent their budget or were cancelled, unless --state says of which; never of running ones.
-    ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
+    By default of runs that completed, failed, spent their budget or were cancelled; --state selects other states. Running
+    ones are never removed. ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.runs import age_from

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.open_reviews import Gate
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.recovery.deciding import PendingReview
-    from ensemble_ray.values.reviews import OpenReview, ReviewDecision
+    from ensemble_ray.values.reviews import ReviewDecision
 
 #: Characters of a gate's id in a list; more if two gates have the same ones.
 _SHOWN_ID = 8
@@ -125,7 +125,7 @@ def _list(pending: Sequence[PendingReview]) -> None:
             _TIMINGS[each.review.timing.value],
             f"{age_of(each.review.created_at, now)} ago",
             _time_left(each, now),
-            screen_line(_title(each.review), _SHOWN_TASK),
+            screen_line(": ".join(filter(None, (each.review.task_description, each.review.prompt))), _SHOWN_TASK),
         )
         for each, name in zip(pending, ids, strict=True)
     ]
@@ -141,10 +141,6 @@ def _short(ids: Sequence[str]) -> list[str]:
     while length < longest and len({each[:length] for each in ids}) < len(set(ids)):
         length += 1
     return [each[:length] for each in ids]
-
-
-def _title(review: OpenReview) -> str:
-    return f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
 
 
 def _time_left(pending: PendingReview, now: datetime) -> str:

@@ -126,35 +126,20 @@ def _list(shown: Sequence[_Listed]) -> None:
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
-    rows = [
-        (
-            each.run.run_id,
-            each.run.state.value,
-            age_of(each.run.created_at, now),
-            "?" if each.done is None or each.total is None else f"{each.done}/{each.total}",
-            "  ".join(
-                filter(
-                    None,
-                    (
-                        each.name,
-                        f"[{format_tags(each.tags)}]" if each.tags else "",
-                        ", ".join(notes_of(each.incomplete_answers, each.capped)),
-                        _reason(each),
-                    ),
-                )
-            ),
+    rows: list[tuple[str, ...]] = []
+    for each in shown:
+        error, run = each.error, each.run
+        rest = (
+            each.name,
+            f"[{format_tags(each.tags)}]" if each.tags else "",
+            ", ".join(notes_of(each.incomplete_answers, each.capped)),
+            "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON),
         )
-        for each in shown
-    ]
+        count = "?" if each.done is None or each.total is None else f"{each.done}/{each.total}"
+        rows.append((run.run_id, run.state.value, age_of(run.created_at, now), count, "  ".join(filter(None, rest))))
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
     for name, state, age, count, rest in rows:
         show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {rest}".rstrip())
-
-
-def _reason(listed: _Listed) -> str:
-    """Return the error of a run on one line."""
-    error = listed.error
-    return "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON)
 
 
 def _data(listed: _Listed) -> dict[str, object]:

@@ -87,7 +87,9 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
         return
     spare = unused_inputs(ensemble, inputs)
     lines = [f"{len(missing)} {'input is' if len(missing) == 1 else 'inputs are'} missing:"]
-    lines += [f"  {name} (used by {_some(users)})" for name, users in missing.items()]
+    for name, users in missing.items():
+        more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
+        lines.append(f"  {name} (used by {', '.join(users[:_SHOWN_TASKS])}{more})")
     lines += [f"  '{name}' was given and no task uses it.{suggestion(name, missing)}" for name in spare]
     lines.append(f"  What to do: {' '.join(f'--input {name}=...' for name in missing)}")
     raise PromptTemplateError("\n".join(lines), tuple(missing))
@@ -154,8 +156,3 @@ def input_warnings(
         return lines
     needed = needed_inputs(ensemble.all_tasks)
     return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
-
-
-def _some(users: Sequence[str]) -> str:
-    more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
-    return f"{', '.join(users[:_SHOWN_TASKS])}{more}"

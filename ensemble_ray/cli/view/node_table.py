@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.cli.view.terminal import count_noun, screen_line
@@ -24,7 +24,9 @@ def node_lines(found: NodesReport) -> Sequence[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     table = [lines[0]]
     for node, line in zip(found.nodes, lines[1:], strict=True):
-        table += [line, *_problem_lines(found, node)]
+        table.append(line)
+        for problem, advice in found.problems(node):
+            table += [f"      {screen_line(problem, _TEXT)}", f"      -> {advice}"]
     wrong = sum(bool(found.problems(node)) for node in found.nodes)
     count = count_noun(len(found.nodes), "node")
     verdict = f"{wrong} of {count} cannot run it" if wrong else f"{count} can run it"
@@ -50,9 +52,3 @@ def _row(found: NodesReport, node: NodeReport) -> tuple[str, ...]:
     out_of_reach = sum(map(bool, node.endpoints.values()))
     endpoints = f"{out_of_reach} of {len(node.endpoints)} fail" if out_of_reach else f"{len(node.endpoints)} ok"
     return (mark, name, screen_line(node.python, _TEXT), *versions, code, endpoints if node.endpoints else "-")
-
-
-def _problem_lines(found: NodesReport, node: NodeReport) -> Iterator[str]:
-    for problem, advice in found.problems(node):
-        yield f"      {screen_line(problem, _TEXT)}"
-        yield f"      -> {advice}"
