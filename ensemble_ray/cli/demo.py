@@ -99,7 +99,7 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text on one line, without a last sentence that the token limit cut. The first one always stays."""
+    """Return the text on one line, without a last sentence that the token limit cut, unless it is the only one."""
     words = " ".join(text.split())
     ends = [found.end() for found in _SENTENCE_END.finditer(words)]
     return words[: ends[-1]] if ends else words

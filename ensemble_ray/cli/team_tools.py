@@ -71,8 +71,8 @@ _RELEASE_S = 15.0
 class TeamCall:
     """One call of a team's tool.
 
-    A cancelled call ends its run. Open reviews wait in the record, so a run continues after a decision even if the client is
-    gone. The console never asks: standard input belongs to the protocol.
+    A cancelled call ends its run. Open reviews wait in the record, so that a run without a decision is not lost. The console
+    never asks: standard input belongs to the protocol.
 
     Args:
         team: The team to run.

@@ -78,7 +78,7 @@ class ItemProgress:
         self._recorded = items
 
     def follow(self, run: ItemCounts) -> None:
-        """Use the run's counts too: items without an input or in a loop have no task event."""
+        """Use the run's counts too: refused items, and items that run as a loop, have no task event."""
         self._run = run
 
     @property

@@ -255,7 +255,6 @@ class TaskProgress:
         self.total_tasks = total
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        # In a block, only failures get a line.
         is_refused = isinstance(event, DelegationFailedEvent) and self._is_refused(event)
         self._count(event, at)
         of_unit = self._units.receive(event)
@@ -266,7 +265,7 @@ class TaskProgress:
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
             case DelegationFailedEvent():
                 return _describe_delegation(event, is_refused=is_refused)
-            case _ if is_live:
+            case _ if is_live:  # the block shows the rest
                 return None
             case EnsembleStartedEvent():
                 total = f"{count_noun(event.total_tasks, 'task')}, " if event.total_tasks else ""
@@ -346,7 +345,10 @@ class TaskProgress:
         open_ones.pop(event.delegation_id, None)
 
     def _is_refused(self, event: DelegationFailedEvent) -> bool:
-        """Whether no worker was called. Only an error of a worker has a cause (S-DEL-51), and records omit it."""
+        """Whether no worker was called: only an error of a worker has a cause (S-DEL-51).
+
+        Events that are read from a record always have a cause, so the delegation must also be open.
+        """
         open_ones = self._delegated.get(task_instance(event.instance), {})
         return event.cause is None or event.delegation_id not in open_ones
 
