@@ -117,7 +117,7 @@ def test_text_is_found_where_a_file_has_no_vectors(call: Call) -> None:
         "entries": [],
         "entities": {},
     }
-    assert "Nothing is found" in call("memory", "search", "moon").said
+    assert "No entry was found" in call("memory", "search", "moon").said
     assert "TEXT must not be blank" in call("memory", "search", " ").said
 
 
