@@ -129,14 +129,14 @@ def _list(shown: Sequence[_Listed]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in shown:
         error, run = each.error, each.run
-        rest = (
+        notes = (
             each.name,
             f"[{format_tags(each.tags)}]" if each.tags else "",
             ", ".join(notes_of(each.incomplete_answers, each.capped)),
             "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON),
         )
         count = "?" if each.done is None or each.total is None else f"{each.done}/{each.total}"
-        rows.append((run.run_id, run.state.value, age_of(run.created_at, now), count, "  ".join(filter(None, rest))))
+        rows.append((run.run_id, run.state.value, age_of(run.created_at, now), count, "  ".join(filter(None, notes))))
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
     for name, state, age, count, rest in rows:
         show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {rest}".rstrip())
