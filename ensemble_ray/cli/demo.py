@@ -124,8 +124,6 @@ _ASCII = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A piece of a text."""
-
     #: the topic or file name, with a number if there are several passages
     label: str
     text: str
@@ -133,8 +131,6 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The passages to read."""
-
     passages: tuple[Passage, ...]
     #: passages of all sources
     available: int
@@ -268,8 +264,6 @@ LOCAL_SLOTS, OTHER_SLOTS = 4, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoTeam:
-    """The team, its passages, and its readers' model."""
-
     team: MapReduceEnsemble
     selection: Selection
     reader: ChatModel
@@ -310,7 +304,6 @@ def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", th
 
 
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
-    """Return the readers' model and the editor's."""
     from ensemble_ray.llm.factory import resolve_llm  # the help does not need them
     from ensemble_ray.llm.local import LocalChatModel
     from ensemble_ray.llm.openai import OpenAIChatModel
@@ -331,7 +324,6 @@ def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel
 
 
 def probe() -> Ensemble:
-    """Return a team of one deterministic task."""
     return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])
 
 
@@ -385,7 +377,6 @@ class Comparison:
 
     @property
     def asked_after(self) -> Sequence[Fact[ModelAnswered]]:
-        """Answers of calls after the kill."""
         kept = {fact.seq for fact in self.before}
         return [fact for fact in self.after if fact.seq not in kept]
 
@@ -408,7 +399,6 @@ class Comparison:
         )
 
     def table(self) -> str:
-        """Return a line for each model call, and the sums."""
         answered = {fact.name for fact in self.before}
         rows = [("model call", "before the kill", "after it")]
         rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
@@ -534,24 +524,19 @@ _TEAMS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """A running endpoint, and an API key for it."""
-
     url: str
     key: str
 
     def ask(self, method: str, path: str, body: object = None) -> Any:  # JSON
-        """Return the JSON of an answer."""
         with self.open(method, path, body) as answer:
             return json.load(answer)
 
     def open(self, method: str, path: str, body: object = None) -> Any:  # `urlopen` has no declared return type
-        """Return an open response."""
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         return urlopen(Request(self.url + path, data, headers, method=method), timeout=_ANSWER_S)  # noqa: S310  its own address
 
     def events(self, run_id: str) -> Iterator[str]:
-        """Yield the names of a run's events until it ends."""
         with self.open("GET", f"/runs/{run_id}/events") as answer:
             for line in answer:
                 name, _, value = line.decode().strip().partition(": ")

@@ -104,14 +104,12 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
 
 
 def recorded_map(**options: str) -> MapTeam:
-    """Return the definition of recorded options."""
     types = {name: OPTIONS[name] for name in options}
     # Options that are off are not recorded, so `bool("True")` is right.
     return map_team({name: convert(options[name]) for name, convert in types.items()})
 
 
 def prompt_of(team: MapTeam) -> ItemPrompt:
-    """Return the factory of an item's task."""
     found = team.map_task
     assert isinstance(found, ItemPrompt)  # noqa: S101  `map_team` builds no other one
     return found
@@ -135,7 +133,6 @@ def _source(options: Mapping[str, object]) -> ItemSource | None:
 
 
 def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
-    """Return the fields of the definition that options set directly."""
     wanted = {**_FIELDS, **(_REDUCE_FIELDS if reduces else {})}
     fields: dict[str, Any] = {field: options[name] for name, field in wanted.items() if name in options}
     if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in options]):
@@ -244,7 +241,6 @@ def estimate(team: MapTeam) -> dict[str, Any]:
 
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the estimate as text."""
     lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
     if found["refused"]:
         lines.append(f"  {found['refused']:,} of them cannot be used: they are not JSON, or lack a field")
@@ -265,7 +261,6 @@ def _prompt(team: MapTeam, item: object) -> str:
 
 
 async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
-    """Return up to `count` first entries."""
     reader = team.item_source.reader()
     entries: list[ItemEntry] = []
     try:

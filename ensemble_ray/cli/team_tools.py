@@ -171,7 +171,6 @@ class TeamCall:
                 yield each
 
     async def _watch(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
-        """Report progress, and return the output."""
         async with aclosing(work) as stream:
             async for update in stream:
                 match update:
@@ -218,8 +217,6 @@ def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
 
 
 class TeamTools:
-    """The tools of a server, one for each team."""
-
     def __init__(self, *, runtime: str | None = None) -> None:
         self._runtime = runtime
         self._teams: dict[str, Ensemble] = {}

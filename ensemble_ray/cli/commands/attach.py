@@ -87,8 +87,6 @@ def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
 
 
 class _Watch:
-    """Shows one run until it ends."""
-
     def __init__(self, store: RunStore, run_id: str, *, is_quiet: bool) -> None:
         self._store = store
         self._run_id = run_id
@@ -135,7 +133,6 @@ class _Watch:
         return found is None or found.state.is_final
 
     async def _wait_until_resumed(self) -> None:
-        """Wait until the run has an owner again, or has ended."""
         while True:
             found = await self._store.summary(self._run_id)
             if found is None or found.state.is_going_on or found.state.is_final:

@@ -40,8 +40,6 @@ _OLDEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check."""
-
     name: str
     state: State
     detail: str
@@ -75,7 +73,6 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Check the requirements in the package's metadata."""
     try:
         required = importlib.metadata.requires("ensemble-ray") or []
         own = importlib.metadata.version("ensemble-ray")
@@ -263,7 +260,6 @@ def _ask(url: str, key: str) -> Finding:
 
 
 def check_model(llm: str) -> Iterator[Finding]:
-    """Check one model with a short call."""
     import asyncio
     import time
 

@@ -111,7 +111,6 @@ def fork(
 
 
 def _offer_data(offer: ForkOffer) -> dict[str, object]:
-    """Return reused and repeated tasks as JSON data."""
     used, again = (
         [{"task": key, "description": offer.descriptions[key]} for key in keys]
         for keys in (offer.plan.reused, offer.plan.again)

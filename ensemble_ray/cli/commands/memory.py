@@ -201,7 +201,6 @@ def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
 def _find(
     tables: MemoryTables, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
 ) -> list[tuple[str, Sequence[MemoryEntry]]]:
-    """Return the scopes with matching entries."""
     model = None if is_by_words else model_of(tables)
     if model is None:
         if not is_by_words and (unknown := tables.embedding_model()) is not None:

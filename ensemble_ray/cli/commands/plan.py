@@ -85,7 +85,6 @@ def plan(
 
 
 def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures) -> None:
-    """Write the graph of a map-reduce that creates its tasks while it runs."""
     from ensemble_ray.cli.view.terminal import own_command
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.visualization.declared import map_reduce_flow

@@ -31,8 +31,6 @@ _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_e
 
 
 class ReviewVerdict(StrEnum):
-    """A decision at a review gate."""
-
     APPROVE = "approve"
     EDIT = "edit"
     EXIT = "exit"
@@ -135,7 +133,6 @@ def _list(pending: Sequence[PendingReview]) -> None:
 
 
 def _short(ids: Sequence[str]) -> list[str]:
-    """Return unique prefixes of ids."""
     length = _SHOWN_ID
     longest = max(map(len, ids), default=0)
     while length < longest and len({each[:length] for each in ids}) < len(set(ids)):
@@ -157,7 +154,6 @@ def _time_left(pending: PendingReview, now: datetime) -> str:
 
 
 def _show(gate: Gate) -> None:
-    """Print a gate in full."""
     review, decided = gate.review(), gate.decided
     lines = [f"Run:    {review.run_id}", f"Gate:   {review.gate_id} ({_TIMINGS[review.timing.value]} the task)"]
     lines += [f"Task:   {review.task_description}"]

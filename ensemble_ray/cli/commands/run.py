@@ -40,15 +40,11 @@ _RELEASE_S = 15.0
 
 
 class RuntimeName(StrEnum):
-    """The runtime of a run."""
-
     ray = "ray"
     inline = "inline"
 
 
 class WorkflowName(StrEnum):
-    """The order of tasks."""
-
     sequential = "sequential"
     parallel = "parallel"
     hierarchical = "hierarchical"
@@ -268,7 +264,6 @@ class _Watched:
 
     @property
     def run_id(self) -> str | None:
-        """None until the run has started."""
         return None if self.run is None else self.run.id
 
     def result(

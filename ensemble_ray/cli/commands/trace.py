@@ -154,7 +154,6 @@ def _show_run(
 
 
 def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
-    """Write the graph of a run."""
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.source import recorded_plan
@@ -183,7 +182,6 @@ def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
 
 
 async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapReduceView:
-    """Return the view of a map-reduce's record."""
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 
     view = MapReduceView(run.run_id, is_running=run.state.is_going_on)

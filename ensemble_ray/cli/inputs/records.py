@@ -49,12 +49,10 @@ def where() -> str:
 
 
 def no_runs() -> str:
-    """Return the message for an empty list of runs."""
     return f"There are no runs in {where()}. Make one: {own_command()} demo"
 
 
 def as_data(run: RecordedRun) -> dict[str, object]:
-    """Return a listed run as JSON data."""
     return {
         "run_id": run.run_id,
         "state": run.state.value,

@@ -57,12 +57,10 @@ def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[s
 
 
 def is_tagged(tags: Mapping[str, str], wanted: Sequence[str]) -> bool:
-    """Whether a run has all of these tags."""
     from ensemble_ray.definition.run_options import has_tag
 
     return all(has_tag(tags, each, separator="=") for each in wanted)
 
 
 def format_tags(tags: Mapping[str, str]) -> str:
-    """Return tags in the form of the command line."""
     return " ".join(f"{name}={value}" if value else name for name, value in tags.items())

@@ -144,7 +144,6 @@ class ItemProgress:
 
     @property
     def ended(self) -> int:
-        """Successful and failed items."""
         return self.items_done + self.items_failed
 
     def items_per_s(self, at: float) -> float:
@@ -177,7 +176,6 @@ class ItemProgress:
         return f"{self.items_done:,}{of_total} items{failed}{reduces}"
 
     def pace(self, at: float) -> str:
-        """Return items per second, tokens, and the remaining time."""
         parts = [f"{self.items_per_s(at):.1f} items/s", f"{self.input_tokens:,} + {self.output_tokens:,} tokens"]
         left_s = self.left_s(at)
         return ", ".join([*parts, f"{_duration(left_s)} left"] if left_s is not None else parts)
@@ -192,7 +190,6 @@ class ItemProgress:
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration in at most two units."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"

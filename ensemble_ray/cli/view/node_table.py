@@ -34,7 +34,6 @@ def node_lines(found: NodesReport) -> Sequence[str]:
 
 
 def node_data(found: NodesReport) -> dict[str, object]:
-    """Return the report as JSON data."""
     nodes = [
         {**node.to_dict(), "problems": [{"problem": what, "advice": advice} for what, advice in found.problems(node)]}
         for node in found.nodes

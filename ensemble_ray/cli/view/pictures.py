@@ -28,8 +28,6 @@ Dag = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """The files to write."""
-
     svg: str | None
     mermaid: str | None
     dag: str | None

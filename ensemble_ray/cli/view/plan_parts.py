@@ -20,7 +20,6 @@ _ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the 
 
 
 def units_data(planned: Planned) -> list[dict[str, Any]]:
-    """Return the units of a plan as JSON data, with the names of their predicates and conditions."""
     from ensemble_ray.definition.graph import Graph, GraphEdge  # the help does not need them
     from ensemble_ray.definition.loop import Loop
 
@@ -45,7 +44,6 @@ def shape_of(data: Mapping[str, Any]) -> str:
 
 
 def _name_of(predicate: object) -> str:
-    """Return the name of a predicate; for a built-in one, its condition."""
     from ensemble_ray.definition.loop import Until
     from ensemble_ray.execute.callables import callable_name
 
@@ -175,7 +173,6 @@ def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> 
 
 
 def peer_lines(delegation: Mapping[str, Any]) -> list[str]:
-    """Return the agents that may delegate without a manager, as text."""
     rules = [("may delegate", _join_roles(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
     rules += list(_describe_shared(delegation))
     width = max(len(name) for name, _ in rules)
@@ -234,7 +231,6 @@ def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
 
 
 def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
-    """Return the texts of a factory's task, or the factory's name."""
     from ensemble_ray.definition.validation import TeamModels
     from ensemble_ray.record.identity.definition import identity_of
 

@@ -110,7 +110,6 @@ class UnitProgress:
                 return None
 
     def lines(self, running: Iterable[str]) -> list[str]:
-        """Return a line for each unit with a running task, in the order of those tasks."""
         segments = (segment for instance in running for segment in instance.split("/")[:-1])
         return [line for segment in dict.fromkeys(segments) for line in self._describe(segment)]
 
@@ -185,8 +184,6 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTask:
-    """A task that has started and not ended."""
-
     key: str
     label: str
     agent_role: str
@@ -195,8 +192,6 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDelegation:
-    """An agent that works for another one."""
-
     asker_role: str
     worker_role: str
     #: 1: delegated by a task of the plan
@@ -281,7 +276,6 @@ class TaskProgress:
                 return None
 
     def _is_due(self, at: float) -> bool:
-        """Whether a completed task gets a line."""
         if self.done > _SHOWN_ENDS and at - self._shown_at < _EVERY_S:
             return False
         self._shown_at = at
@@ -374,7 +368,6 @@ class TaskProgress:
 
     @property
     def calls_open(self) -> int:
-        """Model calls in flight."""
         return self._calls_open
 
     def tokens_per_s(self, at: float) -> float:
@@ -425,7 +418,6 @@ class TaskProgress:
         )
 
     def _task_lines(self, task: RunningTask, at: float) -> list[str]:
-        """Return the line of a running task, followed by its delegations."""
         label, role = screen_line(task.label, _LABEL), screen_line(task.agent_role, _ROLE)
         lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
         open_ones = self.list_delegations(task)
@@ -512,7 +504,6 @@ class Display:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the display was created."""
         return self._clock() - self._began
 
     def __enter__(self) -> Self:
@@ -570,7 +561,6 @@ class Display:
             self.note_line(text)
 
     def note_line(self, text: str) -> None:
-        """Show a permanent line."""
         if self._is_quiet:
             return
         if self._live is not None:
@@ -596,7 +586,6 @@ class Display:
             self._is_catching_up = False
 
     def standing(self) -> str:
-        """Return the current counts on one line."""
         with self._lock:
             return self._progress.counts()
 

@@ -36,8 +36,6 @@ _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEnd:
-    """The state of a run, and its result."""
-
     run_id: str
     state: str
     #: empty before the end
@@ -170,7 +168,6 @@ class TerminalRunView:
             self._add_recorded(output)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
-        """Count the recorded tasks of a run that had completed before."""
         self.display.add_recorded(len(output.task_outputs))
 
     def to_text(self, output: EnsembleOutput) -> str | None:
@@ -297,7 +294,6 @@ class ItemView(TerminalRunView):
 
 
 def _count_done(output: EnsembleOutput) -> int:
-    """Return the number of items with an output."""
     levels = output.trace.map_reduce_levels
     return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
 
@@ -319,7 +315,6 @@ def _describe_rows(path: Path, done: int) -> str:
 
 
 def view_of(definition: object, title: str, *, is_quiet: bool = False) -> TerminalRunView:
-    """Return the view for runs of that definition."""
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
         return ItemView(definition, title, is_quiet=is_quiet)

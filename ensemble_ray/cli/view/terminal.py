@@ -115,8 +115,6 @@ def guard_streams() -> None:
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats log records with control characters escaped."""
-
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))
 
@@ -158,7 +156,6 @@ def frame_results() -> None:
 
 
 def flush_results() -> None:
-    """Flush the streams of results."""
     for stream in (*_reserved, sys.stdout):
         _put(stream)
 
