@@ -1,7 +1,6 @@
-"""The commands, put together; and what happens to errors that leave them.
+"""The command line's parser, and the reports of errors that leave a command.
 
-Only the command line's own library is imported here, and the module of the command that is called: what the parser makes of all
-commands takes longer than many of them. A command imports what it needs.
+Only the called command's module is imported: building the parser of all commands takes longer than many commands run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import typer
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
 
 _COMMANDS = "ensemble_ray.cli.commands"
-#: Where each command is, in the order of the help.
+#: The function of each command, in the order of the help.
 COMMANDS: Mapping[str, str] = {
     "map": f"{_COMMANDS}.map:map_items",
     "run": f"{_COMMANDS}.run:run",
@@ -38,12 +37,12 @@ COMMANDS: Mapping[str, str] = {
     "studio": f"{_COMMANDS}.studio:studio",
     "serve": f"{_COMMANDS}.serve:serve",
     "mcp": f"{_COMMANDS}.mcp:mcp",
-    "demo": "ensemble_ray.cli.commands.demo:demo",
+    "demo": f"{_COMMANDS}.demo:demo",
     "doctor": f"{_COMMANDS}.doctor:doctor",
     "schema": f"{_COMMANDS}.schema:schema",
     "version": "ensemble_ray.cli.app:version",
 }
-#: The same of commands that have commands of their own.
+#: Commands with subcommands.
 GROUPS: Mapping[str, str] = {
     "import": f"{_COMMANDS}.import_team:imports",
     "keys": f"{_COMMANDS}.keys:keys",
@@ -51,7 +50,7 @@ GROUPS: Mapping[str, str] = {
     "models": f"{_COMMANDS}.models:models",
 }
 
-#: Root of the parser's own errors; the library does not export it, but all of them derive from it.
+#: Base class of the parser's errors, which the library does not export.
 _ParserError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 
@@ -78,7 +77,7 @@ def version() -> None:
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line, with the one command that the arguments call; where they call none that there is, with all."""
+    """Return the parser of the called command, or of all commands if `arguments` call none."""
     app = typer.Typer(
         name="ensemble-ray",
         help="Teams of LLM agents as actors on Ray.",
@@ -90,7 +89,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_root)
     called = next((each for each in arguments if not each.startswith("-")), "")
     if "--version" in arguments[:1]:
-        called = "version"  # which is as good as any other: the option ends the program
+        called = "version"  # any command will do: the option ends the program
     for name in [called] if called in COMMANDS or called in GROUPS else [*COMMANDS, *GROUPS]:
         if name in COMMANDS:
             app.command(name)(_import(COMMANDS[name]))
@@ -105,7 +104,7 @@ def _import(path: str) -> Any:
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command; gives the exit code. `--debug` counts wherever it stands."""
+    """Run one command and return the exit code. `--debug` may be at any position."""
     is_debug = "--debug" in arguments
     if is_debug:
         handler = logging.StreamHandler(sys.stderr)
@@ -118,7 +117,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  nobody stands above; it is told, or shown whole with --debug
+    except Exception as error:  # noqa: BLE001  the last frame: it is reported, with --debug as a traceback
         return _report(error, is_debug=is_debug)
     return code if isinstance(code, int) else 0
 
@@ -130,8 +129,8 @@ def _report(error: Exception, *, is_debug: bool) -> int:
         text = cast("Any", error).format_message()
         if type(error).__name__ == "NoArgsIsHelpError":
             say(text)  # the help
-            return USAGE
-        say(f"Error: {text}\nSee: {path} --help")
+        else:
+            say(f"Error: {text}\nSee: {path} --help")
         return USAGE
     from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
 
@@ -139,7 +138,6 @@ def _report(error: Exception, *, is_debug: bool) -> int:
         say(describe_error(error))
         return exit_code_of(error)
     say("".join(traceback.format_exception(error)).rstrip())  # it ends with the message
-    advice = advice_of(error)
-    if advice:
+    if advice := advice_of(error):
         say(f"What to do: {advice}")
     return exit_code_of(error)

@@ -1,11 +1,4 @@
-"""CrewAI's `agents.yaml` and `tasks.yaml` as a team file. Pure, but for reading the files.
-
-In: a project's folder. Out: the text of a team file, and what a person has to do by hand. Rules:
-
-1. A task without `context` is given the outputs of all tasks before it, as a sequential crew gives them; an empty list stays empty.
-2. What is written in Python there (tools, output types, guardrails, the process) is not executed and not guessed: it is told.
-3. Nothing is left out silently. A key without a value says nothing, and is as one that is not there.
-"""
+"""CrewAI's `agents.yaml` and `tasks.yaml`, converted to a team file. Python code of the project is never executed."""
 
 from __future__ import annotations
 
@@ -21,48 +14,45 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.teamfile.document import Entries, Items, Located, Problems, Scalar, read_document
 
 _AGENTS, _TASKS = "agents.yaml", "tasks.yaml"
-#: A run's input in a text.
+#: A reference to an input in a text.
 _VARIABLE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
-#: Whose endpoints speak the chat-completions protocol, and where they are by default.
+#: Providers with the chat-completions protocol, and their default URLs.
 _ENDPOINTS: Mapping[str, str | None] = {
     "openai": None,
     "ollama": "http://localhost:11434/v1",
     "hosted_vllm": "http://localhost:8000/v1",
 }
-#: What an agent or a task says there that means nothing here, or is as it is anyway.
-_MEANINGLESS = frozenset({"cache", "respect_context_window", "verbose_level", "name", "markdown"})
+#: Keys that have no effect here.
+_IGNORED_KEYS = frozenset({"cache", "respect_context_window", "verbose_level", "name", "markdown"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTeam:
-    """A team file, and what it could not say."""
+    """A team file, and the work that remains for the user."""
 
     #: YAML
     text: str
-    #: one a line: where it stood, and what to do
+    #: one line each: the place in the crew, and what to do
     notes: tuple[str, ...]
 
 
 @dataclass
 class _Notes:
-    """What is told while a crew is read."""
-
     lines: list[str] = field(default_factory=list)
 
     def add(self, place: str, text: str) -> None:
-        """Say it."""
-        # In one line: they stand in comments of the file.
+        # One line each: the notes become comments of the file.
         self.lines.append(" ".join(f"{place}: {text}".split()))
 
 
 def find_project(folder: Path) -> Path:
-    """Return the folder that has both files: this one, or the only one below it.
+    """Return the folder with both files: `folder`, or the only one below it.
 
     Raises:
-        ValidationError: there is none, or there are several.
+        ValidationError: No folder or several folders have them.
     """
     if not folder.is_dir():
-        raise ValidationError(f"'{folder}' is no folder. Name the one that has {_AGENTS} and {_TASKS}")
+        raise ValidationError(f"'{folder}' is not a folder. Name the folder with {_AGENTS} and {_TASKS}")
     hidden = (".venv", "node_modules", ".git")
     found = sorted(
         path.parent
@@ -81,11 +71,11 @@ def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
     """Return a crew as a team file.
 
     Args:
-        folder: Has both files.
-        llm: Model of agents that name none, as in team files: `openai:gpt-4o-mini`.
+        folder: Contains both files.
+        llm: Model of agents that name none, such as `openai:gpt-4o-mini`.
 
     Raises:
-        ValidationError: a file is no YAML, or not of that form; file, line and column are named.
+        ValidationError: A file is not YAML or has another form. The message names file, line and column.
     """
     notes = _Notes()
     agents, tasks = _entries(folder / _AGENTS), _entries(folder / _TASKS)
@@ -109,7 +99,6 @@ def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
 
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:
-    """Return the agents or tasks of a file, by their names."""
     problems = Problems(str(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -123,7 +112,11 @@ def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:
         if not isinstance(value, Entries):
             problems.add(value.spot, name, "it must be a mapping, with keys such as 'role' or 'description'")
     problems.check()
-    return [(name, cast("Mapping[str, object]", _plain(value))) for name, value in document.items()]
+    found = {name: cast("Mapping[str, object]", _plain(value)) for name, value in document.items()}
+    # A key without a value is ignored.
+    return [
+        (name, {key: each for key, each in value.items() if each not in (None, "")}) for name, value in found.items()
+    ]
 
 
 def _plain(located: Located) -> object:
@@ -136,13 +129,9 @@ def _plain(located: Located) -> object:
             return located.value
 
 
-def _list_values(said: Mapping[str, object]) -> list[tuple[str, object]]:
-    return [(key, value) for key, value in said.items() if value not in (None, "")]
-
-
-def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, object]:
+def _agent(place: str, crew_agent: Mapping[str, object], notes: _Notes) -> dict[str, object]:
     agent: dict[str, object] = {}
-    for key, value in _list_values(said):
+    for key, value in crew_agent.items():
         match key:
             case "role" | "goal":
                 agent[key] = _text(value)
@@ -166,10 +155,10 @@ def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, o
 
 
 def _task(
-    place: str, said: Mapping[str, object], *, agents: Mapping[str, object], before: list[str], notes: _Notes
+    place: str, crew_task: Mapping[str, object], *, agents: Mapping[str, object], before: list[str], notes: _Notes
 ) -> dict[str, object]:
     task: dict[str, object] = {}
-    for key, value in _list_values(said):
+    for key, value in crew_task.items():
         match key:
             case "description" | "expected_output":
                 task[key] = _text(value)
@@ -186,13 +175,14 @@ def _task(
                 task["max_output_retries"] = value
             case _:
                 _note_key(place, key, value, notes)
+    # Without `context`, a sequential crew passes the outputs of all earlier tasks; an empty list stays empty.
     if not task.setdefault("context", list(before)):
         del task["context"]
     return task
 
 
 def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
-    if key in _MEANINGLESS or value in (None, False, [], ""):
+    if key in _IGNORED_KEYS or value in (None, False, [], ""):
         return
     advice = {
         "async_execution": "ran beside others: with 'workflow: parallel' all tasks do that need no other's output",
@@ -202,7 +192,7 @@ def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
         "output_file": f"wrote {_format(value)}: 'ensemble-ray run' prints the output, and '> FILE' keeps it",
         "guardrail": "its guardrail: write 'output_guardrails: [module:function]'",
         "callback": "its callback: write 'on_task_complete: module:function' for the team",
-        "max_execution_time": "its time limit has no key here: models and tools have timeouts of their own",
+        "max_execution_time": "its time limit has no key here: models and tools have timeouts",
     }
     notes.add(place, advice.get(key, f"'{key}: {_format(value)}' has no key here and is left out"))
 
@@ -212,7 +202,7 @@ def _format(value: object) -> str:
 
 
 def _model(place: str, name: str, notes: _Notes) -> dict[str, object]:
-    """Return the model of an agent as a team file names it: `openai/gpt-4o` is `openai:gpt-4o`."""
+    """Return an agent's model in the notation of team files: `openai/gpt-4o` is `openai:gpt-4o`."""
     provider, slash, model = name.partition("/")
     if not slash:
         return {"llm": f"openai:{name}"}
@@ -229,8 +219,7 @@ def _text(value: object) -> str:
     return str(value).strip()
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they read."""
+class _Dumper(yaml.SafeDumper): ...
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

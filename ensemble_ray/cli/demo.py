@@ -1,7 +1,6 @@
-"""The demo's team as its options make it. Package: cli; `resume` finds it here by the options that a run recorded.
+"""The demonstrations of `ensemble-ray demo`: a team that digests texts, a crash with a resume, an endpoint, and Studio.
 
-In: texts to read, how many passages, a model, as texts. Out: the team. The same options make the same team, in any
-process: what the machine is busy with is asked once, and recorded as an option.
+The same options build the same team in any process, so that `resume` can rebuild it from the options in the record.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.outputs import EnsembleOutput
 
 
-#: Tokens of notes that the editor joins at a time: two of its own longest texts, so that each level has half as many.
+#: Tokens of notes per reduce: two of the editor's longest texts, so that each level halves the number of texts.
 BUDGET_TOKENS = 160
-#: What the editor is asked for.
 _EDIT = "Tell what these notes say."
 _EDITED = "A text with one short sentence for each note."
 #: The number of a list's next item ends no sentence.
@@ -62,11 +60,11 @@ _SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[
 def digest_team(
     passages: Sequence[Passage], *, reader_llm: ChatModel, editor_llm: ChatModel, max_parallel_tasks: int
 ) -> MapReduceEnsemble:
-    """Return the team for these passages; there must be at least one."""
+    """Return the team that reads these passages. `passages` must not be empty."""
     reader = Agent(role="Reader", goal="Say what a text is about, briefly and in plain words", llm=reader_llm)
     editor = Agent(role="Editor", goal="Make short texts out of notes", llm=editor_llm)
     reading = Task(
-        # The editor is shown the first paragraph of what a reader was asked, so the passage stands behind it (S-MR-118).
+        # The editor's prompt repeats the first paragraph of a reader's prompt, so the passage comes after it (S-MR-118).
         description="Say in one or two short sentences what this text about '{label}' says.\n\n{text}",
         expected_output="One or two short sentences in plain words.",
         agent=reader,
@@ -82,13 +80,13 @@ def digest_team(
 
 
 def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
-    """Return the digest for people: the editor's text, the notes it was made from, and the tree of what was done."""
+    """Return the digest as text: the editor's text, the notes that it joined, and the levels of the map-reduce."""
     traces = output.trace.task_traces
     notes = [each.raw for each in output.task_outputs if each.trace is not None and each.trace.node_type == "map"]
     lines = ["Digest", "", whole_sentences(output.raw), "", "Notes", ""]
     lines += [
         f"- {passage.label}: {whole_sentences(note)}" for passage, note in zip(passages, notes, strict=False)
-    ]  # an early end has fewer notes
+    ]  # a run that ends early has fewer notes
     lines += ["", "Tree", ""]
     for level in output.trace.map_reduce_levels:
         done = [each for each in traces if each.map_reduce_level == level.level]
@@ -101,13 +99,15 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text on one line, without a last sentence that the token limit cut; all of it if it has no other."""
+    """Return the text on one line, without a last sentence that the token limit cut, unless it is the only one."""
     words = " ".join(text.split())
     ends = [found.end() for found in _SENTENCE_END.finditer(words)]
     return words[: ends[-1]] if ends else words
 
 
-#: Statements of the language first, then what they are about; each is short enough to be read in seconds.
+# Passages.
+
+#: Statements of the language first, then its concepts. The model reads each within seconds.
 _TOPICS = (
     *("for", "while", "lambda", "return", "assert", "del", "global", "pass"),
     *("break", "continue", "if", "nonlocal", "yield", "with", "class", "raise", "async", "await"),
@@ -124,31 +124,27 @@ _ASCII = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A piece of a text."""
-
-    #: what it is of: a topic, a file's name, with the passage's number where there are several
+    #: the topic or file name, with a number if there are several passages
     label: str
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The passages that are read."""
-
     passages: tuple[Passage, ...]
-    #: how many the sources have altogether
+    #: passages of all sources
     available: int
 
 
 def select_passages(files: Sequence[Path], *, count: int) -> Selection:
-    """Return passages of the sources in turn, up to a count, so that each source has its part.
+    """Return passages of the sources in turn, up to a count, so that each source is represented.
 
     Args:
         files: UTF-8 texts; none: topics of Python's language reference.
-        count: How many at most.
+        count: Maximum number of passages.
 
     Raises:
-        ValidationError: files that are missing, no text, or empty; all of them are named.
+        ValidationError: Files are missing, empty or not text. The message names all of them.
     """
     sources = _read(files) if files else topics()
     cut = [list(passages_of(label, text)) for label, text in sources]
@@ -161,7 +157,7 @@ def select_passages(files: Sequence[Path], *, count: int) -> Selection:
 
 
 def topics() -> list[tuple[str, str]]:
-    """Return topics of the language reference that this Python carries, each with its text."""
+    """Return (name, text) of the topics of the language reference that this Python contains."""
     from pydoc_data.topics import topics as carried  # a large module; only the demo needs it
 
     return [(name, carried[name]) for name in _TOPICS if name in carried]
@@ -195,7 +191,7 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def passages_of(label: str, text: str) -> Iterator[Passage]:
-    """Cut the text at paragraphs, else at lines, else where it must be; nothing is left out but white space."""
+    """Cut the text at paragraphs, else at lines, sentences or words. Only white space is dropped."""
     pieces = list(_cut(_tidy(text)))
     for number, piece in enumerate(pieces, start=1):
         shown = screen_line(label, _LABEL)
@@ -203,7 +199,7 @@ def passages_of(label: str, text: str) -> Iterator[Passage]:
 
 
 def _tidy(text: str) -> str:
-    """Drop rulers under headings and runs of empty lines: they say nothing and cost tokens."""
+    """Drop rulers under headings and runs of empty lines, which only cost tokens."""
     without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()
 
@@ -211,7 +207,7 @@ def _tidy(text: str) -> str:
 def _cut(text: str) -> Iterator[str]:
     at = 0
     while at < len(text):
-        rest = text[at : at + _MAX_CHARACTERS + 1]  # never all of it, which would be copied once per passage
+        rest = text[at : at + _MAX_CHARACTERS + 1]  # a slice: the whole text would be copied per passage
         size = _fitting(rest)
         if size < len(rest):
             size = _boundary(rest, size)
@@ -223,18 +219,18 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _fitting(text: str) -> int:
-    """Return how many characters from the start fit."""
+    """Return how many leading characters fit into a passage."""
     tokens = 0
     for found in _PIECES.finditer(text):
         tokens += _piece_tokens(found[0])
         if tokens > _MAX_TOKENS or found.end() > _MAX_CHARACTERS:
-            # One word can be longer than a passage; then it is cut inside.
+            # A word that is longer than a passage is cut.
             return found.start() or min(_MAX_CHARACTERS, _MAX_TOKENS)
     return len(text)
 
 
 def _boundary(text: str, size: int) -> int:
-    """Return the last good position to cut before that size, unless it would waste more than half."""
+    """Return the last good position before `size` at which to cut, or `size` if that would waste more than half."""
     for mark in ("\n\n", "\n", ". ", " "):
         at = text.rfind(mark, size // 2, size)
         if at > 0:
@@ -255,50 +251,50 @@ def _piece_tokens(piece: str) -> int:
     return -(-len(piece) // 3)
 
 
-#: Longest answers, tokens: a note, and a joined text.
+# The team of the demo.
+
+#: Maximum tokens of a note and of a joined text.
 _NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2
-#: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows
-#: one paragraph of plain text only.
+#: Small models repeat themselves and the headings of their prompts. A light penalty and a grammar for one paragraph of
+#: plain text prevent that.
 _STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
-#: Model calls at a time; the embedded model answers four.
+#: Concurrent model calls; the embedded model answers four.
 LOCAL_SLOTS, OTHER_SLOTS = 4, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoTeam:
-    """The team, what it reads, and its readers' model."""
-
     team: MapReduceEnsemble
     selection: Selection
     reader: ChatModel
 
 
 def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> DemoTeam:
-    """Return the team of these options; it knows how to be made again.
+    """Return the team of these options, with an origin from which it can be rebuilt.
 
     Args:
         files: Texts to read; none: topics of Python's language reference.
-        chunks: How many passages at most.
+        chunks: Maximum number of passages.
         llm: `local`, `local:PATH.gguf` or `openai:NAME`.
-        threads: Of the embedded model's engine; None: its own choice.
+        threads: Threads of the embedded model's engine; None: the engine decides.
 
     Raises:
-        ValidationError: a text cannot be read, or the model is not there.
+        ValidationError: A text cannot be read, or the model is missing.
     """
     is_local = llm.partition(":")[0].strip() == "local"
     reader, editor = _models(llm, is_local=is_local, threads=threads)
     selection = select_passages(files, count=chunks)
     slots = LOCAL_SLOTS if is_local else OTHER_SLOTS
     team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
-    options = _as_texts(files, chunks=chunks, llm=llm, threads=threads)
+    paths = json.dumps([str(file.resolve()) for file in files])
+    options = {
+        "files": paths,
+        "chunks": str(chunks),
+        "model": llm,
+        "threads": "" if threads is None else str(threads),
+    }
     team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options, called="demo")
     return DemoTeam(team=team, selection=selection, reader=reader)
-
-
-def _as_texts(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> Mapping[str, str]:
-    """Return the options as `recorded_demo` takes them."""
-    paths = json.dumps([str(file.resolve()) for file in files])
-    return {"files": paths, "chunks": str(chunks), "model": llm, "threads": "" if threads is None else str(threads)}
 
 
 def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> MapReduceEnsemble:
@@ -308,11 +304,6 @@ def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", th
 
 
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
-    """Return the readers' model and the editor's.
-
-    Raises:
-        ValidationError: the embedded model is not installed, or there is no such model.
-    """
     from ensemble_ray.llm.factory import resolve_llm  # the help does not need them
     from ensemble_ray.llm.local import LocalChatModel
     from ensemble_ray.llm.openai import OpenAIChatModel
@@ -325,36 +316,33 @@ def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel
     reader = LocalChatModel(name or None, max_tokens=_NOTE_TOKENS, **style)
     editor = LocalChatModel(name or None, max_tokens=_DIGEST_TOKENS, **style)
     if not reader.path.is_file():
-        from ensemble_ray.errors import ValidationError
-
         raise ValidationError(f"There is no model file '{reader.path}'")
     return reader, editor
 
 
+# The probe of `doctor`.
+
+
+def probe() -> Ensemble:
+    return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])
+
+
 def _ready(context: object) -> str:
-    """Do the task's whole work."""
     del context
     return "ready"
 
 
-def probe() -> Ensemble:
-    """Return the team."""
-    return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])
-
+# A crash, and the resume after it.
 
 _WATCH_S = 0.02
-#: How long killed processes may take to be gone, s.
+#: Seconds that killed processes may take to disappear.
 _GONE_S = 10.0
-
-
-def our_program() -> Sequence[str]:
-    """Return how this program is started."""
-    return (sys.executable, "-m", "ensemble_ray.cli")
+OUR_PROGRAM = (sys.executable, "-m", "ensemble_ray.cli")
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the session that a process began, and wait until all of it is gone, so that nobody writes any more."""
-    # Ray's processes have groups of their own. They are stopped first: whoever saw the others die would go on for a while.
+    """Kill all processes of a session, and wait until they are gone, so that no process writes afterwards."""
+    # Ray's processes have separate groups. SIGSTOP first: a process that sees another one die would keep working for a while.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in _session_of(process):
             with contextlib.suppress(ProcessLookupError):
@@ -366,8 +354,8 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the ids of the processes of its session that are alive."""
-    listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
+    """Return the ids of the live processes in the session that `process` leads."""
+    listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  its path differs between systems
     found: list[int] = []
     for line in listed.stdout.splitlines():
         pid, _, state = line.strip().partition(" ")
@@ -379,40 +367,38 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Model answers in the record when the run was killed, and in the end."""
+    """The model answers in the record at the kill, and at the end."""
 
-    #: in order of the record
+    #: in record order
     before: Sequence[Fact[ModelAnswered]]
     after: Sequence[Fact[ModelAnswered]]
-    #: model calls at a time
+    #: concurrent model calls
     slots: int
 
     @property
     def asked_after(self) -> Sequence[Fact[ModelAnswered]]:
-        """Answers of calls that were made after the kill."""
         kept = {fact.seq for fact in self.before}
         return [fact for fact in self.after if fact.seq not in kept]
 
     @property
     def asked_again(self) -> Sequence[Fact[ModelAnswered]]:
-        """Calls of these whose answer had been recorded before; the promise is that there are none."""
+        """Calls after the kill that already had a recorded answer; the library promises that there are none."""
         answered = {fact.name for fact in self.before}
         return [fact for fact in self.asked_after if fact.name in answered]
 
     @property
     def most_in_flight(self) -> int:
-        """How many notes can have been on their way; which ones they were only the endpoint knows."""
+        """Maximum number of notes in flight at the kill; only the endpoint knows which ones."""
         return min(self.slots, sum(_is_note(fact) for fact in self.asked_after))
 
     @property
     def is_kept(self) -> bool:
-        """Whether what was recorded before stands as it stood, and nothing of it was asked again."""
+        """Whether the answers before the kill are unchanged, and none of their calls was repeated."""
         return not self.asked_again and [fact for fact in self.after if fact not in self.asked_after] == list(
             self.before
         )
 
     def table(self) -> str:
-        """Return a line for each model call, and the sums."""
         answered = {fact.name for fact in self.before}
         rows = [("model call", "before the kill", "after it")]
         rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
@@ -441,41 +427,41 @@ def _latency_of(fact: Fact[ModelAnswered]) -> str:
 
 
 def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: int, slots: int) -> int:
-    """Run the demo, kill it when half of its notes are answered, resume it, show its record; gives the exit code.
+    """Run the demo, kill it when half of its notes are answered, resume it, show its record, and return the exit code.
 
     Args:
-        options: Of the demo, as on the command line.
-        run_id: Name of the record; None: one is made.
-        passages: How many notes there will be.
-        slots: How many model calls it makes at a time.
+        options: Options of the demo, as on the command line.
+        run_id: Name of the record, or None for a new one.
+        passages: Number of notes.
+        slots: Concurrent model calls.
     """
     run_id = run_id or f"demo-{new_run_id()[:8]}"
-    half = max(1, passages // 2)
-    answers = _kill_at(half, options, run_id)
+    answers = _kill_at(max(1, passages // 2), options, run_id)
     if answers is None:
         return FAILED
     say(f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered.")
     for command in (["runs"], ["resume", run_id]):
         say(f"\n$ {own_command()} {' '.join(command)}")
-        code = _call(command)
+        sys.stdout.flush()
+        code = subprocess.run([*OUR_PROGRAM, *command], check=False).returncode  # noqa: S603  our own command
         if code != FINE:
             return code
     compared = Comparison(before=answers, after=_answers(run_id), slots=slots)
-    say("\nWhat the record says:\n")
+    say("\nModel calls in the record:\n")
     show(compared.table())
     say(
-        f"\nThe {len(answers)} answers that were recorded before the kill were used and not asked for again. The "
-        f"{len(compared.asked_after)} calls after it are those that had not been made, or had no answer yet."
+        f"\nThe {len(answers)} answers that were recorded before the kill were used again. The "
+        f"{len(compared.asked_after)} calls after it had not been made before, or had no answer."
     )
     return FINE if compared.is_kept else FAILED
 
 
 def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[ModelAnswered]] | None:
-    """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
+    """Kill the demo and return the recorded answers, or None if it ended before half of its notes were recorded."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
     process = subprocess.Popen(  # noqa: S603  our own command
-        [*our_program(), "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
+        [*OUR_PROGRAM, "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
     )
     try:
         while process.poll() is None:
@@ -492,7 +478,7 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
 
 
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
-    """Return the recorded answers of the model, in order; none while there is no record."""
+    """Return the model's recorded answers in order, or an empty list without a record."""
     from ensemble_ray.record.history import ModelReplied, RunHistory  # the help does not need them
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.runtime import connect
@@ -501,18 +487,14 @@ def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
     return [each.fact for fact in facts for each in history.apply(fact) if isinstance(each, ModelReplied)]
 
 
-def _call(arguments: Sequence[str]) -> int:
-    """Give one of our commands, as a user would."""
-    sys.stdout.flush()
-    return subprocess.run([*our_program(), *arguments], check=False).returncode  # noqa: S603  our own command
+# An endpoint and its clients.
 
-
-#: How long the endpoint may take to answer, and to end, s: two cores of a busy machine start some ten processes.
+#: Seconds that the endpoint may take to start and to stop: a busy machine with two cores starts about ten processes.
 _START_S, _STOP_S = 300.0, 90.0
 _PAUSE_S = 0.1
-#: How long an answer may take, s.
+#: Timeout of a request, seconds.
 _ANSWER_S = 300.0
-#: Of the endpoint's words, what is shown where it fails.
+#: Last lines of the endpoint's log that are shown if it fails.
 _LAST_LINES = 20
 _QUESTION, _OTHER_QUESTION = "What is the moon?", "Why is the sea salty?"
 _TEAMS: Mapping[str, Mapping[str, object]] = {
@@ -542,24 +524,19 @@ _TEAMS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """An endpoint that answers, and a key of it."""
-
     url: str
     key: str
 
     def ask(self, method: str, path: str, body: object = None) -> Any:  # JSON
-        """Return the answer to a request."""
         with self.open(method, path, body) as answer:
             return json.load(answer)
 
-    def open(self, method: str, path: str, body: object = None) -> Any:  # the library does not say what it returns
-        """Return an answer to read from."""
+    def open(self, method: str, path: str, body: object = None) -> Any:  # `urlopen` has no declared return type
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         return urlopen(Request(self.url + path, data, headers, method=method), timeout=_ANSWER_S)  # noqa: S310  its own address
 
     def events(self, run_id: str) -> Iterator[str]:
-        """Return what happens in a run, to its end."""
         with self.open("GET", f"/runs/{run_id}/events") as answer:
             for line in answer:
                 name, _, value = line.decode().strip().partition(": ")
@@ -568,12 +545,12 @@ class _Endpoint:
 
 
 def serve_and_ask(llm: str) -> int:
-    """Start an endpoint, ask it with the openai client, decide a review over HTTP, and stop it; gives the exit code.
+    """Start an endpoint, call it with the openai client, decide a review over HTTP, stop it, and return the exit code.
 
     Args:
-        llm: Model of its teams.
+        llm: Model of the endpoint's teams.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it stops what it started, as by Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the endpoint too, like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-demo-") as place:
         folder = Path(place)
         model = {"model": llm.removeprefix("openai:"), "max_tokens": 48, "temperature": 0}
@@ -588,7 +565,7 @@ def serve_and_ask(llm: str) -> int:
         except (OSError, EnsembleError) as error:
             say(f"The demonstration failed: {error}")
             return FAILED
-        say("Stopped. Nothing of it is left.")
+        say("Stopped. The temporary files are removed.")
         return FINE
 
 
@@ -635,7 +612,7 @@ def _decide_a_review(endpoint: _Endpoint) -> None:
     decision = {"decision": "edit", "text": "Thank you for your help with the machine, Ada.", "comment": "Warmer"}
     say(f"\nPOST /reviews/{review['run_id']}/{review['gate_id'][:8]}... {json.dumps(decision)}")
     decided = endpoint.ask("POST", f"/reviews/{review['run_id']}/{review['gate_id']}", decision)
-    say(f"  {decided['decision']}: the run goes on by itself")
+    say(f"  {decided['decision']}: the run continues")
     say("\nGET /runs/letter-to-ada/events")
     for event in endpoint.events("letter-to-ada"):
         say(f"  {event}")
@@ -647,16 +624,16 @@ def _decide_a_review(endpoint: _Endpoint) -> None:
 
 @contextlib.contextmanager
 def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
-    """Start an endpoint of teams, and stop it.
+    """Start an endpoint of these team files; stop it at the end of the block.
 
     Raises:
-        EnsembleError: it does not start.
+        EnsembleError: It does not start.
     """
-    left_out = ("ENSEMBLE_RAY_STORE", "RAY_ADDRESS")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    environment = {**kept, "ENSEMBLE_RAY_HOME": str(folder / "home"), "TERM": "dumb"}
+    environment = {**os.environ, "ENSEMBLE_RAY_HOME": str(folder / "home"), "TERM": "dumb"}
+    for name in ("ENSEMBLE_RAY_STORE", "RAY_ADDRESS"):
+        environment.pop(name, None)
     made = subprocess.run(  # noqa: S603  our own command
-        [*our_program(), "keys", "add", "demo", "--teams", "*", "--rights", "run,read,review"],
+        [*OUR_PROGRAM, "keys", "add", "demo", "--teams", "*", "--rights", "run,read,review"],
         env=environment,
         capture_output=True,
         text=True,
@@ -671,8 +648,8 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
     log = folder / "log"
     begun = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  our own command; Ctrl-C reaches this process only, which stops it in order
-            [*our_program(), *arguments],
+        process = subprocess.Popen(  # noqa: S603  our own command; Ctrl-C reaches only this process, which then stops it
+            [*OUR_PROGRAM, *arguments],
             env=environment,
             stdout=output,
             stderr=output,
@@ -683,19 +660,16 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
         url = _address(process, log)
         say(f"  {url} answers after {time.monotonic() - begun:.1f} s")
         yield _Endpoint(url, key)
-        say("\nStopping the endpoint.")
-    except BaseException:
-        say("\nStopping the endpoint.")
-        raise
     finally:
+        say("\nStopping the endpoint.")
         _stop(process)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return where an endpoint answers that is being started.
+    """Wait until an endpoint answers, and return its URL.
 
     Raises:
-        EnsembleError: it ends, or does not come.
+        EnsembleError: It ends, or does not answer in time.
     """
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -709,7 +683,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End an endpoint as Ctrl-C does; where it does not end, all of its session by force."""
+    """Interrupt an endpoint as Ctrl-C does; if it does not end, kill its session."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(_STOP_S)
@@ -717,23 +691,25 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         kill_session(process)
 
 
+# Studio.
+
 T = TypeVar("T", Ensemble, MapReduceEnsemble)
 
-#: Where studio listens; what has that port already is left alone.
+#: Studio's usual port.
 _PORT = 7328
 
 
 def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] | None = None) -> int:
-    """Run a team with a page beside it, which stays until Ctrl-C; return the exit code of the run.
+    """Run a team and serve its page until Ctrl-C; return the exit code of the run.
 
     Args:
         team: The team.
         run: Runs it.
-        wait: Returns, or raises `KeyboardInterrupt`, when nobody looks at the page any more; None: at Ctrl-C.
+        wait: Returns, or raises `KeyboardInterrupt`, when the page is no longer needed; None: waits for Ctrl-C.
 
     Raises:
-        ValidationError: packages are missing.
-        EnsembleError: nobody can listen, or the run failed.
+        ValidationError: Packages are missing.
+        EnsembleError: No port is free, or the run failed.
     """
     dashboard = _start_dashboard()
     try:
@@ -741,21 +717,17 @@ def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] 
         code = run(team.model_copy(update={"dashboard": dashboard}))
         if code != INTERRUPTED:
             say(f"The run stays at http://127.0.0.1:{dashboard.actual_port}/ until Ctrl-C.")
-            _wait(wait or threading.Event().wait)
+            try:
+                (wait or threading.Event().wait)()
+            except KeyboardInterrupt:
+                say("Stopped.")
     finally:
         dashboard.stop()
     return code
 
 
-def _wait(wait: Callable[[], object]) -> None:
-    try:
-        wait()
-    except KeyboardInterrupt:
-        say("Stopped.")
-
-
 def _start_dashboard() -> WebDashboard:
-    """Return a dashboard that serves, at the usual port or at any that is free."""
+    """Start a dashboard at the usual port, or at any free one if another program uses that."""
     dashboard = WebDashboard(port=_PORT, host="127.0.0.1")
     try:
         dashboard.start()

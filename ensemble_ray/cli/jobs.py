@@ -1,7 +1,4 @@
-"""One command of ours as a job of a cluster, in front of somebody who may interrupt it.
-
-In: the words of the command, what is sent along. Out: its log on standard error, its results on standard output, its exit code.
-"""
+"""Commands that run as jobs of a cluster: submit one, follow its log here, and handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,23 +22,20 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import JobEnd, Jobs
     from ensemble_ray.teamfile import Runnable
 
-
-#: What Ray says of the job itself.
-_OF_RAY = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
+#: Log lines of Ray about the job itself.
+_RAY_LOG_LINE = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
 
 
 class JobLogLine(NamedTuple):
-    """One line of a log."""
-
     text: str
     is_result: bool
 
 
 class JobLog:
-    """Takes a log piece by piece.
+    """Splits the log of a job into lines, and separates results from other output.
 
     Args:
-        mark: What stands before results.
+        mark: Prefix of results.
     """
 
     def __init__(self, mark: str) -> None:
@@ -49,19 +43,19 @@ class JobLog:
         self._rest = ""
 
     def feed(self, text: str) -> Iterator[JobLogLine]:
-        """Return the lines that are whole now."""
+        """Yield the lines that are complete."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             yield from self._split(line)
 
     def close(self) -> Iterator[JobLogLine]:
-        """Return what is left of a last line without an end."""
+        """Yield the last line if it has no line break."""
         rest, self._rest = self._rest, ""
         if rest:
             yield from self._split(rest)
 
     def _split(self, line: str) -> Iterator[JobLogLine]:
-        if _OF_RAY.match(line):
+        if _RAY_LOG_LINE.match(line):
             return
         before, mark, found = line.partition(self._mark)
         if not mark:
@@ -69,29 +63,29 @@ class JobLog:
             return
         try:
             result = json.loads(found)
-        except ValueError:  # the command, shown by somebody
+        except ValueError:  # the command itself, which some program printed
             yield JobLogLine(line, is_result=False)
             return
-        if before:  # somebody wrote a line without an end
+        if before:  # other output without a line break
             yield JobLogLine(before, is_result=False)
         yield JobLogLine(str(result), is_result=True)
 
 
-_LACKS_US = "No module named ensemble_ray"
+_MISSING_PACKAGE = "No module named ensemble_ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCommand:
-    """What runs there.
+    """A command of `ensemble-ray` that runs on a cluster.
 
     Attributes:
         words: The command and its arguments.
         job_id: Name of the job.
-        working_dir: Sent along; None: nothing is.
-        pip: Installed for it.
-        env: Environment of it and of its workers.
-        run_id: The run that it is about.
-        on_interrupt: Asked at Ctrl-C; True: end the job, False: leave it.
+        working_dir: Uploaded directory, or None.
+        pip: Requirements to install for the job.
+        env: Environment of the job and its workers.
+        run_id: The run that the command starts, if any.
+        on_interrupt: Called at Ctrl-C; True stops the job, False leaves it running.
     """
 
     words: Sequence[str]
@@ -103,10 +97,10 @@ class ClusterCommand:
     run_id: str = ""
 
     def carry_out(self, server: Jobs) -> int:
-        """Submit it, show its log, and return its exit code.
+        """Submit the job, show its log, and return its exit code.
 
         Raises:
-            EnsembleError: it cannot be submitted, or did not even begin.
+            EnsembleError: The job cannot be submitted, or did not start.
         """
         mark = f"result-{secrets.token_hex(8)}:"
         line = f"{MARK_VARIABLE}={mark} exec python -m ensemble_ray.cli {shlex.join(self.words)}"
@@ -118,29 +112,24 @@ class ClusterCommand:
 
 
 class _Follower:
-    """Shows one job's log. It is read on a thread of its own, so that Ctrl-C is taken at once."""
+    """Shows the log of one job. A thread reads it, so that Ctrl-C takes effect immediately."""
 
     def __init__(self, server: Jobs, job_id: str, log: JobLog, on_interrupt: Callable[[], bool]) -> None:
         self._server = server
         self._job_id = job_id
         self._log = log
         self._on_interrupt = on_interrupt
-        self._lacks_us = False
-        #: pieces of the log, then its end
+        self._is_package_missing = False
+        #: pieces of the log, then the job's end or an error
         self._read: queue.SimpleQueue[str | JobEnd | EnsembleError] = queue.SimpleQueue()
 
     def follow(self) -> int:
-        """Show it to its end; return the exit code.
-
-        Raises:
-            EnsembleError: the log cannot be read, or the job did not even begin.
-        """
-        reading = threading.Thread(target=self._read_log, daemon=True)
+        reader = threading.Thread(target=self._read_log, daemon=True)
         is_stopping = False
         while True:
             try:
-                if reading.ident is None:  # an interrupted start has started it
-                    reading.start()
+                if reader.ident is None:  # Ctrl-C during `start` leaves a started thread
+                    reader.start()
                 match self._read.get():
                     case str() as text:
                         self._show(text)
@@ -149,16 +138,11 @@ class _Follower:
                     case end:
                         return self._finish(end)
             except KeyboardInterrupt:
-                if is_stopping or not self._asked_to_stop():
+                if is_stopping or not self._on_interrupt():
                     return INTERRUPTED
+                say("Stopping; Ctrl-C again leaves immediately.")
+                self._server.stop(self._job_id)
                 is_stopping = True
-
-    def _asked_to_stop(self) -> bool:
-        if not self._on_interrupt():
-            return False
-        say("Stopping; Ctrl-C again leaves at once.")
-        self._server.stop(self._job_id)
-        return True
 
     def _read_log(self) -> None:
         try:
@@ -171,7 +155,7 @@ class _Follower:
             if line.is_result:
                 show_answer(line.text)
             else:
-                self._lacks_us |= _LACKS_US in line.text
+                self._is_package_missing |= _MISSING_PACKAGE in line.text
                 say(line.text)
 
     def _finish(self, end: JobEnd) -> int:
@@ -180,20 +164,20 @@ class _Follower:
             return INTERRUPTED
         if end.exit_code is None:
             raise EnsembleError(f"Job {self._job_id} did not run to its end: {end.message}")
-        if self._lacks_us:
+        if self._is_package_missing:
             say("  What to do: install ensemble-ray on the cluster's nodes, or send it along: --pip ensemble-ray")
         return end.exit_code if end.exit_code >= 0 else FAILED
 
 
 def ships(target: str, working_dir: Path | None) -> tuple[Path, str]:
-    """Return the directory that is sent along with a team, and what the team is called in it.
+    """Return the directory to upload with a team, and the team's name inside it.
 
     Args:
         target: A YAML file, or `module:attribute`.
-        working_dir: As the user says; None: the directory of the file, or the current one.
+        working_dir: Chosen by the user; None: the directory of the file, or the current one.
 
     Raises:
-        ValidationError: there is no such file, or it lies elsewhere.
+        ValidationError: The file does not exist, or is outside the directory.
     """
     is_file = Path(target).suffix.lower() in {".yaml", ".yml"}
     if working_dir is not None and not working_dir.is_dir():
@@ -207,10 +191,10 @@ def ships(target: str, working_dir: Path | None) -> tuple[Path, str]:
 
 
 def path_within(path: Path, directory: Path, what: str) -> str:
-    """Return a path as it is called in the directory that is sent along.
+    """Return a path relative to the uploaded directory.
 
     Raises:
-        ValidationError: it lies elsewhere.
+        ValidationError: The path is outside the directory.
     """
     if not path.resolve().is_relative_to(directory):
         raise ValidationError(f"{what} '{path}' is not below '{directory}', which is sent along: --working-dir")
@@ -218,10 +202,10 @@ def path_within(path: Path, directory: Path, what: str) -> str:
 
 
 def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of a job from `NAME=VALUE`, or `NAME` for one of this environment.
+    """Return the variables of a job from `NAME=VALUE`, or from `NAME` for a variable of this environment.
 
     Raises:
-        ValidationError: one is not set here.
+        ValidationError: A variable is not set here.
     """
     found: dict[str, str] = {}
     for entry in entries:
@@ -233,12 +217,12 @@ def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -
 
 
 def confirm_leaving(advice: str) -> bool:
-    """Ask at Ctrl-C whether a run shall go on without us; return whether to stop it (S-CLU-16).
+    """At Ctrl-C, ask whether the run should continue without this process; return whether to stop it (S-CLU-16).
 
-    Without a terminal nobody can be asked, and it goes on.
+    Without a terminal there is no question, and the run continues.
 
     Args:
-        advice: Said where it goes on: how to come back to it, how to end it.
+        advice: Shown if the run continues: how to watch it again and how to end it.
     """
     if sys.stdin.isatty() and sys.stderr.isatty():
         sys.stderr.write("\nLeave the run going on the cluster? [Y/n] (Ctrl-C again stops it) ")
@@ -253,12 +237,11 @@ def confirm_leaving(advice: str) -> bool:
 
 
 def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
-    """Ask every node whether a team can run there, and show what they said.
+    """Check whether every node can run a team, and show the result.
 
     Raises:
-        ValidationError: it cannot on one of them; nothing was asked of any model.
+        ValidationError: A node cannot run it. No model was called.
     """
-    from ensemble_ray.errors import ValidationError
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.runtime import ray_runtime_class
 

@@ -1,7 +1,7 @@
-"""What `ensemble-ray map` runs, as its options make it. Package: cli; `resume` finds it here by the options of the record.
+"""The definition that `ensemble-ray map` runs, built from the command's options.
 
-In: texts: where the items are, prompts, numbers. Out: a `MapEnsemble` or a `MapReduceEnsemble`. The same options make the
-same definition in any process (S-MR-184), so paths are told from the root on.
+The same options build the same definition in any process (S-MR-184), so `resume` can rebuild it from the record. Recorded
+paths are absolute.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ MapTeam = MapEnsemble | MapReduceEnsemble
 DEFAULT_MODEL = "openai:gpt-4o-mini"
 _MILLION = 1_000_000
 
-#: Options that name files.
 _PATHS = frozenset({"items", "retry_dead", "ensemble", "output", "dead_letters"})
-#: Options as they are recorded, and how their texts are read.
+#: Recorded options, and the types of their values.
 OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "items": str,
     "retry_dead": str,
@@ -68,7 +67,7 @@ OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "delimiter": str,
     "encoding": str,
 }
-#: Of these options, the fields that they become as they are.
+#: The fields of the definition that options set directly.
 _FIELDS = {
     "output": "results",
     "key": "key",
@@ -77,7 +76,7 @@ _FIELDS = {
     "replicas": "replicas",
     "on_item_error": "on_item_error",
 }
-#: Of these, only where outputs are brought together.
+#: The same for a map-reduce only.
 _REDUCE_FIELDS = {
     "chunk_size": "chunk_size",
     "token_budget": "target_token_budget",
@@ -87,13 +86,13 @@ _REDUCE_FIELDS = {
 
 
 def map_team(options: Mapping[str, object]) -> MapTeam:
-    """Return the definition of these options; it knows how to be made again.
+    """Return the definition of these options, with an origin from which it can be rebuilt.
 
     Args:
-        options: By the names of `OPTIONS`; what was not given is left out.
+        options: By the names of `OPTIONS`, without absent ones.
 
     Raises:
-        ValidationError: something does not go together, a file cannot be read, or there is no such model.
+        ValidationError: Options conflict, a file cannot be read, or the model does not exist.
     """
     options = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
     team = _from_file(options) if "ensemble" in options else _from_prompts(options)
@@ -105,16 +104,14 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
 
 
 def recorded_map(**options: str) -> MapTeam:
-    """Return the definition of recorded options."""
     types = {name: OPTIONS[name] for name in options}
-    # What is false is not recorded.
+    # Options that are off are not recorded, so `bool("True")` is right.
     return map_team({name: convert(options[name]) for name, convert in types.items()})
 
 
 def prompt_of(team: MapTeam) -> ItemPrompt:
-    """Return the factory of an item's task."""
     found = team.map_task
-    assert isinstance(found, ItemPrompt)  # noqa: S101  both ways of making a team make it so
+    assert isinstance(found, ItemPrompt)  # noqa: S101  `map_team` builds no other one
     return found
 
 
@@ -126,26 +123,20 @@ def _source(options: Mapping[str, object]) -> ItemSource | None:
         if dead is not None or items is None or str(items).lower().endswith((".jsonl", ".parquet")):
             named = " and ".join(f"--{name}" for name in written)
             raise ValidationError(f"{named}: of use only with a .csv file as ITEMS")
-        items = CsvFile(str(items), **{**written, **_delimiter_of(written)})
+        if written.get("delimiter") in {"\\t", "tab"}:  # a tab is hard to type in a shell
+            written["delimiter"] = "\t"
+        items = CsvFile(str(items), **written)
     if items is None:
         return None
     limit = options.get("limit")
     return screen_source(source_of(items), limit=limit if isinstance(limit, int) else None)
 
 
-def _delimiter_of(written: Mapping[str, str]) -> dict[str, str]:
-    """Return the delimiter, which a shell cannot easily be given where it is a tab."""
-    return {"delimiter": "\t"} if written.get("delimiter") in {"\\t", "tab"} else {}
-
-
 def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
-    """Return the fields of the definition that options name as they are."""
     wanted = {**_FIELDS, **(_REDUCE_FIELDS if reduces else {})}
     fields: dict[str, Any] = {field: options[name] for name, field in wanted.items() if name in options}
     if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in options]):
-        raise ValidationError(
-            f"{', '.join(alone)}: of use only with --reduce, which says how outputs are brought together"
-        )
+        raise ValidationError(f"{', '.join(alone)}: of use only with --reduce")
     if "columns" in options:
         fields["columns"] = [name.strip() for name in str(options["columns"]).split(",")]
     rates = {f"{side}_token_rate": options.get(f"{side}_rate") for side in ("input", "output")}
@@ -156,7 +147,7 @@ def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
 
 
 def _from_prompts(options: Mapping[str, object]) -> MapTeam:
-    from ensemble_ray.llm.factory import resolve_llm  # its models are heavy
+    from ensemble_ray.llm.factory import resolve_llm  # imports heavy models
 
     source = _source(options)
     if source is None:
@@ -193,17 +184,17 @@ def _from_file(options: Mapping[str, object]) -> MapTeam:
     return team.replace(**fields) if fields else team
 
 
-#: Items whose prompts are looked at, and items that are read at a time.
-_SAMPLE, _AT_ONCE = 100, 1000
+#: Items whose prompts the estimate samples, and items per read.
+_SAMPLE, _PAGE = 100, 1000
 
 
 def check_begin(team: MapTeam, run_id: str) -> None:
-    """Let a run begin if its items can be read, the first one has what the prompt names, and the rows have a place.
+    """Check before a run that its items can be read, that the first one has the prompt's fields, and that its rows have a place.
 
-    Rows in that place may be those of a recorded run of that id, which gives them again (S-MR-186).
+    The rows in the output file may belong to a recorded run of that id, which writes them again (S-MR-186).
 
     Raises:
-        ValidationError: not so.
+        ValidationError: The run cannot start.
     """
     if team.results is not None and not _has_written(run_id, team):
         refuse_old_rows(team.results)
@@ -212,14 +203,14 @@ def check_begin(team: MapTeam, run_id: str) -> None:
         raise ValidationError(f"{NO_ITEMS}: {team.item_source.place} has none")
     first = entries[0]
     if team.item_source.identity["kind"] == "dead_letters":
-        return  # it may be there because of that, and others are not
+        return  # the first item may have failed because of a missing field; others may be valid
     if isinstance(first, RefusedItem) and first.read is not None:
         raise first.error
 
 
 def _has_written(run_id: str, team: MapTeam) -> bool:
-    """Whether a run of that id is recorded whose rows go to the same file."""
-    from ensemble_ray.cli.inputs.records import own_store  # a dry run has no use for it
+    """Whether a recorded run of that id writes its rows to the same file."""
+    from ensemble_ray.cli.inputs.records import own_store  # a dry run does not need it
 
     store = own_store()
     if run_blocking(store.summary(run_id)) is None:
@@ -229,7 +220,7 @@ def _has_written(run_id: str, team: MapTeam) -> bool:
 
 
 def estimate(team: MapTeam) -> dict[str, Any]:
-    """Return what a run would read and cost, as JSON data."""
+    """Return the items, tokens and cost of a run as JSON data."""
     sample = run_blocking(_read(team, _SAMPLE))
     prompts = [_prompt(team, entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
     count, refused = run_blocking(_count(team))
@@ -250,10 +241,9 @@ def estimate(team: MapTeam) -> dict[str, Any]:
 
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the same as text."""
     lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
     if found["refused"]:
-        lines.append(f"  {found['refused']:,} of them cannot be asked about: they are no JSON, or lack a field")
+        lines.append(f"  {found['refused']:,} of them cannot be used: they are not JSON, or lack a field")
     if found["first_prompt"] is not None:
         lines += ["", "First prompt", *(f"  {line}".rstrip() for line in found["first_prompt"].splitlines()), ""]
     cost = "" if found["input_cost"] is None else f", about {found['input_cost']:.4f} {found['currency']} of input"
@@ -271,7 +261,6 @@ def _prompt(team: MapTeam, item: object) -> str:
 
 
 async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
-    """Return the first entries; fewer where there are no more."""
     reader = team.item_source.reader()
     entries: list[ItemEntry] = []
     try:
@@ -286,12 +275,12 @@ async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
 
 
 async def _count(team: MapTeam) -> tuple[int, int]:
-    """Return (entries, those that are refused): an estimate before any cost is worth reading all of them."""
+    """Return the number of entries and of refused ones. It reads all items: an estimate should be exact."""
     reader = team.item_source.reader()
     count = refused = 0
     try:
         while True:
-            pulled = await reader.next(_AT_ONCE)
+            pulled = await reader.next(_PAGE)
             count += len(pulled.items)
             refused += sum(isinstance(entry, RefusedItem) for entry in pulled.items)
             if pulled.is_exhausted:
@@ -300,23 +289,26 @@ async def _count(team: MapTeam) -> tuple[int, int]:
         await reader.close()
 
 
+# Copies of standard input.
+
+#: Copies younger than this are kept: their runs may not have started yet. Seconds.
 _YOUNG_S = 86_400.0
 
 
 def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
-    """Copy all that comes; gives the file.
+    """Copy standard input to a file of the run, and return the file.
 
     Raises:
-        ValidationError: nobody writes into standard input, or the copy cannot be written.
+        ValidationError: Standard input is a terminal, or the copy cannot be written.
     """
     source = sys.stdin.buffer if stream is None else stream
     if source.isatty():
         raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")
     path = _copy_path(run_id)
-    _forget_orphans(path.parent)
+    _remove_orphans(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  only so it is nobody else's from the beginning
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  private from the start
             shutil.copyfileobj(source, file)
     except OSError as error:
         raise ValidationError(f"the items of standard input cannot be copied to '{path}': {error.strerror}") from error
@@ -324,15 +316,13 @@ def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
 
 
 def forget_items(run_id: str) -> None:
-    """Remove the copy of a run that needs it no more; there may be none."""
+    """Remove a run's copy of standard input, if there is one."""
     with contextlib.suppress(OSError):
         _copy_path(run_id).unlink(missing_ok=True)
 
 
-def _forget_orphans(directory: Path) -> None:
-    """Remove copies whose runs are on no record any more; a young one may be of a run that is about to begin."""
+def _remove_orphans(directory: Path) -> None:
     from ensemble_ray.cli.inputs.records import own_store
-    from ensemble_ray.process.forks import run_blocking
 
     for path in directory.glob("*.jsonl"):
         with contextlib.suppress(OSError):

@@ -1,9 +1,4 @@
-"""TeamCall: one call of a team's tool, from its inputs to the text of its output.
-
-In: inputs, and what a client's user decided at open gates. Out: an answer of the protocol. Rules: a call that is cancelled ends its run;
-a run waits for decisions in its record, so that one which nobody takes loses nothing; nobody is asked on the standard input, which
-belongs to the protocol.
-"""
+"""Teams as tools of an MCP server on standard input and output."""
 
 from __future__ import annotations
 
@@ -65,14 +60,26 @@ if TYPE_CHECKING:
     from ensemble_ray.values.reviews import OpenReview
 
 
-#: Who decided, where a client's user did.
+#: Recorded as the person who decided a review through a client.
 _CLIENT = "a client of MCP"
-#: Characters of a task's description in a note of progress.
+#: Characters of a task's description in progress notes.
 _SHOWN = 120
+#: Seconds that runs may take to end after the client has left.
+_RELEASE_S = 15.0
 
 
 class TeamCall:
-    """A call of one team."""
+    """One call of a team's tool.
+
+    A cancelled call ends its run. Open reviews wait in the record, so that a run without a decision is not lost. The console
+    never asks: standard input belongs to the protocol.
+
+    Args:
+        team: The team to run.
+        context: The context of the call.
+        runs: Active runs of the server; they end with it.
+        runtime: Name of the runtime, or None for the default.
+    """
 
     def __init__(
         self,
@@ -82,27 +89,21 @@ class TeamCall:
         *,
         runtime: str | None,
     ) -> None:
-        """Make it.
-
-        Args:
-            team: Whose run it is.
-            context: Of the call.
-            runs: Has the runs that go on; they end with the server.
-            runtime: Where runs live.
-        """
         self._context = context
         self._runs = runs
         self._runtime = runtime
         self._can_ask = shows_forms(context)
-        self._team = _asking_nobody_here(team, can_ask=self._can_ask)
+        self._team = _with_recorded_reviews(team, can_ask=self._can_ask)
         self._done = 0
 
     async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
-        """Begin a run and wait for its end, or until a person has to decide."""
-        return await self._answer(self._run(inputs))
+        """Start a run and wait for its end or for open reviews."""
+        # `stream` is a generator; its declared type is wider.
+        work = cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
+        return await self._answer(work)
 
-    async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
-        """Take what was decided at a run's gates, and go on with it."""
+    async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+        """Record a client's answers at a run's gates, and resume the run."""
         try:
             gates = [each for each in await apending_reviews(runtime=self._runtime) if each.run_id == run_id]
             if left_open := await self._decide(gates, answers):
@@ -126,13 +127,11 @@ class TeamCall:
         except (EnsembleError, IllegalStateError) as error:
             return make_failure(describe_error(error))
         if output.exit_reason is not ExitReason.COMPLETED:
-            return make_failure(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
+            return make_failure(f"The run ended early ({output.exit_reason}). Output so far:\n{output.raw}")
         return CallToolResult(content=[TextContent(text=output.raw)])
 
-    # People.
-
     async def _ask(self, gates: Sequence[OpenReview]) -> Mapping[str, InputResponse]:
-        """Ask a client of the older protocol, one gate after the other; one that it does not answer stays open."""
+        """Ask a client of the older protocol, one gate at a time; a gate without an answer stays open."""
         answers: dict[str, InputResponse] = {}
         for gate in gates:
             with contextlib.suppress(MCPError):
@@ -149,15 +148,13 @@ class TeamCall:
             if decision is None:
                 left_open.append(gate)
             else:
-                with contextlib.suppress(ReviewDecidedError):  # somebody else was first, and that counts
+                with contextlib.suppress(ReviewDecidedError):  # the first decision counts
                     await adecide(gate.run_id, gate.gate_id, decision, by=_CLIENT, runtime=self._runtime)
         return left_open
 
-    # Runs.
-
     async def _wait_for_end(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
-        """Return the output; a call that is cancelled ends the run first."""
-        # A task of its own: the run needs time to end, which a cancelled scope does not give.
+        """Return the output; cancelling the call ends the run first."""
+        # A separate task: a cancelled scope leaves the run no time to end.
         run = asyncio.create_task(self._watch(work))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)
@@ -167,10 +164,6 @@ class TeamCall:
             run.cancel()
             raise
 
-    def _run(self, inputs: Mapping[str, object]) -> AsyncGenerator[Event | EnsembleOutput]:
-        # `stream` is a generator, which its own type does not say
-        return cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
-
     async def _resume(self, run_id: str) -> AsyncGenerator[Event | EnsembleOutput]:
         begun = await bridge(begin_again(run_id, self._team, runtime=self._runtime, is_watched=True))
         async with aclosing(stream_run(cast("Any", begun), begun.events())) as stream:
@@ -178,7 +171,6 @@ class TeamCall:
                 yield each
 
     async def _watch(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
-        """Tell how many tasks are done, and return the output."""
         async with aclosing(work) as stream:
             async for update in stream:
                 match update:
@@ -196,12 +188,11 @@ class TeamCall:
 
 
 def make_failure(text: str) -> CallToolResult:
-    """Return an error of the tool."""
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
 
 
-def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
-    """Return the team with gates that wait in the record, where the client's user decides or the console would be asked."""
+def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
+    """Return the team with reviews that wait in the record instead of at the console."""
     is_console = isinstance(team.review_handler, ConsoleReviewHandler)
     if not is_console and (team.review_handler is not None or not can_ask):
         return team
@@ -213,7 +204,7 @@ def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
 
 
 def _exit(_request: ReviewRequest) -> ReviewDecision:
-    """Decide for a team without a record: nobody can be asked, and a run that waits would be lost."""
+    """Decide for a team without a record: its run could not wait."""
     return ReviewDecision.exit_early()
 
 
@@ -225,27 +216,21 @@ def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
     return make_failure(f"The run waits for a person to decide (approve, edit FILE or exit). What to do:\n{commands}")
 
 
-#: How long runs may take to end when the client has left, s.
-_RELEASE_S = 15.0
-
-
 class TeamTools:
-    """The tools of a server: one for each team."""
-
     def __init__(self, *, runtime: str | None = None) -> None:
         self._runtime = runtime
         self._teams: dict[str, Ensemble] = {}
         self._runs: set[asyncio.Task[EnsembleOutput]] = set()
 
     def add(self, target: str, team: Ensemble) -> None:
-        """Offer a team, under its name, else that of its file or attribute.
+        """Add a team under its own name, or else the name of its file or attribute.
 
         Raises:
-            ValidationError: another team has that name.
+            ValidationError: Another team has that name.
         """
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
         name = make_tool_name(team.name or stem)
-        if name in self._teams or not name.strip("_"):  # such as names in other scripts
+        if name in self._teams or not name.strip("_"):  # a name in another script leaves only underscores
             name = make_tool_name(stem)
         if name in self._teams:
             raise ValidationError(
@@ -283,17 +268,17 @@ class TeamTools:
         if team is None:
             raise MCPError(INVALID_PARAMS, f"Unknown tool '{params.name}'. Known: {list(self._teams)}")
         arguments = params.arguments or {}
-        known = _inputs_of(team)
+        known = needed_inputs(team.all_tasks)
         if spare := [name for name in arguments if name not in known]:
             return make_failure(f"Unknown inputs {spare}. Known: {list(known)}")
         call = TeamCall(team, context, self._runs, runtime=self._runtime)
         if params.request_state is None:
             return await call.begin(arguments)
-        return await call.go_on(params.request_state, params.input_responses or {})
+        return await call.resume(params.request_state, params.input_responses or {})
 
 
 class _AnsweredErrors(ReadMessages):
-    """Requests of a client; one that cannot be read is answered with the protocol's error (S-INT-89)."""
+    """Requests of a client; the server answers an unreadable one with the protocol's error (S-INT-89)."""
 
     def __init__(self, received: ReadStream[SessionMessage | Exception], sent: WriteStream[SessionMessage]) -> None:
         self._received = received
@@ -301,29 +286,22 @@ class _AnsweredErrors(ReadMessages):
 
     @property
     def last_context(self) -> object:
-        """The sender's context, which the SDK asks for."""
+        """The sender's context, which the SDK reads."""
         return getattr(self._received, "last_context", None)
 
     async def aclose(self) -> None:
-        """Close the stream inside."""
         await self._received.aclose()
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next request."""
         while isinstance(item := await self._received.receive(), Exception):
             error = ErrorData(code=PARSE_ERROR, message="The line is no JSON-RPC message in UTF-8")
             await self._sent.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=error)))
         return item
 
 
-def _inputs_of(team: Ensemble) -> Mapping[str, list[str]]:
-    """Return the names of a team's inputs, each with the tasks that use it."""
-    return needed_inputs(team.all_tasks)
-
-
 def _tool_of(name: str, team: Ensemble) -> Tool:
     properties: dict[str, object] = {}
-    for each, users in _inputs_of(team).items():
+    for each, users in needed_inputs(team.all_tasks).items():
         shown: dict[str, object] = {"type": "string", "description": f"Used by: {', '.join(users)}"}
         if each in team.inputs:
             shown["default"] = str(team.inputs[each])

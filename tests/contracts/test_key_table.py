@@ -113,7 +113,7 @@ def test_the_command_works_on_the_database(capsys: pytest.CaptureFixture[str], h
     call = calling(capsys)
     shown = call("keys", "add", "ann", "--teams", "*")
     assert shown.code == 0
-    assert "What is kept of it: postgresql://" in shown.said
+    assert "Its digest is stored in postgresql://" in shown.said
     assert "secret" not in shown.said
     assert call("keys", "ls").printed.startswith("ann ")
     assert call("keys", "revoke", "ann").code == 0

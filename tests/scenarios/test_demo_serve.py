@@ -43,7 +43,7 @@ def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
     assert "review_decided" in events
     assert "The letter:\n  The moon is" in said
     assert re.findall(r"erk_\S+", said) == [f"erk_...{said.partition('erk_...')[2][:4]}"]
-    assert said.rstrip().endswith("Stopped. Nothing of it is left.")
+    assert said.rstrip().endswith("Stopped. The temporary files are removed.")
 
 
 #: Stands for `ensemble-ray`: makes a key, or "serves" at an address that accepts a connection and never answers.
@@ -72,7 +72,7 @@ def test_the_endpoint_is_stopped_when_the_demo_is_interrupted(
     """S-SRV-62: in the middle of an answer that does not come. What `serve` stops then: `tests/serve/test_starting.py`."""
     stub, asked = tmp_path / "program.py", tmp_path / "asked"
     stub.write_text(_PROGRAM, encoding="utf-8")
-    monkeypatch.setattr(serving, "our_program", lambda: (sys.executable, str(stub), str(tmp_path)))
+    monkeypatch.setattr(serving, "OUR_PROGRAM", (sys.executable, str(stub), str(tmp_path)))
     main = threading.get_ident()
 
     def interrupt() -> None:

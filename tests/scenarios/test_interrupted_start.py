@@ -48,5 +48,5 @@ def test_an_interrupt_while_ray_starts_ends_the_program_and_all_that_it_started(
             assert "done" not in running.text
             assert "started  task" not in running.text
             assert "Ending the run" in running.text
-            assert "Record: none was kept" in running.text
+            assert "Record: none" in running.text
             assert "Resume it" not in running.text

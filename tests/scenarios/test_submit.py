@@ -54,7 +54,7 @@ def test_a_submitted_run_is_checked_followed_left_and_attached_to() -> None:
                 watching.until(lambda: "started  draft" in watching.text, "what is done there")
                 os.kill(watching.process.pid, signal.SIGINT)
                 assert watching.process.wait(timeout=60) == 130
-                assert "The run goes on. Watch it: " in watching.text
+                assert "The run continues. Watch it: " in watching.text
                 assert watching.text.startswith("Run left, job ensemble-ray-left-")
                 assert watching.text.index("1 node can run") < watching.text.index("started  draft")
             attached = [*COMMAND, "attach", "left", "--address", head.url]

@@ -127,7 +127,7 @@ def test_run_goes_on_when_its_program_has_ended(
     gate = listed.stdout.split()[1]
     decided = run_command(tmp_path, here, "review", "apology", gate, "edit", "better.txt", "--comment", "warmer")
     assert decided.returncode == 0, decided.stderr
-    assert decided.stderr == "The run goes on by itself on its cluster\n"
+    assert decided.stderr == "The run continues on its cluster\n"
     until(lambda: "completed" in call_command(tmp_path, here, "runs").stdout, "the run's end")
     shown = run_command(tmp_path, joined, "resume", "apology", "--quiet")
     assert shown.stdout == "Sent: We are very sorry.\n"

@@ -1,4 +1,4 @@
-"""`ensemble-ray actors`: which agent lives in which process on which node, and what it does."""
+"""`ensemble-ray actors`: the processes of active runs, their nodes, agents and work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.studio.schemas import Actors, ProcessInfo
 
-_NEEDED = "graphlay"
+_REQUIRED_PACKAGE = "graphlay"
 #: Characters of a cell, and of a name in it.
 _CELL, _NAME = 60, 40
 _NOTE = 1000
@@ -25,7 +25,7 @@ _NAMED = 3
 def actors(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Only what works for that run: its id, the beginning of it, or 'latest'."),
+        typer.Argument(metavar="[RUN]", help="Only processes of that run: its id, the start of its id, or 'latest'."),
     ] = None,
     *,
     address: Annotated[
@@ -39,9 +39,9 @@ def actors(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> int:
-    """List processes of runs that go on: node, agents, tasks, what waits; limits and endpoints beside them.
+    """List the processes of active runs: node, agents, tasks, queues, then limits and endpoints.
 
-    The owners of runs are told by their records, processes of agents by their cluster.
+    Records name the owners of runs; the cluster names the processes of agents.
     """
     from importlib.util import find_spec
 
@@ -49,9 +49,9 @@ def actors(
     from ensemble_ray.process.config import Settings
     from ensemble_ray.process.forks import run_blocking
 
-    if find_spec(_NEEDED) is None:
+    if find_spec(_REQUIRED_PACKAGE) is None:
         raise ValidationError(
-            f"'actors' needs a package that is not installed ({_NEEDED}): pip install 'ensemble-ray[studio]'"
+            f"'actors' needs a package that is not installed ({_REQUIRED_PACKAGE}): pip install 'ensemble-ray[studio]'"
         )
     from ensemble_ray.studio.processes import look_at_actors
 
@@ -70,7 +70,7 @@ def actors(
 
 
 def actor_lines(found: Actors) -> Sequence[str]:
-    """Return tables: the processes of each node, limits, endpoints; without those that are empty."""
+    """Return tables of the processes of each node, of limits and of endpoints, without empty tables."""
     lines: list[str] = []
     head = ("kind", "process", "pid", "agents", "doing", "waiting", "restarts", "memory")
     for node in found.nodes:

@@ -1,7 +1,4 @@
-"""`ensemble-ray attach`: watch a run that another process drives, to its end.
-
-Everything is read from the run's record, so it does not matter who drives the run, and when one comes.
-"""
+"""`ensemble-ray attach`: watch a run that another process drives. It reads only the run's record."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ if TYPE_CHECKING:
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import RunStore
 
-#: How long a read waits for news, s.
+#: Timeout of a read, seconds.
 _READ_S = 60.0
-#: How often a run that nobody works on is looked at, s.
+#: Polling interval for a run without an owner, seconds.
 _LOOK_S = 1.0
-#: How often the state of a run that has just ended is looked at, s.
+#: Polling interval for the state of a run that has just ended, seconds.
 _END_S = 0.1
 
 _CODES = {"completed": FINE, "cancelled": INTERRUPTED, "waiting": WAITING}
@@ -49,10 +46,10 @@ def attach(
 ) -> int:
     """Watch a run that another process drives, and print its output when it ends.
 
-    Read from the run's record: this machine's, the database's, or with --address that of a cluster. Of a run that has
-    ended the output is printed at once. Ctrl-C ends the watching, never the run.
+    Reads the run's record: on this machine, in the database, or with --address on a cluster. Prints the output of an ended
+    run immediately. Ctrl-C stops watching, never the run.
 
-    Exit codes: as run; 1 also where nobody works on it any more, 130 also after Ctrl-C.
+    Exit codes: as run; 1 also if the run has no owner, 130 also after Ctrl-C.
     """
     if address is not None:
         return _attach_by_job(run, address, is_waiting=wait, as_json=as_json, is_quiet=quiet)
@@ -66,7 +63,7 @@ def attach(
             run_blocking(_Watch(store, found.run_id, is_quiet=quiet).follow(is_waiting=wait))
         end = run_blocking(read_end(store, found.run_id))
     except KeyboardInterrupt:
-        say(f"The run goes on. Watch it again: {own_command()} attach {found.run_id}")
+        say(f"The run continues. Watch it again: {own_command()} attach {found.run_id}")
         return INTERRUPTED
     return _show_end(end, as_json=as_json, is_quiet=quiet)
 
@@ -90,15 +87,13 @@ def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
 
 
 class _Watch:
-    """Shows one run while it goes on."""
-
     def __init__(self, store: RunStore, run_id: str, *, is_quiet: bool) -> None:
         self._store = store
         self._run_id = run_id
         self._is_quiet = is_quiet
 
     async def follow(self, *, is_waiting: bool) -> None:
-        """Show what happens until the run has ended; `is_waiting`: also through times in which nobody works on it."""
+        """Show events until the run has ended; `is_waiting`: also wait while it has no owner."""
         from ensemble_ray.cli.view.item_progress import ItemProgress
         from ensemble_ray.cli.view.progress import Display, TaskProgress
         from ensemble_ray.record.following import RunFollower
@@ -106,19 +101,20 @@ class _Watch:
 
         head = await read_head(self._store, self._run_id)
         progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)
-        follower = RunFollower(self._store, self._run_id, outcome=self._left_in)
+        follower = RunFollower(self._store, self._run_id, outcome=self._idle_state)
         with Display(progress, is_quiet=self._is_quiet) as display:
-            # What happened before is counted, and told in one line.
+            # Earlier events are counted, and shown in one line.
             with display.catch_up():
                 while messages := await follower.read(0):
                     _show(display, messages)
             display.note_line(f"{self._run_id}: {display.standing()}")
             while not await self._read_to_end(follower, display) and is_waiting:
-                display.note(await self._wait_until_it_goes_on())
-                follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._left_in)
+                await self._wait_until_resumed()
+                display.note("the run continues")
+                follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._idle_state)
 
-    async def _left_in(self) -> str | None:
-        """Return the state of a run on which nobody works now, waiting ones included; None: somebody does."""
+    async def _idle_state(self) -> str | None:
+        """Return the state of a run without an active owner, or None while one works on it."""
         from ensemble_ray.values.outputs import RunState
 
         found = await self._store.summary(self._run_id)
@@ -127,21 +123,20 @@ class _Watch:
         return (found.state if found.state.is_final or found.state is RunState.WAITING else RunState.INTERRUPTED).value
 
     async def _read_to_end(self, follower: RunFollower, display: Display) -> bool:
-        """Show messages until no more come; return whether the run has ended for good."""
+        """Show messages until no more arrive; return whether the run has reached a final state."""
         while not follower.is_over:
             _show(display, await follower.read(_READ_S))
         found = await self._store.summary(self._run_id)
-        while found is not None and found.state.is_going_on:  # its end is in the record, its state not yet
+        while found is not None and found.state.is_going_on:  # the record has the end before the state changes
             await asyncio.sleep(_END_S)
             found = await self._store.summary(self._run_id)
         return found is None or found.state.is_final
 
-    async def _wait_until_it_goes_on(self) -> str:
-        """Return when somebody works on the run again, or it has ended; with what to say of it."""
+    async def _wait_until_resumed(self) -> None:
         while True:
             found = await self._store.summary(self._run_id)
             if found is None or found.state.is_going_on or found.state.is_final:
-                return "the run goes on"
+                return
             await asyncio.sleep(_LOOK_S)
 
 
@@ -155,7 +150,7 @@ def _show(display: Display, messages: Sequence[WireEvent]) -> None:
 
 
 def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, is_quiet: bool) -> int:
-    """Watch it from a process of the cluster's head, where its record is."""
+    """Watch the run from a job on the cluster, which can read the record."""
     import secrets
 
     from ensemble_ray.cli.jobs import ClusterCommand
@@ -165,6 +160,6 @@ def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, i
     command = ClusterCommand(
         words=["attach", run, *(flag for flag, is_set in flags if is_set)],
         job_id=f"ensemble-ray-attach-{secrets.token_hex(4)}",
-        on_interrupt=lambda: True,  # ends the watching there, never the run
+        on_interrupt=lambda: True,  # stops watching, never the run
     )
     return command.carry_out(ray_runtime_class().job_server(address))

@@ -1,4 +1,4 @@
-"""`ensemble-ray cancel`: end a run, wherever it runs."""
+"""`ensemble-ray cancel`: end a run in any process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 
-#: How long a run may take to end, s; its owner looks once a second and gives its tasks a few.
+#: Seconds that a run may take to end: its owner polls once a second, and its tasks get a few seconds.
 _PATIENCE_S = 30.0
 _POLL_S = 0.2
 
 
 def cancel(run: RunName) -> int:
-    """End a run, keeping what is done.
+    """End a run, and keep its results.
 
     A running one ends within seconds, wherever its owner is; an interrupted one is marked as cancelled. Both can be
     resumed.
@@ -37,7 +37,7 @@ async def _cancel(store: RunStore, name: str) -> int:
     from ensemble_ray.values.outputs import RunState
 
     found: RecordedRun | None = await store.find(name)
-    assert found is not None  # noqa: S101  it was found
+    assert found is not None  # noqa: S101  `find` raises if there is none
     run_id = found.run_id
     await request_end(store, found)
     if found.state.is_going_on:
@@ -55,7 +55,7 @@ async def _cancel(store: RunStore, name: str) -> int:
         found = await store.summary(run_id)
     owner = f" ({found.owner})" if found is not None and found.owner else ""
     say(
-        f"Error: run '{run_id}' was asked to end, and its owner{owner} has not ended it within {_PATIENCE_S:.0f} s. "
-        f"If that process hangs, take the run from it: {own_command()} resume {run_id} --take-over"
+        f"Error: the owner of run '{run_id}'{owner} has not ended it within {_PATIENCE_S:.0f} s. "
+        f"If that process hangs, claim the run: {own_command()} resume {run_id} --take-over"
     )
     return FAILED

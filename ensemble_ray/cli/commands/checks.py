@@ -1,4 +1,4 @@
-"""What `doctor` looks at. Each check gives findings; none raises, none changes anything that stays."""
+"""The checks of `doctor`. Each yields findings; none raises an error or leaves changes behind."""
 
 from __future__ import annotations
 
@@ -40,16 +40,13 @@ _OLDEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
-
     name: str
     state: State
     detail: str
-    #: what to do; empty where nothing has to be done
+    #: what to do, or empty
     advice: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """Return it as JSON data."""
         return asdict(self)
 
 
@@ -57,7 +54,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
-    """Return the checks in order, quick ones first."""
+    """Return the checks, fast ones first."""
     checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
         checks.append(lambda: check_model(llm))
@@ -67,7 +64,6 @@ def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
 
 
 def check_python() -> Iterator[Finding]:
-    """Check the interpreter."""
     detail = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info >= _OLDEST_PYTHON:
         yield Finding(name="Python", state="ok", detail=detail)
@@ -77,7 +73,6 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Check what the package needs, as its own metadata says."""
     try:
         required = importlib.metadata.requires("ensemble-ray") or []
         own = importlib.metadata.version("ensemble-ray")
@@ -119,7 +114,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_records() -> Iterator[Finding]:
-    """Check the directory where runs are recorded: writable, and not full."""
+    """Check that the directory of records is writable and not full."""
     home = home_directory()
     advice = "Choose another: export ENSEMBLE_RAY_HOME=DIRECTORY"
     try:
@@ -142,7 +137,7 @@ def check_records() -> Iterator[Finding]:
 
 
 def check_store() -> Iterator[Finding]:
-    """Check whether runs can be recorded in the database of `ENSEMBLE_RAY_STORE`. Nothing is made; no password is shown."""
+    """Check that the database of `ENSEMBLE_RAY_STORE` is usable. It creates no tables and shows no password."""
     import asyncio
 
     from ensemble_ray.errors import RecordError, ValidationError
@@ -170,7 +165,7 @@ def check_store() -> Iterator[Finding]:
 
 
 def check_embedded() -> Iterator[Finding]:
-    """Check the embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
+    """Check the engine and the weights of the embedded model. It is an extra: its absence is only a note."""
     from ensemble_ray.llm.local import find_weights
 
     if importlib.util.find_spec("xllamacpp") is None:
@@ -189,7 +184,7 @@ def check_embedded() -> Iterator[Finding]:
 
 
 def check_endpoint() -> Iterator[Finding]:
-    """Check whether the endpoint of `openai:` models answers and takes the key. Costs no tokens."""
+    """Check that the endpoint of `openai:` models answers and accepts the key. It costs no tokens."""
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.llm.openai import OpenAIChatModel
 
@@ -208,10 +203,9 @@ def check_endpoint() -> Iterator[Finding]:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a key is for the endpoint that it was given for."""
+    """Follows no redirects: a key is only for its own endpoint."""
 
-    def redirect_request(self, *_: object, **__: object) -> None:
-        """Take the answer as it is."""
+    def redirect_request(self, *_: object, **__: object) -> None: ...
 
 
 def _ask(url: str, key: str) -> Finding:
@@ -224,7 +218,7 @@ def _ask(url: str, key: str) -> Finding:
             name="Endpoint",
             state="failed",
             detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
-            advice="Unset OPENAI_API_KEY, or take the user out of OPENAI_BASE_URL",
+            advice="Unset OPENAI_API_KEY, or remove the user from OPENAI_BASE_URL",
         )
     if flaw := header_flaw(key):
         advice = "Copy the key again, as one line of letters, digits and signs"
@@ -234,7 +228,7 @@ def _ask(url: str, key: str) -> Finding:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
     endpoint = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
-    request = urllib.request.Request(resource_url(endpoint, "/models"), headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
+    request = urllib.request.Request(resource_url(endpoint, "/models"), headers=headers)  # noqa: S310  OpenAIChatModel accepts only http and https
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
@@ -254,7 +248,7 @@ def _ask(url: str, key: str) -> Finding:
                 advice="Check a model: ensemble-ray doctor --llm openai:MODEL",
             )
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # Other errors repeat parts of the URL.
+        # Messages of other errors contain parts of the URL.
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
         reason = tls_flaw(error) or reason
         return Finding(
@@ -266,7 +260,6 @@ def _ask(url: str, key: str) -> Finding:
 
 
 def check_model(llm: str) -> Iterator[Finding]:
-    """Check that very model: ask it for one word."""
     import asyncio
     import time
 
@@ -278,7 +271,7 @@ def check_model(llm: str) -> Iterator[Finding]:
     try:
         model = resolve_llm(llm)
         asyncio.run(call_user(model.chat, [ChatMessage("user", "Say yes.")]))
-    except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
+    except Exception as error:  # noqa: BLE001  every error is a finding
         detail = f"{llm}: {message_of(error)}"
         yield Finding(name="Model", state="failed", detail=detail[:_SHOWN])
         return
@@ -286,7 +279,7 @@ def check_model(llm: str) -> Iterator[Finding]:
 
 
 def check_ray_token() -> Iterator[Finding]:
-    """Check the file with the token of local Ray instances: who knows it can run programs in them."""
+    """Check the file with the token of local Ray instances, which allows programs to run in them."""
     path = token_file()
     if path is None:
         yield Finding(name="Ray's token", state="ok", detail="RAY_AUTH_TOKEN")
@@ -307,7 +300,7 @@ def check_ray_token() -> Iterator[Finding]:
 
 
 def check_ray() -> Iterator[Finding]:
-    """Check a run of one task on Ray, in a process of its own, so that a hanging start can be ended."""
+    """Check a run of one task on Ray, in a separate process, so that a start that hangs can be ended."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
         command = [
             sys.executable,
@@ -354,7 +347,7 @@ def check_ray() -> Iterator[Finding]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process kindly first, so that it takes its own processes along."""
+    """Terminate the process; it stops its child processes. Kill it if it does not end."""
     process.terminate()
     try:
         process.communicate(timeout=20)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def delete(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Ids, beginnings of ids, or 'latest'.", show_default=False),
+        typer.Argument(metavar="RUN...", help="Ids, starts of ids, or 'latest'.", show_default=False),
     ],
 ) -> int:
-    """Remove the records of runs, for good.
+    """Remove the records of runs permanently.
 
-    Never of runs that are running; when one of those named cannot be removed, none is.
+    Running runs are never removed. If one of the named runs cannot be removed, none is.
     """
     from ensemble_ray.process.forks import run_blocking
 
@@ -58,12 +58,12 @@ def prune(
         int, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N, however old they are.")
     ] = 0,
     states: States = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and remove none.")] = False,
 ) -> int:
     """Remove the records of old runs.
 
-    Of runs that completed, failed, spent their budget or were cancelled, unless --state says of which; never of running ones.
-    ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
+    By default of runs that completed, failed, spent their budget or were cancelled; --state selects other states. Running
+    ones are never removed. ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.runs import age_from

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine."""
+"""`ensemble-ray demo`: a team of agents reads texts with a model on this machine."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ def demo(
     ] = None,
     *,
     chunks: Annotated[int, typer.Option("--chunks", min=1, metavar="N", help="How many passages to read.")] = _PASSAGES,
-    runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Where the agents live.")] = RuntimeName.ray,
+    runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Runtime of the agents.")] = RuntimeName.ray,
     llm: Annotated[
         str, typer.Option("--llm", metavar="MODEL", help="Another model: openai:NAME, local:PATH.gguf.")
     ] = "local",
     crash: Annotated[
-        bool, typer.Option("--crash", help="Kill it half-way, resume it, and show that nothing was asked again.")
+        bool, typer.Option("--crash", help="Kill it half-way, resume it, and show that no answered call was repeated.")
     ] = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve two teams, ask them over HTTP, decide a review, stop.")
     ] = False,
-    studio: Annotated[
-        bool, typer.Option("--studio", help="Show the run in the browser while it goes on, and until Ctrl-C.")
-    ] = False,
+    studio: Annotated[bool, typer.Option("--studio", help="Show the run in the browser until Ctrl-C.")] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Name of the record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
 ) -> int:
     """Let a team read texts with the embedded model.
 
-    A map-reduce: notes of all passages are taken in parallel and joined level by level into a digest, on Ray actors,
-    without key or network.
+    A map-reduce: agents take notes of all passages in parallel, and join them level by level into a digest. It runs on Ray
+    actors, and needs no key and no network.
     """
     from ensemble_ray.cli.commands.run import carry_out
     from ensemble_ray.cli.demo import demo_team, render_digest
@@ -84,9 +82,9 @@ def demo(
 
 
 def _threads() -> int | None:
-    """Return the threads of the engine: its own choice, but one where the machine is busy already.
+    """Return the number of engine threads: one on a busy machine, else None for the engine's choice.
 
-    Its threads wait for each other many times per token: where others want the cores, two are slower than one.
+    The threads synchronize many times per token. If other programs use the cores, two threads are slower than one.
     """
     try:
         load = os.getloadavg()[0]
@@ -104,7 +102,7 @@ def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: Runtime
 
 
 def _warm_up(model: ChatModel) -> None:
-    """Let the embedded model load while the agents start; what fails here fails again where it is told."""
+    """Load the embedded model while the agents start. An error here will recur in the run, which reports it."""
     from ensemble_ray.llm import local as local_server  # the help does not need them
     from ensemble_ray.llm.local import LocalChatModel
     from ensemble_ray.process.forks import call_user, submit

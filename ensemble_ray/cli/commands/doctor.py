@@ -1,4 +1,4 @@
-"""`ensemble-ray doctor`: is everything here that a run needs, and what to do where not."""
+"""`ensemble-ray doctor`: check the environment of runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "failed": "FAIL"}
 def doctor(
     team: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TARGET]", help="With --cluster: a team whose modules and endpoints are looked at, too."
-        ),
+        typer.Argument(metavar="[TARGET]", help="With --cluster: also check the modules and endpoints of this team."),
     ] = None,
     *,
     llm: Annotated[
@@ -38,10 +36,10 @@ def doctor(
     address: JobAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
-    """Check what runs need, and say what to do.
+    """Check the environment of runs, and say what to do.
 
     Python, packages, records, models, Ray. With --cluster: the same versions on every node, the modules of a team, its
-    endpoints; takes at most 30 s and asks no model. Exit code 1 if a check failed.
+    endpoints; takes at most 30 s and calls no model. Exit code 1 if a check failed.
     """
     if cluster:
         return _check_cluster(team, address, as_json=as_json)
@@ -59,12 +57,12 @@ def doctor(
         show_json([finding.to_dict() for finding in findings])
     failed = sum(finding.state == "failed" for finding in findings)
     if not as_json:
-        show(f"\n{failed} failed." if failed else "\nEverything that was checked works.")
+        show(f"\n{failed} failed." if failed else "\nAll checks passed.")
     return FAILED if failed else FINE
 
 
 def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> int:
-    """Check the nodes of a cluster, from a process of it: this one joins, or a job does it."""
+    """Check the nodes of a cluster from one of its processes: this process joins it, or a job does the check."""
     from ensemble_ray.runtime import ray_runtime_class
 
     if address is not None and "://" in address:
@@ -110,7 +108,6 @@ def _check_by_job(team: str | None, address: str, *, as_json: bool) -> int:
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """Return a finding as text."""
     lines = [f"{_MARKS[finding.state]}  {finding.name:<15} {finding.detail}"]
     if finding.advice:
         lines.append(f"      {'':<15} -> {finding.advice}")

@@ -1,4 +1,4 @@
-"""`ensemble-ray fork`: a new run that uses what another one recorded."""
+"""`ensemble-ray fork`: start a new run that reuses the record of another one."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def fork(
         typer.Option(
             "--from",
             metavar="TASK",
-            help="The first task that is done again, or an execution such as loop:refine#2.",
+            help="The first task to run again, or an execution such as loop:refine#2.",
             show_default=False,
         ),
     ],
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="TARGET", help="The team, where it is not the one that the run began with."),
+        typer.Option("--target", metavar="TARGET", help="The team; default: the run's own team."),
     ] = None,
     inputs: Inputs = None,
     inputs_file: InputsFile = None,
     run_id: RunId = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks that would run again, and stop.")] = False,
     allow_changes: AllowChanges = False,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
@@ -61,10 +61,10 @@ def fork(
     trace: TraceFile = None,
     quiet: Quiet = False,
 ) -> int:
-    """Begin a new run that uses what a run recorded before a task.
+    """Start a new run that uses the results of a recorded run before a task.
 
-    Done again are that task and everything after it: all later tasks of a sequential run, in a parallel one all that
-    depend on it; and tasks that gave no output. The team, and inputs, may have been changed in what is done again.
+    That task and later ones run again: all later tasks of a sequential run, all dependent tasks of a parallel one, and
+    tasks without an output. The definitions and inputs of these tasks may have changed.
     Iterations, attempts, steps and tasks inside of them have the names that trace shows.
 
     Exit codes: as run.
@@ -111,7 +111,6 @@ def fork(
 
 
 def _offer_data(offer: ForkOffer) -> dict[str, object]:
-    """Return what would be used and what would be done again, by task."""
     used, again = (
         [{"task": key, "description": offer.descriptions[key]} for key in keys]
         for keys in (offer.plan.reused, offer.plan.again)

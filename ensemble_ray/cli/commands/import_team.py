@@ -1,4 +1,4 @@
-"""`ensemble-ray import`: a team file from what another framework keeps its teams in."""
+"""`ensemble-ray import`: create a team file from a project of another framework."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from ensemble_ray.cli.view.terminal import FINE, say, show
 
-imports = typer.Typer(help="Make team files of what other frameworks keep their teams in.", no_args_is_help=True)
+imports = typer.Typer(help="Create team files from projects of other frameworks.", no_args_is_help=True)
 
 
 @imports.callback()
 def _root() -> None:
-    """Make team files of what other frameworks keep their teams in."""
+    """Create team files from projects of other frameworks."""
 
 
 @imports.command()
@@ -27,9 +27,9 @@ def crewai(
     ] = None,
     llm: Annotated[str, typer.Option("--llm", help="Model of agents that name none.")] = "openai:gpt-4o-mini",
 ) -> int:
-    """Make a team file of a crew's agents.yaml and tasks.yaml.
+    """Create a team file from a crew's agents.yaml and tasks.yaml.
 
-    No code of the project is executed. What is to be done by hand is told, and stands at the head of the file.
+    No code of the project is executed. Remaining manual work is printed, and listed at the head of the file.
     """
     from ensemble_ray.cli.crewai import find_project, import_crew
 
@@ -46,10 +46,10 @@ def crewai(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is not there yet.
+    """Write a new file.
 
     Raises:
-        ValidationError: it is there, or cannot be written.
+        ValidationError: The file exists, or cannot be written.
     """
     from ensemble_ray.errors import ValidationError
 

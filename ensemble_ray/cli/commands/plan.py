@@ -1,7 +1,4 @@
-"""`ensemble-ray plan`: what would run, in which order; no model is called.
-
-In: a team and its inputs. Out: tasks by level, loops, phases and graphs in their places, or a manager with its tasks, agents with tools and models, inputs that are missing. The same as a graph.
-"""
+"""`ensemble-ray plan`: show the tasks of a team, their order, agents and models, without a model call."""
 
 from __future__ import annotations
 
@@ -13,8 +10,17 @@ import typer
 
 from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
 from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
-from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
-from ensemble_ray.cli.view.plan_units import shape_of, unit_lines, units_data
+from ensemble_ray.cli.view.plan_parts import (
+    delegation_data,
+    manager_data,
+    manager_lines,
+    map_reduce_data,
+    map_reduce_lines,
+    peer_lines,
+    shape_of,
+    unit_lines,
+    units_data,
+)
 from ensemble_ray.cli.view.terminal import count_noun, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
@@ -42,11 +48,10 @@ def plan(
 ) -> None:
     """Show what would run, without a model call.
 
-    Tasks by level, with loops, phases and a graph, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
-    --svg, --mermaid and --dag write it as a graph instead.
+    Tasks by level, with loops, phases and a graph, or a manager with its rules; agents with tools and models; missing
+    inputs. Needs no key. --svg, --mermaid and --dag write the plan as a graph instead.
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
-    from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.recovery.resuming import planned_form
     from ensemble_ray.teamfile import load_runnable
@@ -80,7 +85,6 @@ def plan(
 
 
 def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures) -> None:
-    """Write the graph of a map-reduce whose tasks are made while it runs."""
     from ensemble_ray.cli.view.terminal import own_command
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.visualization.declared import map_reduce_flow
@@ -95,7 +99,7 @@ def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures)
 
 
 def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:
-    """Write the graph of a plan; of a manager with the tasks that it is given."""
+    """Write the graph of a plan; a manager's graph includes its tasks."""
     from ensemble_ray.visualization.dag_model import DagExporter, dag_of_plan
     from ensemble_ray.visualization.declared import dag_flow
 
@@ -109,20 +113,18 @@ def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A plan, and what it was made of."""
-
     ensemble: Ensemble
     resolved: ResolvedTasks
     planned: Planned
-    #: tasks by the variable that they use and that has no value
+    #: variables without a value, each with the tasks that use it
     missing: Mapping[str, Sequence[str]]
 
 
 def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> _Found:
-    """Plan a run; a variable without a value stays in the texts.
+    """Plan a run. Variables without a value stay in the texts.
 
     Raises:
-        ValidationError: the team cannot run.
+        ValidationError: The team cannot run.
     """
     from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
     from ensemble_ray.plan.planner import plan_run
@@ -136,10 +138,10 @@ def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> _Found:
 
 
 def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the plan as JSON data; a variable without a value stays in the texts.
+    """Return the plan as JSON data. Variables without a value stay in the texts.
 
     Raises:
-        ValidationError: the team cannot run.
+        ValidationError: The team cannot run.
     """
     from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
 
@@ -166,7 +168,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
 
 
 def levels_of(plan: Plan) -> list[list[str]]:
-    """Return the tasks and units that can run at the same time, level by level; one by one in a sequential workflow."""
+    """Return the tasks and units that can run concurrently, level by level; one per level in a sequential workflow."""
     from ensemble_ray.plan.plan import in_waiting_order  # the help does not need it
 
     waits_for: dict[str, Sequence[str]] = {node.key: node.context for node in plan.nodes}
@@ -198,7 +200,7 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _describe_task(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
-    """Return a task of a manager as data; who does it is the manager's choice, and the task's agent a suggestion."""
+    """Return a manager's task as data. The manager chooses the worker; the task's agent is a suggestion."""
     is_synthesized = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
     return {
@@ -230,12 +232,11 @@ def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _model(llm: object) -> str | None:
-    """Return how a model shows itself; no model shows its key."""
     return None if llm is None else repr(llm)
 
 
 def _names(tools: Sequence[object]) -> list[str]:
-    from ensemble_ray.tools.registry import resolve_tools  # teams without tools do not pay for it
+    from ensemble_ray.tools.registry import resolve_tools  # only teams with tools need it
     from ensemble_ray.tools.tool import DynamicToolProvider
 
     names: list[str] = []
@@ -248,7 +249,6 @@ def _names(tools: Sequence[object]) -> list[str]:
 
 
 def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
-    """Return the plan as text."""
     tasks = {task["key"]: task for task in data["tasks"]}
     cap = data["max_parallel_tasks"]
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
@@ -306,6 +306,5 @@ def _tools(owner: Mapping[str, Any]) -> str:
     tools = f", tools [{', '.join(owner['tools'])}]" if owner["tools"] else ""
     if owner.get("allow_delegation"):
         tools += ", may delegate"
-    # `warn` is the rule.
     policy = owner.get("on_incomplete", "warn")
     return tools if policy == "warn" else f"{tools}, on_incomplete {policy}"

@@ -1,4 +1,4 @@
-"""`ensemble-ray resume`: go on with a recorded run."""
+"""`ensemble-ray resume`: resume a recorded run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 AllowChanges = Annotated[
     bool,
-    typer.Option(
-        "--allow-changes", help="Also with another definition than the recorded one; what is recorded is used as it is."
-    ),
+    typer.Option("--allow-changes", help="Accept a changed definition; recorded results are used unchanged."),
 ]
-RuntimeAgain = Annotated[RuntimeName | None, typer.Option("--runtime", help="Default: where the run began.")]
+RuntimeAgain = Annotated[RuntimeName | None, typer.Option("--runtime", help="Default: the run's first runtime.")]
 
 
 def resume(
@@ -30,14 +28,14 @@ def resume(
     *,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Also from a process that still owns the run, such as one that hangs."),
+        typer.Option("--take-over", help="Claim the run even if a process owns it, such as one that hangs."),
     ] = False,
     allow_changes: AllowChanges = False,
     allow_loss: Annotated[
         bool,
         typer.Option(
             "--allow-loss",
-            help="Also where a part of the record is lost: what was done in it is done again, and calls of tools that may "
+            help="Resume even if a part of the record is lost: its work is repeated, and calls of tools that may "
             "not be repeated are flagged.",
         ),
     ] = False,
@@ -49,10 +47,10 @@ def resume(
     trace: TraceFile = None,
     quiet: Quiet = False,
 ) -> int:
-    """Go on with a run that was interrupted or cancelled, or spent its budget, and print its output.
+    """Resume a run that was interrupted or cancelled, or spent its budget, and print its output.
 
-    What is recorded is used and not done again. The team is loaded from where the run began: a YAML file or
-    module:attribute. Of a completed run the recorded output is printed. A budget counts from the run's beginning.
+    Recorded results are used again. The team is loaded from where the run began: a YAML file or module:attribute. Of a
+    completed run the recorded output is printed. A budget counts from the run's beginning.
 
     Exit codes: as run.
     """
@@ -88,10 +86,10 @@ def resume(
 
 
 def recorded_team(head: RunHead) -> Runnable | None:
-    """Return the team as it stands today where the run began; None where only a program has it.
+    """Return the current team from the run's origin, or None if only a program has it.
 
     Raises:
-        ValidationError: there is no such place any more, or what stands there is wrong.
+        ValidationError: The origin no longer exists, or is invalid.
     """
     from ensemble_ray.teamfile import load_source
 
@@ -99,7 +97,7 @@ def recorded_team(head: RunHead) -> Runnable | None:
 
 
 def runtime_of(choice: RuntimeName | None, head: RunHead) -> str:
-    """Return where the run goes on: as chosen, else where it ran, else as the environment says."""
+    """Return the runtime of a resumed run: the chosen one, else the recorded one, else the environment's."""
     from ensemble_ray.process.config import Settings
 
     recorded = head.header.runtime

@@ -1,4 +1,4 @@
-"""`ensemble-ray reviews` and `review`: which review gates wait in records, and a decision at one."""
+"""`ensemble-ray reviews` and `review`: list open reviews in records, and decide them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
     from ensemble_ray.record.open_reviews import Gate
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.recovery.deciding import PendingReview
-    from ensemble_ray.values.reviews import OpenReview, ReviewDecision
+    from ensemble_ray.values.reviews import ReviewDecision
 
-#: Characters of a gate's id in a list; more where two gates begin with the same ones.
+#: Characters of a gate's id in a list; more if two gates have the same ones.
 _SHOWN_ID = 8
 _SHOWN_TASK = 80
-#: How long a run may take to go on by itself on its cluster, which looks once a second, s.
+#: Seconds that a cluster may take to resume a run; it polls once a second.
 _CLUSTER_S = 4.0
 _POLL_S = 0.2
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 
 
 class ReviewVerdict(StrEnum):
-    """What can be decided."""
-
     APPROVE = "approve"
     EDIT = "edit"
     EXIT = "exit"
@@ -44,7 +42,7 @@ def reviews(
 ) -> int:
     """List the review gates that wait for a decision, of all recorded runs, oldest first.
 
-    With run, gate, time left and task. Decide with: ensemble-ray review RUN GATE approve | edit FILE | exit.
+    Shows run, gate, time left and task. Decide with: ensemble-ray review RUN GATE approve | edit FILE | exit.
     """
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_decided_runs, find_pending
@@ -61,39 +59,38 @@ def reviews(
     else:
         say(f"No review waits in {where()}")
     for run in run_blocking(find_decided_runs(store)):
-        say(f"Run {run.run_id} has its decisions, and goes on with: {command} resume {run.run_id}")
+        say(f"Run {run.run_id} has its decisions. Resume it: {command} resume {run.run_id}")
     return FINE
 
 
 def review(
     run: RunName,
-    gate: Annotated[
-        str, typer.Argument(metavar="GATE", help="The gate's id, or the beginning of it.", show_default=False)
-    ],
+    gate: Annotated[str, typer.Argument(metavar="GATE", help="The gate's id, or its start.", show_default=False)],
     verdict: Annotated[
-        ReviewVerdict | None, typer.Argument(help="What is decided. Without: the gate is shown.", show_default=False)
+        ReviewVerdict | None, typer.Argument(help="The decision; without it, the gate is shown.", show_default=False)
     ] = None,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="Of an edit: the file with the new text; -: standard input."),
+        typer.Argument(metavar="[FILE]", help="For edit: the file with the new text; -: standard input."),
     ] = None,
     *,
     comment: Annotated[
-        str | None, typer.Option("--comment", metavar="TEXT", help="Why; it is recorded with the decision.")
+        str | None, typer.Option("--comment", metavar="TEXT", help="The reason; it is recorded with the decision.")
     ] = None,
     by: Annotated[
         str | None, typer.Option("--by", metavar="NAME", help="Who decides; default: your user name.")
     ] = None,
     resumes: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run at once, and print its output.")
+        bool, typer.Option("--resume", help="Resume the run immediately, and print its output.")
     ] = False,
 ) -> int:
     """Decide at a review gate of a run that waits or was interrupted, or show it.
 
-    approve: the run goes on with what there is. edit: with the text of FILE, without its last line break. exit: the run ends
-    with what is done. The first decision counts.
+    approve: the run continues with the current output. edit: it continues with the text of FILE, without its last line
+    break. exit: it ends with the completed tasks. The first decision counts.
 
-    Exit codes: 0 it is decided, 1 somebody was first or the time is up, 2 there is no such run or gate; with --resume as run.
+    Exit codes: 0 it is decided, 1 another decision was first or the time is up, 2 there is no such run or gate; with
+    --resume as run.
     """
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_gate, record_decision
@@ -126,7 +123,7 @@ def _list(pending: Sequence[PendingReview]) -> None:
             _TIMINGS[each.review.timing.value],
             f"{age_of(each.review.created_at, now)} ago",
             _time_left(each, now),
-            screen_line(_title(each.review), _SHOWN_TASK),
+            screen_line(": ".join(filter(None, (each.review.task_description, each.review.prompt))), _SHOWN_TASK),
         )
         for each, name in zip(pending, ids, strict=True)
     ]
@@ -136,16 +133,11 @@ def _list(pending: Sequence[PendingReview]) -> None:
 
 
 def _short(ids: Sequence[str]) -> list[str]:
-    """Return the beginnings of ids, as long as they must be to tell all of them apart."""
     length = _SHOWN_ID
     longest = max(map(len, ids), default=0)
     while length < longest and len({each[:length] for each in ids}) < len(set(ids)):
         length += 1
     return [each[:length] for each in ids]
-
-
-def _title(review: OpenReview) -> str:
-    return f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
 
 
 def _time_left(pending: PendingReview, now: datetime) -> str:
@@ -162,7 +154,6 @@ def _time_left(pending: PendingReview, now: datetime) -> str:
 
 
 def _show(gate: Gate) -> None:
-    """Print a gate whole, for somebody who is to decide."""
     review, decided = gate.review(), gate.decided
     lines = [f"Run:    {review.run_id}", f"Gate:   {review.gate_id} ({_TIMINGS[review.timing.value]} the task)"]
     lines += [f"Task:   {review.task_description}"]
@@ -176,10 +167,10 @@ def _show(gate: Gate) -> None:
 
 
 def _decision_of(verdict: ReviewVerdict, file: str | None) -> ReviewDecision:
-    """Return the decision that was asked for.
+    """Return the decision of the command.
 
     Raises:
-        ValidationError: an edit has no text, another verdict has one, or the file cannot be read.
+        ValidationError: An edit has no text, another verdict has one, or the file cannot be read.
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.values.reviews import ReviewDecision
@@ -215,21 +206,21 @@ def _text_of(file: str) -> str:
 
 
 async def _next_of(store: RunStore, run: RecordedRun) -> str:
-    """Return what happens with a run at one of whose gates somebody has decided."""
+    """Describe the state of a run after a decision at one of its gates."""
     from ensemble_ray.record.open_reviews import open_reviews
 
     left = len(open_reviews(await store.gates_of(run.run_id)))
     more = f"{left} more {'gate waits' if left == 1 else 'gates wait'}: {own_command()} reviews. " if left else ""
     resume = f"{own_command()} resume {run.run_id}"
     if run.owner:
-        return f"{more}The run is at work in {run.owner}. When its call has ended, go on with: {resume}"
-    if await _goes_on(store, run):
-        return f"{more}The run goes on by itself on its cluster"
-    return f"{more}Go on with: {resume}"
+        return f"{more}The run is at work in {run.owner}. When its call has ended, resume it: {resume}"
+    if await _is_resumed(store, run):
+        return f"{more}The run continues on its cluster"
+    return f"{more}Resume it: {resume}"
 
 
-async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
-    """Whether a run that waited on a cluster is seen to go on there; another one nobody lets go on by itself."""
+async def _is_resumed(store: RunStore, run: RecordedRun) -> bool:
+    """Wait for a cluster to resume the run; return whether it did. Other runtimes never resume by themselves."""
     import asyncio
     import time
 
@@ -241,7 +232,7 @@ async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
     deadline = time.monotonic() + _CLUSTER_S
     while time.monotonic() < deadline:
         found = await store.summary(run.run_id)
-        # It may have come to its next gate already.
+        # The run may have reached its next gate already.
         if found is not None and (found.state is not run.state or await _last_end(store, run.run_id) != last):
             return True
         await asyncio.sleep(_POLL_S)
@@ -249,7 +240,7 @@ async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
 
 
 async def _last_end(store: RunStore, run_id: str) -> int:
-    """Return the position of the fact that says how a run stands now."""
+    """Return the position of the last fact about the run's state."""
     from ensemble_ray.record.head import head_facts
 
     return max((fact.seq for fact in await head_facts(store, run_id)), default=0)

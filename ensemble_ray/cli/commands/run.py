@@ -1,4 +1,4 @@
-"""`ensemble-ray run`: run a team and print what it gave."""
+"""`ensemble-ray run`: run a team and print its output. Other commands share its options and its display of runs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,16 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import ExecutionTrace
 
 
-#: How long an interrupted run may take to let go, s.
+#: Seconds that an interrupted run may take to end.
 _RELEASE_S = 15.0
 
 
 class RuntimeName(StrEnum):
-    """Where runs live."""
-
     ray = "ray"
     inline = "inline"
 
 
 class WorkflowName(StrEnum):
-    """How tasks follow each other."""
-
     sequential = "sequential"
     parallel = "parallel"
     hierarchical = "hierarchical"
@@ -168,12 +164,12 @@ def carry_out(
     is_quiet: bool = False,
     view: TerminalRunView | None = None,
 ) -> int:
-    """Run an ensemble with progress, print its output, say where the record lies; gives the exit code.
+    """Run an ensemble, show its progress, print its output and the location of its record, and return the exit code.
 
-    What is shown is up to the view; without one it follows from the ensemble.
+    Without a view, the ensemble determines it.
 
     Raises:
-        EnsembleError: the run failed, or cannot begin; its record was named.
+        EnsembleError: The run failed or cannot start. The location of its record was printed.
     """
     from ensemble_ray.cli.inputs.arguments import check_keys_here
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need it
@@ -205,10 +201,10 @@ def show_run(
     as_json: bool = False,
     trace: Path | None = None,
 ) -> int:
-    """Begin a run that the view's display listens to, and show it as `carry_out` does; gives the exit code.
+    """Start a run that the view's display listens to, show it as `carry_out` does, and return the exit code.
 
     Raises:
-        EnsembleError: the run failed, or cannot begin; its record was named.
+        EnsembleError: The run failed or cannot start. The location of its record was printed.
     """
     if trace is not None and (refused := _unwritable(trace)) is not None:
         say(refused)
@@ -217,14 +213,14 @@ def show_run(
     try:
         output, is_cancelled = watched.result(begin, view)
         view.finish(watched.run, output)
-    except Exception as error:  # also what predicates and factories raise
+    except Exception as error:  # errors of predicates and factories too
         view.finish(watched.run)
         _show_failed(error, watched.run_id, view, trace)
         if as_json:
             show_json(_failure_data(error, watched.run_id))
         raise
-    is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
-    is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
+    is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # by another process
+    is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # no id: it never started
     text = None
     if as_json:
         show_json(_as_data(view, output))
@@ -244,7 +240,7 @@ def show_run(
 
 
 def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
-    """Show what is left of a run that failed, where it had begun."""
+    """Write the trace, the closing lines and the record's location of a failed run, if it had started."""
     from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.cli.view.run_view import read_notes
     from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
@@ -260,15 +256,14 @@ def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, tr
 
 
 class _Watched:
-    """A run with a display, in front of somebody who may interrupt it."""
+    """A run with a display, which Ctrl-C interrupts."""
 
     def __init__(self) -> None:
-        #: None until it has begun
+        #: None until the run has started
         self.run: Run | MapReduceRun | None = None
 
     @property
     def run_id(self) -> str | None:
-        """None until it has begun."""
         return None if self.run is None else self.run.id
 
     def result(
@@ -287,7 +282,7 @@ class _Watched:
                 begun = self.run
                 if begun is None:
                     raise
-                display.note_line("Ending the run; Ctrl-C again leaves at once.")
+                display.note_line("Ending the run; Ctrl-C again leaves immediately.")
                 begun.cancel()
                 try:
                     if begun.join(_RELEASE_S):
@@ -301,7 +296,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _terminable() -> Generator[None]:
-    """Let a request to terminate end the run as Ctrl-C does, inside the block."""
+    """Treat SIGTERM like Ctrl-C inside the block."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -323,14 +318,14 @@ def _as_data(view: TerminalRunView, output: EnsembleOutput) -> dict[str, Any]:
 
 
 def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
-    """Return what `--json` prints of a run that raised; of one that never began there is no id."""
+    """Return the JSON data of a run that raised; a run that never started has no id."""
     from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.process.forks import run_blocking
 
     found = None
     if run_id is not None and getattr(error, "run_id", None) is not None:
-        with contextlib.suppress(RecordError):  # the error is printed all the same
+        with contextlib.suppress(RecordError):  # the error is printed anyway
             found = run_blocking(own_store().summary(run_id))
     return {
         "run_id": getattr(error, "run_id", None),
@@ -341,7 +336,7 @@ def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
 
 
 def _unwritable(file: Path) -> str | None:
-    """Return why the trace cannot be written there, before anything is paid for; None where it can be."""
+    """Return why the trace file cannot be written, or None. Checked before the run costs money."""
     is_there = file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -359,7 +354,7 @@ def _trace_refusal(file: Path, error: OSError) -> str:
 
 
 def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
-    """Write it where it is asked for; False: it cannot be, which was said."""
+    """Write the trace to the file, if any; return False if that failed, after a message."""
     if file is None or found is None:
         return True
     try:

@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 
 _LISTED = 20
-#: Runs whose records are read at the same time.
+#: Records that are read concurrently.
 _READERS = 8
-#: States of runs whose first error is why they ended; others have left out what failed.
+#: States that the first error explains; runs in other states left failed work out.
 _WITH_REASON = frozenset({"failed", "budget_exhausted", "interrupted"})
-#: Characters of why a run failed.
+#: Characters of an error message.
 _REASON = 160
 
 
 class _Listed(NamedTuple):
-    """A run of the list, and what its record tells."""
+    """A run of the list, with facts from its record."""
 
     run: RecordedRun
-    #: tasks with an output; None: not known
+    #: tasks with an output; None: unknown
     done: int | None = None
-    #: tasks; None: not known
+    #: tasks; None: unknown
     total: int | None = None
-    #: what is wrong with the record
+    #: the error of a damaged record
     damage: str = ""
     tags: Mapping[str, str] = {}
-    #: what its team is called
+    #: name of its team
     name: str = ""
     #: run and task of a fork
     forked_from: Mapping[str, str] | None = None
     incomplete_answers: int = 0
     #: keys of loops and graphs that ended at a cap
     capped: Sequence[str] = ()
-    #: why it failed, or stopped by itself
+    #: why it failed or stopped
     error: RecordedError | None = None
-    #: whether it stopped by itself, and can go on
+    #: whether it stopped by itself, and can be resumed
     is_interrupted: bool = False
 
 
@@ -63,12 +63,12 @@ def runs(
     *,
     states: States = None,
     tags: TagFilter = None,
-    is_all: Annotated[bool, typer.Option("--all", help="Leave no run out.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="List all runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> int:
     """List recorded runs: state, age, tasks done, names of their teams, tags.
 
-    Newest first; those that were interrupted can be resumed.
+    Newest first; interrupted runs can be resumed.
 
     Exit codes: 1 the record of a run that is listed is damaged.
     """
@@ -100,10 +100,10 @@ def runs(
 
 
 def states_of(names: Sequence[str]) -> set[str]:
-    """Return the states that were named.
+    """Return the named states.
 
     Raises:
-        ValidationError: one of them is none.
+        ValidationError: A name is not a state.
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.values.outputs import RunState
@@ -126,35 +126,20 @@ def _list(shown: Sequence[_Listed]) -> None:
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
-    rows = [
-        (
-            each.run.run_id,
-            each.run.state.value,
-            age_of(each.run.created_at, now),
-            "?" if each.done is None or each.total is None else f"{each.done}/{each.total}",
-            "  ".join(
-                filter(
-                    None,
-                    (
-                        each.name,
-                        f"[{format_tags(each.tags)}]" if each.tags else "",
-                        ", ".join(notes_of(each.incomplete_answers, each.capped)),
-                        _reason(each),
-                    ),
-                )
-            ),
+    rows: list[tuple[str, ...]] = []
+    for each in shown:
+        error, run = each.error, each.run
+        notes = (
+            each.name,
+            f"[{format_tags(each.tags)}]" if each.tags else "",
+            ", ".join(notes_of(each.incomplete_answers, each.capped)),
+            "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON),
         )
-        for each in shown
-    ]
+        count = "?" if each.done is None or each.total is None else f"{each.done}/{each.total}"
+        rows.append((run.run_id, run.state.value, age_of(run.created_at, now), count, "  ".join(filter(None, notes))))
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
     for name, state, age, count, rest in rows:
         show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {rest}".rstrip())
-
-
-def _reason(listed: _Listed) -> str:
-    """Return why a run failed or stopped, on one line."""
-    error = listed.error
-    return "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON)
 
 
 def _data(listed: _Listed) -> dict[str, object]:
@@ -178,13 +163,13 @@ def _data(listed: _Listed) -> dict[str, object]:
 async def _read(
     store: RunStore, runs: Sequence[RecordedRun], tags: Sequence[str], *, most: int | None
 ) -> list[_Listed]:
-    """Return the first of these runs that have those tags, with what their records tell.
+    """Return the first of these runs that have the tags, with facts from their records.
 
     Args:
-        store: Where they are.
+        store: The store of the runs.
         runs: The runs, in the order of the list.
-        tags: What they must have; records alone know it.
-        most: How many are wanted; None: all.
+        tags: Required tags, which only records contain.
+        most: Maximum number; None: all.
     """
     import asyncio
 
@@ -205,7 +190,7 @@ async def _read(
 
 
 async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _Listed | None:
-    """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
+    """Read a run's record; counts are unknown if it is unreadable. Return None if the run lacks the tags."""
     from ensemble_ray.definition.fields import Origin
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.head import read_head
@@ -216,7 +201,7 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         if not is_tagged(head.tags, tags):
             return None
         progress = await tasks_done(store, run.run_id)
-    except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
+    except RecordError as error:  # listed anyway; a run that was just deleted is not damaged
         if tags:
             return None
         damage = message_of(error) if await store.summary(run.run_id) is not None else ""

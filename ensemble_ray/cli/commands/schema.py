@@ -14,7 +14,6 @@ def schema() -> None:
 
 
 def schema_text() -> str:
-    """Return the schema as it is published."""
     import json  # the help does not need them
 
     from ensemble_ray.teamfile.team import team_schema

@@ -1,6 +1,6 @@
-"""`ensemble-ray serve`: teams behind HTTP, until Ctrl-C.
+"""`ensemble-ray serve`: serve teams over HTTP until Ctrl-C.
 
-The command line knows neither Ray nor a web framework; this process becomes the one that does.
+The command line imports neither Ray nor a web framework: `ensemble_ray.serve` replaces this process.
 """
 
 from __future__ import annotations
@@ -12,39 +12,37 @@ from typing import Annotated
 
 import typer
 
-#: Not above 1023, which need rights; the one that Serve itself takes.
+#: Ray Serve's default port.
 _PORT = 8000
 
 
 def serve(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="YAML files, or module:attribute.")],
     *,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; loopback alone unless you say another.")
-    ] = ("127.0.0.1"),
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; default: loopback only.")] = ("127.0.0.1"),
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
     replicas: Annotated[int, typer.Option("--replicas", help="Processes that answer requests.")] = 1,
     name: Annotated[
-        str, typer.Option("--name", help="Of the endpoint: what it had accepted under that name goes on.")
+        str, typer.Option("--name", help="Name of the endpoint; runs that it accepted under that name continue.")
     ] = "endpoint",
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", help="Of the schedulers that have its runs; default ENSEMBLE_RAY_NAMESPACE."),
+        typer.Option("--namespace", help="Ray namespace of its schedulers; default: ENSEMBLE_RAY_NAMESPACE."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
+        typer.Option("--allowed-host", metavar="NAME", help="A host name that requests may use; repeatable."),
     ] = None,
     cancel_on_disconnect: Annotated[
         bool,
         typer.Option(
             "--cancel-on-disconnect/--no-cancel-on-disconnect",
-            help="Whether a run that was asked for through the OpenAI API ends with its connection.",
+            help="Whether a run that the OpenAI API started ends with its connection.",
         ),
     ] = True,
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
+        typer.Option("--allowed-origin", metavar="URL", help="An origin that may send requests; repeatable."),
     ] = None,
     tool: Annotated[
         list[str] | None,
@@ -52,7 +50,7 @@ def serve(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME=MODEL", help="A model that runs can be told to ask; repeatable."),
+        typer.Option("--model", metavar="NAME=MODEL", help="A model that requests may choose; repeatable."),
     ] = None,
     dataset: Annotated[
         list[str] | None,
@@ -65,8 +63,8 @@ def serve(
 ) -> None:
     """Serve teams over HTTP on Ray Serve.
 
-    Says the address when it answers; Ctrl-C stops it. Joins the cluster of RAY_ADDRESS, or starts one. Beyond loopback
-    it needs keys: ensemble-ray keys add.
+    Prints the address when it is ready; Ctrl-C stops it. Joins the cluster of RAY_ADDRESS, or starts one. Addresses other
+    than loopback need keys: ensemble-ray keys add.
     """
     from ensemble_ray.access.admission import KeyPolicy
     from ensemble_ray.errors import ValidationError

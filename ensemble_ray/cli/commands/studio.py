@@ -1,4 +1,4 @@
-"""`ensemble-ray studio`: a page over all recorded runs, until Ctrl-C."""
+"""`ensemble-ray studio`: serve a page with all recorded runs until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def studio(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
     home: Annotated[
-        Path | None, typer.Option("--home", help="Home whose runs are shown.", show_default="ENSEMBLE_RAY_HOME")
+        Path | None, typer.Option("--home", help="Home with the runs to show.", show_default="ENSEMBLE_RAY_HOME")
     ] = None,
     records: Annotated[
-        str | None, typer.Option("--records", metavar="URL", help="A database whose runs are shown, in place of files.")
+        str | None,
+        typer.Option("--records", metavar="URL", help="A database with the runs to show, in place of files."),
     ] = None,
     address: Annotated[
         str | None,
@@ -35,19 +36,19 @@ def studio(
     ] = None,
     files: Annotated[
         Path | None,
-        typer.Option("--files", metavar="DIR", help="A folder whose graphs (.dag.json) and traces are shown, too."),
+        typer.Option("--files", metavar="DIR", help="Also show graphs (.dag.json) and traces of this folder."),
     ] = None,
     no_actions: Annotated[
-        bool, typer.Option("--no-actions", help="Only show: nothing is cancelled, resumed, forked or decided there.")
+        bool, typer.Option("--no-actions", help="Read only: the page cannot cancel, resume, fork or decide.")
     ] = False,
     is_open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> int:
-    """Look at runs in the browser: what they do, why they failed, what they wait for.
+    """Look at runs in the browser: their work, their errors, and the reviews that they wait for.
 
-    Shows all recorded runs, also while they go on, wherever they were begun; with --files also graphs and traces that
-    lie in a folder. Says the address when it answers; Ctrl-C stops it.
+    Shows all recorded runs, active ones too, wherever they started; with --files also graphs and traces of a folder.
+    Prints the address when it is ready; Ctrl-C stops it.
 
-    Exit codes: 1 nobody can listen there, 2 wrong options.
+    Exit codes: 1 the port is not available, 2 wrong options.
     """
     import threading
     import webbrowser

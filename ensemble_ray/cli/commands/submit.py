@@ -1,4 +1,4 @@
-"""`ensemble-ray submit`: run a team on a cluster as a job, and watch it from here."""
+"""`ensemble-ray submit`: run a team on a cluster as a job, and watch it here."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def submit(
         typer.Option(
             "--working-dir",
             metavar="DIRECTORY",
-            help="What is sent along. Default: the team file's, or the current one.",
+            help="Directory to upload. Default: the team file's, or the current one.",
         ),
     ] = None,
     pip: Annotated[
         list[str] | None,
-        typer.Option("--pip", metavar="REQUIREMENT", help="Install that for the job on every node; repeatable."),
+        typer.Option("--pip", metavar="REQUIREMENT", help="Install this for the job on every node; repeatable."),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -76,18 +76,18 @@ def submit(
 ) -> int:
     """Run a team on a cluster, as a job, and print its output.
 
-    Sends the team's directory along (without what .gitignore and .rayignore name), runs `ensemble-ray run` there, and
-    shows its progress here. Ctrl-C asks whether to leave the run going; a second one stops it. Without a terminal it
-    goes on.
+    Uploads the team's directory (without files that .gitignore and .rayignore name), runs `ensemble-ray run` there, and
+    shows its progress here. Ctrl-C asks whether the run should continue; a second one stops it. Without a terminal it
+    continues.
 
-    Exit codes: as run; 130 also where the run was left going.
+    Exit codes: as run; 130 also if you leave a running run.
     """
     from ensemble_ray.cli.inputs.arguments import read_inputs
     from ensemble_ray.cli.jobs import ClusterCommand, confirm_leaving, path_within, ships, wanted_environment
     from ensemble_ray.runtime import ray_runtime_class
     from ensemble_ray.values.ids import new_run_id
 
-    read_inputs(inputs or (), inputs_file)  # so that what is wrong with them is said before anything is sent
+    read_inputs(inputs or (), inputs_file)  # reports their errors before the upload
     run_options(None, None, tags)
     directory, name = ships(target, working_dir)
     chosen = run_id or new_run_id()
@@ -116,7 +116,7 @@ def submit(
     command = ClusterCommand(
         words=words,
         job_id=job_id,
-        on_interrupt=lambda: confirm_leaving(f"The run goes on. Watch it: {again}\nEnd it: {stops}"),
+        on_interrupt=lambda: confirm_leaving(f"The run continues. Watch it: {again}\nEnd it: {stops}"),
         working_dir=directory,
         pip=pip or (),
         env=variables,

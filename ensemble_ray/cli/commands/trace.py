@@ -1,4 +1,4 @@
-"""`ensemble-ray trace`: a recorded run as a tree."""
+"""`ensemble-ray trace`: show a recorded run as a tree."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ _STYLES = {
 def trace(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN]", help="A run's id or the beginning of it, or 'latest'. Without: the newest runs."
-        ),
+        typer.Argument(metavar="[RUN]", help="A run's id or its start, or 'latest'. Without: the newest runs."),
     ] = None,
     task: Annotated[
         str | None,
@@ -65,11 +63,11 @@ def trace(
 ) -> int:
     """Show a recorded run as a tree.
 
-    With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
-    while it runs is shown by its levels. --svg, --mermaid and --dag write it as a graph instead, as it ran; --otlp sends it
-    to an OpenTelemetry receiver.
+    With times, tokens and tool calls; also a running or interrupted run. A map-reduce that creates its tasks while it runs
+    is shown by its levels. --svg, --mermaid and --dag write the run as a graph instead; --otlp sends it to an
+    OpenTelemetry receiver.
 
-    Exit codes: 1 the record has lost something; what is left of it is shown.
+    Exit codes: 1 a part of the record is lost; the rest is shown.
     """
     import contextlib
 
@@ -98,7 +96,7 @@ def trace(
     try:
         _show_run(store, named, task, as_json=as_json)
     except RecordError:
-        with contextlib.suppress(EnsembleError):  # the first error, which is raised, says what is wrong
+        with contextlib.suppress(EnsembleError):  # the first error is raised below
             _show_run(store, named, task, as_json=as_json, is_partial=True)
         raise
     return FINE
@@ -107,7 +105,7 @@ def trace(
 def _show_run(
     store: RunStore, named: RecordedRun, task: str | None, *, as_json: bool, is_partial: bool = False
 ) -> None:
-    """Print a run; `is_partial`: what is left of its record."""
+    """Print a run; `is_partial`: the readable part of its record."""
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.head import locate_errors, read_head
@@ -140,23 +138,22 @@ def _show_run(
         found = found.replace(metadata={**found.metadata, "tags": dict(head.tags)})
     if head.forked_from is not None:
         found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
-    told = directives_in(facts)
-    if told:
-        found = found.replace(metadata={**found.metadata, **directive_data(told)})
+    directives = directives_in(facts)
+    if directives:
+        found = found.replace(metadata={**found.metadata, **directive_data(directives)})
     if as_json:
         show_json_text(found.to_json())
     else:
         _print_tree(
             (
                 *tree_rows(found, tuple(verdicts_of(history.stimuli.groups))),
-                *directive_rows(told),
+                *directive_rows(directives),
                 *reflection_rows(facts),
             )
         )
 
 
 def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
-    """Write the graph of a run as it ran."""
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.source import recorded_plan
@@ -185,7 +182,6 @@ def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
 
 
 async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapReduceView:
-    """Return what the record of a map-reduce run holds."""
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 
     view = MapReduceView(run.run_id, is_running=run.state.is_going_on)
@@ -195,10 +191,10 @@ async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapRe
 
 
 async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool) -> list[Fact]:
-    """Return the facts of the run as a whole, and of one task with what it delegated.
+    """Return the facts of the run as a whole, and of one task with its delegations.
 
     Raises:
-        ValidationError: nothing is recorded of such a task.
+        ValidationError: The record does not contain such a task.
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.head import HEAD_KINDS

@@ -1,1 +1,1 @@
-"""What a command is given: inputs, items, runs."""
+"""Arguments of the commands: inputs, tags, recorded runs."""

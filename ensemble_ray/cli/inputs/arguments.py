@@ -1,7 +1,4 @@
-"""Inputs of a run from the command line.
-
-In: `--input name=value` and a JSON file. Out: a mapping. What is missing or unknown is told for all tasks at once.
-"""
+"""Inputs of a run from the command line. Errors list the missing or unknown inputs of all tasks."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ _SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
-    """Return the inputs; pairs win over the file.
+    """Return the inputs; pairs override the file.
 
     Raises:
-        ValidationError: a pair is none, or the file holds no JSON object.
+        ValidationError: A pair is not `name=value`, or the file is not a JSON object.
     """
     values = {} if file is None else _from_file(file)
     for pair in pairs:
@@ -50,7 +47,7 @@ def _from_file(file: Path) -> dict[str, object]:
         raise ValidationError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValidationError(f"--inputs-file: '{file}' is not UTF-8 text") from None
-    except ValueError as error:  # a number of more digits than Python converts
+    except ValueError as error:  # a number with too many digits
         raise ValidationError(f"--inputs-file: cannot read '{file}': {error}") from None
     except RecursionError:
         raise ValidationError(f"--inputs-file: cannot read '{file}': nested too deeply") from None
@@ -78,10 +75,10 @@ def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
 
 
 def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> None:
-    """Let the run begin if no input is missing.
+    """Check that no input is missing.
 
     Raises:
-        PromptTemplateError: inputs are missing: all of them, each with the tasks that use it.
+        PromptTemplateError: Inputs are missing. The message lists all of them, each with the tasks that use it.
     """
     values = {**ensemble.inputs, **inputs}
     needed = needed_inputs(ensemble.all_tasks)
@@ -90,17 +87,19 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
         return
     spare = unused_inputs(ensemble, inputs)
     lines = [f"{len(missing)} {'input is' if len(missing) == 1 else 'inputs are'} missing:"]
-    lines += [f"  {name} (used by {_some(users)})" for name, users in missing.items()]
+    for name, users in missing.items():
+        more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
+        lines.append(f"  {name} (used by {', '.join(users[:_SHOWN_TASKS])}{more})")
     lines += [f"  '{name}' was given and no task uses it.{suggestion(name, missing)}" for name in spare]
     lines.append(f"  What to do: {' '.join(f'--input {name}=...' for name in missing)}")
     raise PromptTemplateError("\n".join(lines), tuple(missing))
 
 
 def check_keys_here(definition: Runnable, runtime: str | None) -> None:
-    """Check that models have their keys where they are asked from this machine; on a cluster its processes have them.
+    """Check that models have API keys if this machine calls them. On a cluster, its processes have the keys.
 
     Raises:
-        ValidationError: some have none.
+        ValidationError: Some have none.
     """
     from ensemble_ray.definition.model_keys import check_model_keys
     from ensemble_ray.teamfile import find_planned_form
@@ -110,10 +109,10 @@ def check_keys_here(definition: Runnable, runtime: str | None) -> None:
 
 
 def check_team_keys_here(teams: Mapping[str, Runnable], runtime: str | None) -> None:
-    """Check the same of teams that are served, and of all models that their runs can be told to ask.
+    """Check the API keys of all models of teams that are served.
 
     Raises:
-        ValidationError: some have none; it names their teams.
+        ValidationError: Some have none. The message names their teams.
     """
     from ensemble_ray.definition.model_keys import check_team_keys
     from ensemble_ray.teamfile import find_planned_form
@@ -130,7 +129,7 @@ def _asks_from_here(runtime: str | None) -> bool:
 
 
 def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:
-    """Return the names of inputs that no task uses; likely mistyped."""
+    """Return the names of inputs that no task uses, which are probably misspelled."""
     needed = needed_inputs(ensemble.all_tasks)
     return [name for name in inputs if name not in needed]
 
@@ -138,18 +137,18 @@ def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) ->
 def input_warnings(
     pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
 ) -> list[str]:
-    """Return lines about inputs without effect: pairs that a later pair replaces, and names that no task uses.
+    """Return warnings about inputs without effect: pairs that a later pair overrides, and names that no task uses.
 
     Args:
-        pairs: `name=value` as they were given.
-        ensemble: Says what is used; None: that is not known before its tasks are made.
-        inputs: All that were given, those of a file too.
+        pairs: The `name=value` pairs of the command line.
+        ensemble: The team that uses the inputs; None if its tasks do not exist yet.
+        inputs: All inputs, from pairs and file.
     """
     values: dict[str, list[str]] = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
     lines = [
-        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{screen_line(repeated[-1], _SHOWN_VALUE)}'"
+        f"Input '{name}' occurs {len(repeated)} times: the last value counts, '{screen_line(repeated[-1], _SHOWN_VALUE)}'"
         for name, repeated in values.items()
         if len(repeated) > 1
     ]
@@ -157,8 +156,3 @@ def input_warnings(
         return lines
     needed = needed_inputs(ensemble.all_tasks)
     return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
-
-
-def _some(users: Sequence[str]) -> str:
-    more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
-    return f"{', '.join(users[:_SHOWN_TASKS])}{more}"

@@ -1,4 +1,4 @@
-"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`."""
+"""The recorded runs and the memory that commands work on, as the environment and options name them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or 'latest'.", show_default=False)
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, its start, or 'latest'.", show_default=False)]
 #: Seconds of each unit of an age, largest first.
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -30,7 +28,7 @@ def own_store() -> RunStore:
     """Return the store that the environment names.
 
     Raises:
-        ValidationError: no store speaks that URL, or its extra is not installed.
+        ValidationError: No store supports the URL, or an extra is not installed.
     """
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.record.stores import StoreAddress  # the help does not need them
@@ -39,26 +37,22 @@ def own_store() -> RunStore:
 
 
 def where() -> str:
-    """Describe where its runs are, for people; never with a password."""
+    """Describe the location of the records, never with a password."""
     from ensemble_ray.record.runs import runs_directory
     from ensemble_ray.record.stores import StoreAddress
 
     address = StoreAddress.of()
     if not address.url:
-        from pathlib import Path
-
         return str(runs_directory(Path(address.home)))
-    location = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
+    location = address.url.partition("://")[2].partition("?")[0]  # a query may contain a password too
     return f"the database {location.rpartition('@')[2]}"
 
 
 def no_runs() -> str:
-    """Return what is said where nothing was recorded."""
     return f"There are no runs in {where()}. Make one: {own_command()} demo"
 
 
 def as_data(run: RecordedRun) -> dict[str, object]:
-    """Return a run of a list as JSON data."""
     return {
         "run_id": run.run_id,
         "state": run.state.value,
@@ -70,25 +64,25 @@ def as_data(run: RecordedRun) -> dict[str, object]:
 
 
 def age_of(created_at: datetime, now: datetime) -> str:
-    """Return how long ago that was, in its largest unit."""
+    """Return the age in its largest unit."""
     seconds = max(0, int((now - created_at).total_seconds()))
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds // size} {unit}"
 
 
-#: What can be done with a run that stands so.
+#: The next step for a run in that state.
 _NEXT: Mapping[str, str] = {
     "interrupted": "Resume it: {resume}",
     "waiting": "When it is decided: {resume}",
     "cancelled": "Resume it: {resume}",
-    "budget_exhausted": "Go on with a larger budget (max_tokens or max_cost): {resume}",
+    "budget_exhausted": "Resume it with a larger budget (max_tokens or max_cost): {resume}",
 }
-#: The same of a failed map-reduce whose tasks were made while it ran (S-MR-163).
+#: The next step for a failed map-reduce that creates its tasks while it runs (S-MR-163).
 _AGAIN = "Resume it, which tries again what failed: {resume}"
 
 
 async def _next_of(run: RecordedRun) -> str:
-    """Return what can be done with a run; empty: nothing. Only the program that began a run may have its definition."""
+    """Return the next step for a run, or an empty string. A run may be resumable only from its own program."""
     from ensemble_ray.record.head import read_head
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.stores import read_fork_advice, resume_advice
@@ -101,29 +95,28 @@ async def _next_of(run: RecordedRun) -> str:
     if (head := await read_head(own_store(), run.run_id)).is_dynamic:
         return "" if refusal_of(head) else _AGAIN.format(resume=resume)
     fork = await read_fork_advice(own_store(), run.run_id, run.origin, command=own_command())
-    return f"Use what it did: {fork}" if fork else ""
+    return f"Reuse its results: {fork}" if fork else ""
 
 
 def say_where(run_id: str) -> None:
-    """Say where a run's record lies, which command shows it, and how it goes on if it did not complete."""
+    """Report the location of a run's record, the command that shows it, and how to resume an incomplete run."""
     from ensemble_ray.errors import EnsembleError, message_of
     from ensemble_ray.process.forks import run_blocking
 
     try:
         found = run_blocking(own_store().summary(run_id))
         advice = "" if found is None else run_blocking(_next_of(found))
-    except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
+    except EnsembleError as error:  # the run itself is done
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
     if found is None:
-        say("Record: none was kept")
+        say("Record: none")
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
     say("\n".join([*lines, advice] if advice else lines))
 
 
 MEMORY_VARIABLE = "ENSEMBLE_RAY_MEMORY"
-#: The file where nothing names one.
 _DEFAULT = "memory.db"
 _SCHEMES = ("postgresql://", "postgres://")
 
@@ -149,11 +142,11 @@ MemoryUrl = Annotated[
 
 
 def memory_tables(path: str | None, url: str | None) -> MemoryTables:
-    """Return what is remembered in the file or the database that an option names, or the environment; it is there already.
+    """Return the existing memory in the file or database that an option or the environment names.
 
     Raises:
-        ValidationError: there is no such file, nothing was ever remembered in the database, or both are named.
-        EnsembleError: the database cannot be reached.
+        ValidationError: The file does not exist, the database has no memory, or both options are set.
+        EnsembleError: The database is unreachable.
     """
     from ensemble_ray.errors import ValidationError
 
@@ -186,10 +179,10 @@ def _database(url: str) -> MemoryTables:
 
 
 def model_of(tables: MemoryTables) -> EmbeddingModel | None:
-    """Return the model that the vectors are of; None where there are none, or where it is not the library's.
+    """Return the embedding model of the stored vectors; None without vectors, or if the library does not have that model.
 
     Raises:
-        ValidationError: what the model needs is not installed.
+        ValidationError: Packages of the model are not installed.
     """
     from ensemble_ray.memory.embedding_models import LocalEmbeddingModel, resolve_embedding_model
 

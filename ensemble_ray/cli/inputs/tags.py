@@ -1,4 +1,4 @@
-"""Tags of runs on the command line: those that a run is given, and those that lists are searched by."""
+"""Tags of runs on the command line: to set them, and to filter lists by them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ Tags = Annotated[
 ]
 TagFilter = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tag", metavar="NAME[=VALUE]", help="Only runs that were given that tag; repeatable: with all of them."
-    ),
+    typer.Option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag; repeatable: with all of them."),
 ]
 
 
 def read_tags(words: Sequence[str]) -> dict[str, str] | None:
-    """Return tags by name; None where there are none.
+    """Return tags by name, or None without tags.
 
     Raises:
-        ValidationError: one has no name, or two have the same one.
+        ValidationError: A tag has no name, or a name is repeated.
     """
     from ensemble_ray.errors import ValidationError  # the help does not need it
 
@@ -39,16 +37,16 @@ def read_tags(words: Sequence[str]) -> dict[str, str] | None:
         if not name:
             raise ValidationError(f"--tag: '{word}' has no name. Write --tag NAME, or --tag NAME=VALUE")
         if name in found:
-            raise ValidationError(f"--tag: '{name}' was given twice")
+            raise ValidationError(f"--tag: '{name}' occurs twice")
         found[name] = value
     return found or None
 
 
 def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None) -> RunOptions | None:
-    """Return the options of a run with that budget and those tags; None where there are none.
+    """Return the options of a run with that budget and those tags, or None if there are none.
 
     Raises:
-        ValidationError: an amount is not above 0, or a tag is wrong.
+        ValidationError: An amount is not above 0, or a tag is invalid.
     """
     chosen = read_tags(tags or ())
     if max_tokens is None and max_cost is None and chosen is None:
@@ -59,12 +57,10 @@ def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[s
 
 
 def is_tagged(tags: Mapping[str, str], wanted: Sequence[str]) -> bool:
-    """Whether a run has all of these tags."""
     from ensemble_ray.definition.run_options import has_tag
 
     return all(has_tag(tags, each, separator="=") for each in wanted)
 
 
 def format_tags(tags: Mapping[str, str]) -> str:
-    """Return tags as they are given."""
     return " ".join(f"{name}={value}" if value else name for name, value in tags.items())

@@ -1,1 +1,1 @@
-"""What a terminal shows."""
+"""Terminal output of the commands."""

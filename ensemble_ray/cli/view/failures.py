@@ -1,7 +1,7 @@
-"""From an error to what is said of it: what happened, where, what to do. Pure.
+"""Messages about errors: what failed, where, what to do.
 
-An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
-libraries are told by name, since a cause may have crossed processes as a stand-in.
+An error is read along its chain of causes: the outermost names the place, the innermost the reason. Classes of other
+libraries are matched by name, because a cause from another process may be a replacement of its class.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import brief, user_line
 
 _SHOWN = 120
-#: Texts of causes are cut where they repeat whole documents.
+#: Messages of causes are cut: some repeat whole documents.
 _LONGEST = 2000
 _ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
 
-#: Beginnings of messages about records that are damaged or gone; another directory is no help there.
-_OF_RECORDS = ("The record ", "The run's record ")
+#: Starts of messages about damaged or removed records, for which another directory is no remedy.
+_DAMAGED_RECORD = ("The record ", "The run's record ")
 
-#: What to do, by the class of the innermost error that has an entry. Errors of endpoints say most of it themselves.
+#: Advice by the class of the innermost error that has an entry.
 _ADVICE: Mapping[str, str] = {
     "AuthenticationError": _ENDPOINT,
     "PermissionDeniedError": _ENDPOINT,
@@ -38,35 +38,34 @@ _ADVICE: Mapping[str, str] = {
     "InternalServerError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
-    "ConstraintViolationError": "Say in the tasks what these workers are for, or give the manager a stronger model: manager_llm.",
+    "ConstraintViolationError": "Say in the tasks what these workers are for, or use a stronger model for the manager: manager_llm.",
     "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
     "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
 }
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return 2 where the user's command or definition is wrong, 1 where a run or a command failed."""
+    """Return 2 if the user's command or definition is wrong, and 1 if a run or a command failed."""
     if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
         return USAGE
     return FAILED
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the message of an error, for people."""
     lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
     advice = advice_of(error)
     if advice:
         lines.append(f"  What to do: {advice}")
     if not isinstance(error, EnsembleError):
-        lines.append("  The whole story: the same command with --debug")
+        lines.append("  For a traceback: the same command with --debug")
     return "\n".join(lines)
 
 
 def advice_of(error: BaseException) -> str:
-    """Return what to do about it; empty where the message itself says so."""
+    """Return what to do about an error; empty if the message itself says it."""
     named = ""
     for cause in _chain(error):
-        if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
+        if isinstance(cause, RecordError) and message_of(cause).startswith(_DAMAGED_RECORD):
             return ""
         for error_class in type(cause).__mro__:
             if error_class.__name__ in _ADVICE:
@@ -95,11 +94,11 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield from _user_code_of([error])
     done = len(getattr(error, "completed_task_outputs", ()))
     if done:
-        yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has what they gave"
+        yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has their outputs"
 
 
 def _why(chain: Sequence[BaseException]) -> str:
-    """Return the outermost text, and those of its causes up to the first that it contains; deeper ones are details."""
+    """Join the messages of the chain, up to the first that the text already contains."""
     shown = ""
     for cause in chain:
         text = _cut(message_of(cause))
@@ -110,7 +109,7 @@ def _why(chain: Sequence[BaseException]) -> str:
 
 
 def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
-    """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
+    """Yield the line of user code that raised the innermost error, if user code did."""
     if line := user_line(reversed(chain)):
         yield f"  {line}"
 

@@ -1,4 +1,4 @@
-"""Messages about a run as the events that its progress is made of. Pure."""
+"""Events of a run, rebuilt from the messages of its record."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _EVENTS: Mapping[str, type[Event]] = {
     "loop_iteration_completed": LoopIterationCompletedEvent,
     "graph_state_completed": GraphStateCompletedEvent,
 }
-#: Values of what a message does not have, by the type of the event's field.
+#: Defaults of fields that a message lacks, by the field's type.
 _EMPTY: Mapping[object, object] = {"str": "", "int": 0, "timedelta": timedelta(), "Sequence[ToolCallRequest]": ()}
 
 
 def event_of(message: WireEvent) -> Event | None:
-    """Return the event of a message, empty where the message does not have a field; None: progress does not show it."""
+    """Return the event of a message, with defaults for fields that the message lacks; None if progress ignores it."""
     event_type = _EVENTS.get(message.type)
     if event_type is None:
         return None
     data, found = message.data, dict[str, Any]()
     for field in fields(event_type):
-        if (make := _MADE.get(field.name)) is not None:
+        if (make := _CONVERTED.get(field.name)) is not None:
             found[field.name] = make(data)
         elif f"{field.name}_ms" in data:
             found[field.name] = _duration(data, field.name)
@@ -70,7 +70,7 @@ def _duration(data: Mapping[str, object], name: str = "duration") -> timedelta:
 
 
 def _output(data: Mapping[str, object]) -> TaskOutput:
-    """Return an output without its text, which messages about its task do not have."""
+    """Return an output without text, which messages about tasks lack."""
     return TaskOutput(
         raw="",
         task_description=as_text(data.get("task_description")),
@@ -98,8 +98,8 @@ def _response(data: Mapping[str, object]) -> DelegationResponse:
     )
 
 
-#: What messages have in another form, or not at all.
-_MADE: Mapping[str, Callable[[Mapping[str, object]], object]] = {
+#: Fields that messages have in another form or lack.
+_CONVERTED: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "task_output": _output,
     "output": _output,
     "iteration_outputs": lambda _: {},

@@ -1,8 +1,4 @@
-"""What is shown of a run over many items (S-MR-185). Pure; every event comes with its time.
-
-In: ends of tasks, and seconds since the start. Out: items and reduces that are done, items per second, the time that is
-left; a line every so often, and one for each of the first failed items. Never: anything per item that is kept.
-"""
+"""Progress of a run over items (S-MR-185). Of single items, it stores only the keys of the first failures."""
 
 from __future__ import annotations
 
@@ -29,16 +25,16 @@ _TEXT = 200
 
 
 class ItemCounts(Protocol):
-    """A run that knows how many of its items have ended."""
+    """A run that counts its ended items."""
 
     @property
     def completed_count(self) -> int:
-        """Return how many have their output until now."""
+        """Items with an output."""
         ...
 
     @property
     def failed_count(self) -> int:
-        """Return how many have failed until now."""
+        """Items that failed."""
         ...
 
 
@@ -47,61 +43,58 @@ class ItemProgress:
 
     Args:
         title: Names the run.
-        total: Items, where that is known.
-        is_scanned: Whether the items are in a file that is looked through beside the run, to know how many there are.
+        total: Number of items, or None if unknown.
+        is_scanned: Whether a scan of a file counts the items while the run works.
     """
 
-    #: of a hundred thousand tasks nothing else is sent
+    #: no further events: there may be a hundred thousand tasks
     event_types = (EnsembleStartedEvent, TaskStartEvent, TaskCompleteEvent, TaskFailedEvent)
 
     def __init__(self, title: str = "", total: int | None = None, *, is_scanned: bool = False) -> None:
         self.title = escape_controls(title)
         self.total = total
-        #: by their events, and those on record
+        #: counted from events and from the record
         self._reported_done = 0
         self._reported_failed = 0
         self.reduces_done = 0
-        #: whether all items were one task (S-MR-82)
+        #: whether one task handled all items (S-MR-82)
         self.is_direct = False
         self.running = 0
         self.input_tokens = 0
         self.output_tokens = 0
-        #: keys of the failed items whose reasons were shown
+        #: keys of failed items whose errors were shown
         self.shown_failures: set[str] = set()
         self._is_scanned = is_scanned
         self._run: ItemCounts | None = None
-        #: done before the run went on
+        #: items that were done before this process resumed the run
         self._recorded = 0
         self._first_at: float | None = None
         self._last_at = 0.0
         self._next_line_at = _EVERY_S
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
-        """Count items and reduces that were done before the run went on."""
         self._reported_done += items
         self.reduces_done += tasks - items
         self._recorded = items
 
     def follow(self, run: ItemCounts) -> None:
-        """Count what the run counts, too: items that nothing could be made of, or a loop, have no task that says so."""
+        """Use the run's counts too: refused items, and items that run as a loop, have no task event."""
         self._run = run
 
     @property
     def items_done(self) -> int:
-        """Items that have their output, by its counts or by events, whichever is ahead."""
+        """Items with an output, by the run's counts or by events, whichever is higher."""
         return max(self._reported_done, 0 if self._run is None else self._run.completed_count)
 
     @property
     def items_failed(self) -> int:
-        """Items that have failed, in the same way."""
+        """Failed items, by the run's counts or by events, whichever is higher."""
         return max(self._reported_failed, 0 if self._run is None else self._run.failed_count)
 
     def set_total(self, total: int) -> None:
-        """Take over how many items there are."""
         self.total = total
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
         match event:
             case TaskFailedEvent() if self._reported_failed <= _SHOWN_FAILURES:
@@ -125,7 +118,7 @@ class ItemProgress:
             case TaskCompleteEvent():
                 self._end(at)
                 if is_inside_unit(event.instance):
-                    pass  # one of several tasks of an item, whose end the run counts
+                    pass  # one of several tasks of an item; the run counts the item
                 elif is_of_items(event.instance):
                     self._reported_done += 1
                     self.is_direct = is_direct(event.instance)
@@ -133,7 +126,7 @@ class ItemProgress:
                     self.reduces_done += 1
                 metrics = event.task_output.metrics
                 self._add_tokens(metrics.input_tokens, metrics.output_tokens)
-            case LlmIterationCompletedEvent():  # of a followed run, whose outputs have no metrics
+            case LlmIterationCompletedEvent():  # of an attached run, whose outputs have no metrics
                 self._add_tokens(event.input_tokens, event.output_tokens)
             case TaskFailedEvent():
                 self._end(at)
@@ -151,30 +144,29 @@ class ItemProgress:
 
     @property
     def ended(self) -> int:
-        """Items of which nothing more comes."""
         return self.items_done + self.items_failed
 
     def items_per_s(self, at: float) -> float:
-        """Return items that ended, per second since the first began; to the last end where nothing runs."""
+        """Return items per second from the first start to now, or to the last end if no task is running."""
         if self._first_at is None:
             return 0.0
         passed_s = (at if self.running else self._last_at) - self._first_at
         return (self.ended - self._recorded) / passed_s if passed_s > 0 else 0.0
 
     def left_s(self, at: float) -> float | None:
-        """Return seconds until the last item ends at this pace; None where that is not known."""
+        """Return the estimated seconds until the last item ends, or None if unknown."""
         pace = self.items_per_s(at)
         if self.total is None or not pace or not self.running or self.ended >= self.total:
             return None
         return (self.total - self.ended) / pace
 
     def counts(self, *, is_complete: bool = False) -> str:
-        """Return what is done: `120/1,000 items, 2 failed`.
+        """Return the counts: `120/1,000 items, 2 failed`.
 
         Args:
-            is_complete: The run has taken all items: as many have ended as there were, however far the scan has come.
+            is_complete: The run has read all items, so the ended items are the total even if the scan has not ended.
         """
-        # One task for all of them does not say how many there were.
+        # One task for all items does not reveal their number.
         total = self.ended if is_complete and self._is_scanned and not self.is_direct else self.total
         if self.is_direct:
             return "all items in one task" if total is None else f"{total:,} items in one task"
@@ -184,13 +176,11 @@ class ItemProgress:
         return f"{self.items_done:,}{of_total} items{failed}{reduces}"
 
     def pace(self, at: float) -> str:
-        """Return items per second, tokens, the time that is left."""
         parts = [f"{self.items_per_s(at):.1f} items/s", f"{self.input_tokens:,} + {self.output_tokens:,} tokens"]
         left_s = self.left_s(at)
         return ", ".join([*parts, f"{_duration(left_s)} left"] if left_s is not None else parts)
 
     def block(self, at: float) -> Block:
-        """Return the block of that moment."""
         return Block(
             counts=f"{self.counts()}, {self.running:,} running",
             bar=(self.ended, self.total) if self.total else None,
@@ -200,7 +190,6 @@ class ItemProgress:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time in two units at most."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"

@@ -1,8 +1,8 @@
-"""What the nodes of a cluster said, as a table. Pure."""
+"""The report of a cluster's nodes as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.cli.view.terminal import count_noun, screen_line
@@ -12,19 +12,21 @@ if TYPE_CHECKING:
 
 _TEXT = 200
 _ID = 8
-#: Packages that have a column of their own.
+#: Packages with a separate column.
 _COLUMNS = ("ray", "ensemble-ray")
 
 
 def node_lines(found: NodesReport) -> Sequence[str]:
-    """Return the table: a row for each node, below it what is wrong there and what to do about it."""
+    """Return a row for each node, and below it its problems with advice."""
     rows: list[tuple[str, ...]] = [("", "node", "Python", *_COLUMNS, "code", "endpoints")]
     rows += [_row(found, node) for node in found.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     table = [lines[0]]
     for node, line in zip(found.nodes, lines[1:], strict=True):
-        table += [line, *_problem_lines(found, node)]
+        table.append(line)
+        for problem, advice in found.problems(node):
+            table += [f"      {screen_line(problem, _TEXT)}", f"      -> {advice}"]
     wrong = sum(bool(found.problems(node)) for node in found.nodes)
     count = count_noun(len(found.nodes), "node")
     verdict = f"{wrong} of {count} cannot run it" if wrong else f"{count} can run it"
@@ -32,7 +34,6 @@ def node_lines(found: NodesReport) -> Sequence[str]:
 
 
 def node_data(found: NodesReport) -> dict[str, object]:
-    """Return the same as JSON data."""
     nodes = [
         {**node.to_dict(), "problems": [{"problem": what, "advice": advice} for what, advice in found.problems(node)]}
         for node in found.nodes
@@ -50,9 +51,3 @@ def _row(found: NodesReport, node: NodeReport) -> tuple[str, ...]:
     out_of_reach = sum(map(bool, node.endpoints.values()))
     endpoints = f"{out_of_reach} of {len(node.endpoints)} fail" if out_of_reach else f"{len(node.endpoints)} ok"
     return (mark, name, screen_line(node.python, _TEXT), *versions, code, endpoints if node.endpoints else "-")
-
-
-def _problem_lines(found: NodesReport, node: NodeReport) -> Iterator[str]:
-    for problem, advice in found.problems(node):
-        yield f"      {screen_line(problem, _TEXT)}"
-        yield f"      -> {advice}"

@@ -1,7 +1,4 @@
-"""Graphs that commands write: as a picture, as Mermaid text, as data.
-
-In: where each is to go, and what makes the graph. Out: files; `-` is standard output.
-"""
+"""Graphs that commands write: SVG, Mermaid or JSON; `-` is standard output."""
 
 from __future__ import annotations
 
@@ -31,23 +28,20 @@ Dag = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What was asked for; None: not."""
-
     svg: str | None
     mermaid: str | None
     dag: str | None
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is anything to write."""
         return any(each is not None for each in (self.svg, self.mermaid, self.dag))
 
     def write(self, title: str, make_flow: Callable[[], Flow], make_dag: Callable[[], DagModel]) -> None:
-        """Write what was asked for.
+        """Write the requested files.
 
         Raises:
-            OSError: a file cannot be written.
-            NotImplementedError: the graph has no such form.
+            OSError: A file cannot be written.
+            NotImplementedError: The graph has no such form.
         """
         if self.dag is not None:
             _write(self.dag, make_dag().to_json())

@@ -1,8 +1,4 @@
-"""What is shown of a run while it goes on. Pure; every event comes with its time.
-
-In: the run's events in order, and seconds since the start. Out: lines of text, and the block that a terminal redraws.
-`Progress` is what the display knows of it; `TaskProgress` follows runs of a plan, `ItemProgress` runs over many items.
-"""
+"""Progress of a run on the terminal: `Progress` counts events, `Display` shows lines or a block that is redrawn."""
 
 from __future__ import annotations
 
@@ -47,25 +43,45 @@ if TYPE_CHECKING:
 
 
 _NAME = 32
+#: Running tasks that the block lists.
+_SHOWN_TASKS = 8
+#: Each start of a task gets a line up to this many tasks.
+_SHOWN_STARTS = 50
+#: Each end of a task gets a line up to this many tasks; later ones get a line every `_EVERY_S` seconds.
+_SHOWN_ENDS = 1000
+_EVERY_S = 2.0
+_LABEL, _ROLE, _TEXT = 32, 24, 200
+#: Characters of a delegated task, and of its answer.
+_BRIEF = 80
+#: Warnings of one kind that are shown.
+_SHOWN_WARNINGS = 20
+_NUMBER = re.compile(r"\d+")
+#: Templates of log messages whose failures the command line reports itself.
+_REPORTED_ELSEWHERE = {
+    "Delegation by '%s' to '%s' failed: %s",
+    "Run %s: %s failed and is left out%s",
+}
+_DelegationEvent = DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent
+_TaskEvent = TaskStartEvent | TaskCompleteEvent | TaskFailedEvent
 
 
 class UnitProgress:
-    """What is shown of the units of a run.
+    """Progress of the loops, phases and graph of a run.
 
     Args:
-        caps: Most iterations of loops and steps of the graph, by `loop:NAME` and `graph:NAME`; others come with events.
-        start: State that the graph begins with.
+        caps: Maximum iterations of loops and steps of the graph, by `loop:NAME` and `graph:NAME`; events add others.
+        start: First state of the graph.
     """
 
     def __init__(self, caps: Mapping[str, int] | None = None, start: str = "") -> None:
         self._caps = dict(caps or {})
-        #: by the unit: the state that routing chose last
+        #: by graph: the state that routing chose last
         self._states: dict[str, str] = {}
         self._start = start
 
     @classmethod
     def of(cls, definition: EnsembleDefinition) -> UnitProgress:
-        """Return one that knows the caps of a team's loops and graph from the start."""
+        """Return the progress of a team's units, with the caps that the team declares."""
         loops = [*definition.loops, *(loop for phase in definition.phases for loop in phase.loops)]
         caps: dict[str, int] = {}
         graph = definition.graph
@@ -76,7 +92,7 @@ class UnitProgress:
         return cls(caps, "" if graph is None else graph.start)
 
     def receive(self, event: Event) -> str | None:
-        """Take over the end of an iteration or a step; return its line."""
+        """Count the end of an iteration or a step, and return its line."""
         match event:
             case LoopIterationCompletedEvent():
                 self._caps[f"loop:{event.loop_name}"] = event.max_iterations
@@ -94,7 +110,6 @@ class UnitProgress:
                 return None
 
     def lines(self, running: Iterable[str]) -> list[str]:
-        """Return a line for each unit in which a task runs, in the order of those tasks."""
         segments = (segment for instance in running for segment in instance.split("/")[:-1])
         return [line for segment in dict.fromkeys(segments) for line in self._describe(segment)]
 
@@ -117,74 +132,58 @@ class UnitProgress:
                 return
 
 
-#: Running tasks that the block lists.
-_SHOWN_TASKS = 8
-#: Starts of tasks get lines of their own up to this many tasks.
-_SHOWN_STARTS = 50
-#: Ends of tasks get lines of their own up to this many; after that one gets a line every so often, s.
-_SHOWN_ENDS = 1000
-_EVERY_S = 2.0
-_LABEL, _ROLE, _TEXT = 32, 24, 200
-#: What an agent is asked, and what it answers.
-_BRIEF = 80
-_DelegationEvent = DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent
-_TaskEvent = TaskStartEvent | TaskCompleteEvent | TaskFailedEvent
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What a terminal redraws: a head line with a bar, the pace, the work that runs."""
+    """The part of the terminal that is redrawn: a head line with a bar, the pace, the running work."""
 
-    #: stands right of the bar
+    #: shown right of the bar
     counts: str
-    #: parts that have ended, and of how many; None: no bar
+    #: ended parts and their total; None: no bar
     bar: tuple[int, int] | None
     #: empty: no line
     pace: str = ""
     lines: Sequence[str] = ()
-    #: whether no task has begun, so that a note may stand in their place
+    #: whether no task has started; a note may be shown instead
     is_idle: bool = False
 
 
 class Progress(Protocol):
-    """What is shown of one run. Times are seconds since its start."""
+    """The counts of one run. Times are seconds since its start."""
 
     title: str
 
     @property
     def event_types(self) -> Sequence[type[Event]]:
-        """Events that it needs; no other ones are made for it."""
+        """The events that it needs; the run sends no other ones to it."""
         ...
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        """Count the next event and return its line, if it gets one; with `is_live` a block shows most of it."""
+        """Count the next event and return its line, if any; `is_live`: a block shows most of it."""
         ...
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
-        """Count what was done before the run went on: tasks, and how many of them were of items."""
+        """Count tasks that the record already contains; `items` of them are of items."""
         ...
 
     def set_total(self, total: int) -> None:
-        """Take over how much there is to do."""
+        """Set the number of tasks or items."""
         ...
 
     def counts(self, *, is_complete: bool = False) -> str:
-        """Return in words what is done; `is_complete`: the run has taken all that there was."""
+        """Describe the completed work; `is_complete`: the run has read all items."""
         ...
 
     def pace(self, at: float) -> str:
-        """Return in words how quickly it goes and what it took."""
+        """Describe speed and usage."""
         ...
 
     def block(self, at: float) -> Block:
-        """Return the block of that moment."""
+        """Return the block at that time."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTask:
-    """A task that has begun."""
-
     key: str
     label: str
     agent_role: str
@@ -193,30 +192,15 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDelegation:
-    """An agent that works for another one."""
-
     asker_role: str
     worker_role: str
-    #: 1: for a task of the plan
+    #: 1: delegated by a task of the plan
     depth: int
     started_at: float
 
 
-def _depth_of(event: _DelegationEvent) -> int:
-    """Return how deep a delegation is nested; 1: asked for by a task of the plan."""
-    depth, asker = 1, delegating_call(event.instance)
-    while asker is not None:
-        depth, asker = depth + 1, delegating_call(asker)
-    return depth
-
-
-def label_of(event: _TaskEvent) -> str:
-    """Return the task's key, as plans and traces show it."""
-    return node_key(event.instance) or f"task-{event.task_index}"
-
-
 class TaskProgress:
-    """`Progress` of a run of a plan: its tasks, their model calls, the agents that work for others."""
+    """`Progress` of a run with a plan: tasks, model calls, delegations."""
 
     event_types = (
         EnsembleStartedEvent,
@@ -236,7 +220,7 @@ class TaskProgress:
     def __init__(self, title: str = "", units: UnitProgress | None = None) -> None:
         self.title = escape_controls(title)
         self._units = units or UnitProgress()
-        #: whether tasks run more than once, so that nobody knows how many executions there will be
+        #: whether tasks may run more than once, so that the number of executions is unknown
         self._has_units = False
         self.total_tasks = 0
         self.done = 0
@@ -249,7 +233,7 @@ class TaskProgress:
         self.input_tokens = 0
         self.output_tokens = 0
         self._running: dict[str, RunningTask] = {}
-        #: by the task of the plan that they are for in the end, then by id
+        #: by the task of the plan for which they work, then by id
         self._delegated: dict[str, dict[str, RunningDelegation]] = {}
         self._agents: set[str] = set()
         self._calls_open = 0
@@ -258,27 +242,25 @@ class TaskProgress:
         #: when the last completed task got a line
         self._shown_at = 0.0
 
-    def add_recorded(self, tasks: int, *, items: int = 0) -> None:  # noqa: ARG002  for runs over items
-        """Count the tasks that were done before the run went on."""
+    def add_recorded(self, tasks: int, *, items: int = 0) -> None:  # noqa: ARG002  only runs over items use it
         self.done += tasks
 
     def set_total(self, total: int) -> None:
-        """Take over how many tasks there are; 0: that is not known before they are made."""
+        """Set the number of tasks; 0: unknown until they are created."""
         self.total_tasks = total
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        """Count the next event and return its line; in a block only failures get one."""
         is_refused = isinstance(event, DelegationFailedEvent) and self._is_refused(event)
         self._count(event, at)
         of_unit = self._units.receive(event)
         if of_unit is not None and not is_live:
             return of_unit
         match event:
-            case TaskFailedEvent():  # the run's error, or the delegation, says why
+            case TaskFailedEvent():  # the run's error or the delegation has the reason
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
             case DelegationFailedEvent():
                 return _describe_delegation(event, is_refused=is_refused)
-            case _ if is_live:
+            case _ if is_live:  # the block shows the rest
                 return None
             case EnsembleStartedEvent():
                 total = f"{count_noun(event.total_tasks, 'task')}, " if event.total_tasks else ""
@@ -294,7 +276,6 @@ class TaskProgress:
                 return None
 
     def _is_due(self, at: float) -> bool:
-        """Whether a completed task gets a line: the first ones do, of a hundred thousand one every few seconds."""
         if self.done > _SHOWN_ENDS and at - self._shown_at < _EVERY_S:
             return False
         self._shown_at = at
@@ -333,9 +314,9 @@ class TaskProgress:
         self._running[key] = RunningTask(key=key, label=label_of(event), agent_role=event.agent_role, started_at=at)
         if is_inside_unit(event.instance):
             self._has_units, self.total_tasks = True, 0
-        if self.total_tasks:  # of a map-reduce only the items are known before its reduces are made
+        if self.total_tasks:  # a map-reduce knows its items before its reduces
             self.total_tasks = max(self.total_tasks, self.done + self.failed + len(self._running))
-        if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
+        if not event.agent_role.startswith("("):  # "(deterministic)": a handler instead of an agent
             self._agents.add(event.agent_role)
 
     def _receive_delegation(self, event: _DelegationEvent, at: float) -> None:
@@ -358,38 +339,39 @@ class TaskProgress:
         open_ones.pop(event.delegation_id, None)
 
     def _is_refused(self, event: DelegationFailedEvent) -> bool:
-        """Return whether no worker was asked. Only what a worker raised has a cause (S-DEL-51), which a record does not tell."""
+        """Whether no worker was called: only an error of a worker has a cause (S-DEL-51).
+
+        Events that are read from a record always have a cause, so the delegation must also be open.
+        """
         open_ones = self._delegated.get(task_instance(event.instance), {})
         return event.cause is None or event.delegation_id not in open_ones
 
     def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
         key = event.instance or label_of(event)
         self._running.pop(key, None)
-        self._delegated.pop(key, None)  # those that were stopped with it have no event of their own
+        self._delegated.pop(key, None)  # delegations that end with their task have no event
         if not self._running:
-            self._calls_open = 0  # a failed call ends without an event of its own
+            self._calls_open = 0  # a failed call has no event
 
     @property
     def running(self) -> Sequence[RunningTask]:
-        """Tasks that have begun and not ended, oldest first."""
+        """Running tasks, oldest first."""
         return tuple(self._running.values())
 
     def list_delegations(self, task: RunningTask) -> Sequence[RunningDelegation]:
-        """Return the agents that work for a running task, oldest first."""
         return tuple(self._delegated.get(task.key, {}).values())
 
     @property
     def agents(self) -> int:
-        """Agents that have worked."""
+        """Number of agents that have worked."""
         return len(self._agents)
 
     @property
     def calls_open(self) -> int:
-        """Model calls in flight."""
         return self._calls_open
 
     def tokens_per_s(self, at: float) -> float:
-        """Return output tokens per second, from the first model call to now, or to the last answer when nothing is open."""
+        """Return output tokens per second from the first model call to now, or to the last answer if no call is open."""
         if self._first_call_at is None:
             return 0.0
         end = at if self._calls_open else self._last_call_at
@@ -397,7 +379,6 @@ class TaskProgress:
         return self.output_tokens / passed_s if passed_s > 0 else 0.0
 
     def counts(self, *, is_complete: bool = False) -> str:  # noqa: ARG002  a plan says how many there are
-        """Return what is done: `1 of 3 tasks, 1 failed`."""
         total = f" of {self.total_tasks}" if self.total_tasks else ""
         return f"{self.done}{total} tasks" + (f", {self.failed} failed" if self.failed else "")
 
@@ -405,11 +386,10 @@ class TaskProgress:
         return f"{self.done + self.failed}" + (f"/{self.total_tasks}" if self.total_tasks else "")
 
     def pace(self, at: float) -> str:
-        """Return model calls, tokens, tool calls and delegations so far."""
         parts = [count_noun(self.model_calls, "model call")]
         if self._calls_open:
             parts[0] += f" (+{self._calls_open} open)"
-        # A record does not say when calls begin.
+        # A record has no start times of calls.
         rate = "" if self.model_calls and self._first_call_at is None else f", {self.tokens_per_s(at):.0f} tokens/s"
         parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens{rate}")
         if self.tool_calls:
@@ -421,7 +401,6 @@ class TaskProgress:
         return ", ".join(parts)
 
     def block(self, at: float) -> Block:
-        """Return the block of that moment: the first running tasks, and who works for them."""
         running, ended = self.running, self.done + self.failed
         bar = None if self._has_units else (ended, max(self.total_tasks, 1))
         if not (self.total_tasks or running or ended):
@@ -439,7 +418,6 @@ class TaskProgress:
         )
 
     def _task_lines(self, task: RunningTask, at: float) -> list[str]:
-        """Return the line of a running task, and below it those of the agents that work for it."""
         label, role = screen_line(task.label, _LABEL), screen_line(task.agent_role, _ROLE)
         lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
         open_ones = self.list_delegations(task)
@@ -451,6 +429,19 @@ class TaskProgress:
         return lines
 
 
+def label_of(event: _TaskEvent) -> str:
+    """Return the task's key, as plans and traces show it."""
+    return node_key(event.instance) or f"task-{event.task_index}"
+
+
+def _depth_of(event: _DelegationEvent) -> int:
+    """Return the nesting depth of a delegation; 1: delegated by a task of the plan."""
+    depth, asker = 1, delegating_call(event.instance)
+    while asker is not None:
+        depth, asker = depth + 1, delegating_call(asker)
+    return depth
+
+
 def _describe_task(event: _TaskEvent) -> str:
     role = screen_line(event.agent_role, _ROLE)
     path = event.instance.rpartition("#")[0] if is_inside_unit(event.instance) else label_of(event)
@@ -458,7 +449,7 @@ def _describe_task(event: _TaskEvent) -> str:
 
 
 def _describe_delegation(event: _DelegationEvent, *, is_refused: bool = False) -> str:
-    """Return what becomes of a delegation, indented by how deep it is."""
+    """Return the line of a delegation, indented by its depth."""
     asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
     match event:
@@ -476,26 +467,15 @@ def _seconds(duration: timedelta) -> str:
     return f"{duration.total_seconds():.1f} s"
 
 
-_TEXT_DISPLAY = 200
-#: Warnings of one kind that are shown.
-_SHOWN_WARNINGS = 20
-_NUMBER = re.compile(r"\d+")
-#: What the library logs of a failure that the command line shows in its own words.
-_SHOWN_ANYWAY = {
-    "Delegation by '%s' to '%s' failed: %s",
-    "Run %s: %s failed and is left out%s",
-}
-
-
 class Display:
-    """Shows one run: `with Display(...) as display`, and `display.listener` among the run's listeners.
+    """Shows one run: `with Display(...) as display`, with `display.listener` among the run's listeners.
 
     Args:
-        progress: What is shown.
-        is_quiet: Show nothing.
-        count: Counts what there is to do, beside the run; it may take as long as a look through a large file.
+        progress: Counts the events.
+        is_quiet: Show no output.
+        count: Returns the number of items; it may read a large file, and runs in a thread beside the run.
         clock: Seconds; for tests.
-        is_live: Whether to redraw; default: on a terminal.
+        is_live: Whether to redraw; None: only on a terminal.
     """
 
     def __init__(
@@ -517,24 +497,23 @@ class Display:
         self._note = ""
         self._is_catching_up = False
         self._lock = threading.Lock()
-        #: held while events wait for what comes before them
+        #: serializes events; held while they must wait for recorded ones
         self._turn = threading.Lock()
         self._live: Any = None
         self._log = _Warnings(self.note_line)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was made."""
         return self._clock() - self._began
 
     def __enter__(self) -> Self:
         log = logging.getLogger("ensemble_ray")
-        if not log.isEnabledFor(logging.DEBUG):  # with --debug the log itself is shown
+        if not log.isEnabledFor(logging.DEBUG):  # with --debug, the log is shown instead
             log.addHandler(self._log)
         if self._count is not None:
             threading.Thread(target=self._set_total, args=(self._count,), daemon=True).start()
         if self._is_live:
-            from rich.console import Console  # only terminals pay for it
+            from rich.console import Console  # only terminals need it
             from rich.live import Live
 
             self._live = Live(
@@ -557,50 +536,49 @@ class Display:
             self._live.stop()
 
     def _set_total(self, count: Callable[[], int]) -> None:
-        with contextlib.suppress(OSError):  # the run says what is wrong with its items
+        with contextlib.suppress(OSError):  # the run reports problems of its items
             total = count()
             with self._lock:
                 self._progress.set_total(total)
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Let events wait until the end of the block: a run that goes on shows first what it has on record."""
+        """Hold back events until the end of the block: a resumed run shows its recorded work first."""
         with self._turn:
             yield
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
-        """Count and show the tasks that were done before the run went on, so many of them of items."""
+        """Count and show tasks that the record already contains; `items` of them are of items."""
         with self._lock:
             self._progress.add_recorded(tasks, items=items)
         if tasks:
             self.note_line(f"{count_noun(tasks, 'task')} from the record")
 
     def note(self, text: str) -> None:
-        """Show what is going on besides tasks; the newest note stands in the block."""
+        """Show activity other than tasks; the block contains the latest note."""
         self._note = escape_controls(text)
         if self._live is None:
             self.note_line(text)
 
     def note_line(self, text: str) -> None:
-        """Show a line that stays."""
         if self._is_quiet:
             return
         if self._live is not None:
             from rich.text import Text
 
-            self._live.console.print(Text(escape_controls(text)))  # a text: no markup, no names of emoji
+            self._live.console.print(Text(escape_controls(text)))  # `Text`: no markup or emoji codes
         else:
             say(text)
 
     def summary(self, *, is_complete: bool = False) -> str:
-        """Return the counts at the end in one line; `is_complete`: the run has taken all that there was."""
+        """Return the final counts on one line; `is_complete`: the run has read all items."""
         at = self.elapsed_s
         with self._lock:
             return f"{self._progress.counts(is_complete=is_complete)} in {at:.1f} s: {self._progress.pace(at)}"
 
     @contextlib.contextmanager
     def catch_up(self) -> Generator[None]:
-        """Count events inside the block without a line for each: they happened before anybody watched."""
+        """Count events inside the block without showing their lines: they are in the past."""
         self._is_catching_up = True
         try:
             yield
@@ -608,12 +586,10 @@ class Display:
             self._is_catching_up = False
 
     def standing(self) -> str:
-        """Return the counts so far in one line."""
         with self._lock:
             return self._progress.counts()
 
     def show(self, event: Event) -> None:
-        """Count the next event, and show its line if it gets one."""
         with self._turn:
             at = self.elapsed_s
             with self._lock:
@@ -622,8 +598,7 @@ class Display:
                 self.note_line(f"{at:7.1f} s  {line}")
 
     def _render(self) -> RenderableType:
-        """Return the block that a terminal shows."""
-        from rich.console import Group  # only terminals pay for it
+        from rich.console import Group  # only terminals need it
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -644,7 +619,7 @@ class Display:
 
 
 def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Event]]) -> EnsembleListener:
-    """Return a listener that overrides the methods of those events alone: no other ones are made and sent for it."""
+    """Return a listener that overrides the methods of these events alone: the run sends no other events to it."""
 
     def show_start(_listener: object, ensemble_id: str, workflow: str, total_tasks: int) -> None:
         show(EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
@@ -658,24 +633,25 @@ def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Eve
 
 
 class _Warnings(logging.Handler):
-    """Puts the library's warnings and notices among the progress lines."""
+    """Shows the library's warnings and notices among the progress lines."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__()
         self._show = show
-        #: lines by their text without numbers, and by template
+        #: shown lines by their text without numbers
         self._shown: dict[str, str] = {}
+        #: shown lines by template
         self._kinds: defaultdict[str, list[str]] = defaultdict(list)
-        #: by shown line: how many more there were like it
+        #: number of further messages like a shown line
         self._more: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one. Count those that differ from an earlier one in numbers alone, and those of a kind that has many."""
+        """Show a message. Count it instead if only numbers differ from an earlier one, or its kind has many."""
         template = str(getattr(record, "template", record.msg))
         if record.name == NOTICES:
             self._show(record.getMessage())
-        elif record.levelno >= logging.WARNING and template not in _SHOWN_ANYWAY:
-            line = f"{record.levelname.lower()}: {screen_line(record.getMessage(), _TEXT_DISPLAY)}"
+        elif record.levelno >= logging.WARNING and template not in _REPORTED_ELSEWHERE:
+            line = f"{record.levelname.lower()}: {screen_line(record.getMessage(), _TEXT)}"
             text, kind = _NUMBER.sub("#", line), self._kinds[template]
             shown = self._shown.get(text, kind[-1] if len(kind) >= _SHOWN_WARNINGS else "")
             if shown:
@@ -686,6 +662,5 @@ class _Warnings(logging.Handler):
             self._show(f"  {line}")
 
     def show_counts(self) -> None:
-        """Show how many more there were like a line."""
         for line, count in self._more.items():
             self._show(f"  {count:,} more like {line}")

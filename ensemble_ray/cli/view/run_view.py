@@ -1,7 +1,4 @@
-"""How a run is shown: its progress, its output, what is said behind it, its exit code.
-
-One view for runs of a team, another for runs over many items; which one, the definition decides.
-"""
+"""Views of a run: progress, output, closing lines and exit code, for teams and for runs over items."""
 
 from __future__ import annotations
 
@@ -39,27 +36,23 @@ _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEnd:
-    """How a run stands."""
-
     run_id: str
     state: str
-    #: why it ended; empty: it has not
+    #: empty before the end
     exit_reason: str = ""
-    #: None: it gave none
+    #: None without an output
     text: str | None = None
-    #: why it failed
     errors: Sequence[str] = ()
-    #: what else is known of the first of them
+    #: further lines about the first error
     details: Sequence[str] = ()
     #: see `error_data`
     error: Mapping[str, object] | None = None
-    #: where its record is
+    #: location of the record
     record: str = ""
     #: see `notes_of`
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as JSON data."""
         return {
             "run_id": self.run_id,
             "state": self.state,
@@ -73,43 +66,35 @@ class RecordedEnd:
 
 
 def error_data(error: RecordedError) -> dict[str, object]:
-    """Return why a run failed as JSON data (S-ERR-68)."""
-    return {
-        "type": error.error_type,
-        "message": error.message,
-        **({"place": error.place} if error.place else {}),
-        **(
-            {"causes": [{"type": each.error_type, "message": each.message} for each in error.causes]}
-            if error.causes
-            else {}
-        ),
-    }
+    """Return the error of a failed run as JSON data (S-ERR-68)."""
+    data: dict[str, object] = {"type": error.error_type, "message": error.message}
+    if error.place:
+        data["place"] = error.place
+    if error.causes:
+        data["causes"] = [{"type": each.error_type, "message": each.message} for each in error.causes]
+    return data
 
 
 def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
-    """Return what people should know of the result of a run: answers that were cut off or empty, loops that ended at a cap."""
-    counted = (
-        [f"{incomplete_answers:,} incomplete answer{'' if incomplete_answers == 1 else 's'}"]
-        if incomplete_answers
-        else []
-    )
+    """Return notes on a result: incomplete or empty answers, and loops or graphs that ended at their caps."""
+    counted = [count_noun(incomplete_answers, "incomplete answer")] if incomplete_answers else []
     return [*counted, *(f"{each} ended at its cap" for each in capped)]
 
 
 async def read_notes(store: RunStore, run_id: str) -> list[str]:
-    """Return `notes_of` of a run that failed; none where no end is recorded, or the record cannot be read."""
+    """Return `notes_of` of a failed run, or an empty list if the record has no end or cannot be read."""
     try:
         end = (await read_head(store, run_id)).end
-    except RecordError:  # what the run failed for is shown all the same
+    except RecordError:  # the run's error is shown anyway
         return []
     return [] if end is None else notes_of(end.incomplete_answers, end.capped)
 
 
 async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
-    """Read how a run stands, and its text where it ended with one.
+    """Read the state of a run, and its text if it ended with one.
 
     Raises:
-        RecordError: the record is damaged, or was removed meanwhile.
+        RecordError: The record is damaged or was removed.
     """
     found = await store.find(run_id)
     head = await read_head(store, run_id)
@@ -117,7 +102,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     text = None
     if found.state in _WITH_TEXT:
         with locate_errors(found.location):
-            text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
+            text = await _last_text(store, run_id) if head.is_dynamic else fold_output(await store.facts(run_id)).raw
     errors = head.errors
     return RecordedEnd(
         run_id=run_id,
@@ -132,12 +117,8 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     )
 
 
-async def _planned_text(store: RunStore, run_id: str) -> str:
-    return fold_output(await store.facts(run_id)).raw
-
-
 async def _last_text(store: RunStore, run_id: str) -> str | None:
-    """Return the text of a map-reduce's last reduce; None where there is none, as of a map."""
+    """Return the text of a map-reduce's last reduce, or None, as for a map without reduces."""
     history, text = RunHistory(), None
     for instance in map(instance_of, (FINAL, DIRECT)):
         for fact in await store.facts_of(run_id, instance):
@@ -147,21 +128,21 @@ async def _last_text(store: RunStore, run_id: str) -> str | None:
     return text
 
 
-#: Early ends that nobody asked for.
+#: Early ends that the user did not choose.
 _UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
-#: Failed items that are named at the end.
+#: Failed items that the closing lines name.
 _SHOWN_FAILURES = 3
 _TEXT = 160
 
 
 class TerminalRunView:
-    """How a run of a team is shown.
+    """The view of a run of a team.
 
     Args:
         title: Names the run.
         is_quiet: Show no progress and no summary.
-        render: Makes the text of the output.
-        units: How far its loops, phases and graph are.
+        render: Returns the text of the output.
+        units: Progress of its loops, phases and graph.
     """
 
     def __init__(
@@ -177,42 +158,41 @@ class TerminalRunView:
         self._render = render
 
     def begin(self, run: Run | MapReduceRun) -> None:
-        """Count what a run that has begun has on record."""
+        """Count the tasks that the record of a started run already contains."""
         self.display.add_recorded(run.recorded_tasks, items=run.recorded_items)
 
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Take over what the ended run knows; None: it never began, or gave no output."""
-        # A run that is resumed has counted what it has on record before.
+        """Count the results of an ended run; None: it never started, or has no output."""
+        # `begin` has counted the recorded tasks of a resumed run.
         if run is not None and output is not None and run.is_replayed and not run.recorded_tasks:
             self._add_recorded(output)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
-        """Count what a run that had completed before has on record."""
         self.display.add_recorded(len(output.task_outputs))
 
     def to_text(self, output: EnsembleOutput) -> str | None:
-        """Return what goes to standard output; None: nothing, as of a run that has no answer yet."""
+        """Return the text for standard output; None for a run that waits for reviews."""
         return None if output.state.value == "waiting" else self._render(output)
 
     def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """Return the same as JSON data; its trace has a command of its own."""
+        """Return the output as JSON data without its trace, which the command `trace` shows."""
         return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
 
     def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
-        """Return what is said when it has ended; None: it failed, and its record has the notes."""
+        """Return the closing lines. A failed run has no output, and its `notes` come from its record."""
         counts = self.display.summary(is_complete=output is not None and output.is_complete)
         lines = ["; ".join([counts, *(notes if output is None else _notes(output))])]
         return lines if output is None else [*lines, *_open_reviews(output)]
 
     def exit_code(self, output: EnsembleOutput) -> int:
-        """Return the exit code of a run that gave an output and was not cancelled."""
+        """Return the exit code of a run that has an output and was not cancelled."""
         if output.state.value == "waiting":
             return WAITING
         return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
 
 
 def _notes(output: EnsembleOutput) -> list[str]:
-    """Return what is said of answers that were cut off, and of loops and a graph that ended at a cap (S-LOOP-191)."""
+    """Return notes on incomplete answers, and on loops and graphs that ended at their caps (S-LOOP-191)."""
     trace = output.trace
     units: list[LoopTrace | GraphTrace] = [] if trace is None else [*trace.loop_traces]
     if trace is not None and trace.graph_trace is not None:
@@ -222,7 +202,7 @@ def _notes(output: EnsembleOutput) -> list[str]:
 
 
 def _open_reviews(output: EnsembleOutput) -> list[str]:
-    """Return what a run waits for, and the command that decides (S-REV-122)."""
+    """Return the open reviews of a run, each with the command that decides it (S-REV-122)."""
     lines: list[str] = []
     for review in output.open_reviews:
         asked = f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
@@ -232,10 +212,9 @@ def _open_reviews(output: EnsembleOutput) -> list[str]:
 
 
 class ItemView(TerminalRunView):
-    """How a run over many items is shown (S-MR-185 to S-MR-187)."""
+    """The view of a run over items (S-MR-185 to S-MR-187)."""
 
     def __init__(self, definition: MapDefinition, title: str, *, is_quiet: bool = False) -> None:
-        """Make one for a definition whose tasks are made while it runs."""
         super().__init__(title, is_quiet=is_quiet)
         self._definition = definition
         source = definition.item_source
@@ -246,23 +225,21 @@ class ItemView(TerminalRunView):
         self.display = Display(self._progress, is_quiet=is_quiet, count=count)
 
     def begin(self, run: Run | MapReduceRun) -> None:
-        """Count its items from now on."""
         super().begin(run)
         self._follow(run)
 
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Take over how many items ended."""
         super().finish(run, output)
         self._follow(run)
 
     def _follow(self, run: Run | MapReduceRun | None) -> None:
-        from ensemble_ray.runs.map_reduce.launcher import MapReduceRun  # there is a run, so it is imported
+        from ensemble_ray.runs.map_reduce.launcher import MapReduceRun  # already imported if there is a run
 
         if isinstance(run, MapReduceRun):
             self._progress.follow(run)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
-        """Count its items apart from its reduces."""
+        """Count items apart from reduces."""
         self.display.add_recorded(len(output.task_outputs), items=_count_done(output))
         first = next(iter(() if output.trace is None else output.trace.task_traces), None)
         self._progress.is_direct = first is not None and first.node_type == "direct"
@@ -272,13 +249,13 @@ class ItemView(TerminalRunView):
         return isinstance(self._definition, MapReduceDefinition)
 
     def to_text(self, output: EnsembleOutput) -> str | None:
-        """Return the last reduce's text; a map has rows instead, and where they go nowhere, its outputs."""
+        """Return the last reduce's text; for a map without a file of rows, its outputs."""
         if self._has_text:
             return super().to_text(output)
         return None if self._definition.results is not None else "\n".join(each.raw for each in output.task_outputs)
 
     def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """Return counts, files and costs; what each item gave is in the file of the rows."""
+        """Return counts, files and costs. Results of items are in the file of rows."""
         metrics = output.metrics
         return {
             "run_id": output.run_id,
@@ -292,11 +269,11 @@ class ItemView(TerminalRunView):
         }
 
     def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
-        """Return counts, where rows and failed items are, and the first failures."""
+        """Return counts, the files of rows and failed items, and the first failures."""
         progress, lines = self._progress, list(super().summarize(output, notes))
         if self._definition.results is not None:
             lines.append(f"Rows: {_describe_rows(self._definition.results, progress.items_done)}")
-        # What the lines of the progress have shown is not shown again.
+        # Skip failures that progress lines have shown.
         failed = () if output is None else output.failed_items
         failures = [each for each in failed if map_key(each.index) not in progress.shown_failures]
         shown = failures[:_SHOWN_FAILURES]
@@ -311,13 +288,12 @@ class ItemView(TerminalRunView):
         return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:
-        """Return 0, or 3 where items were left out."""
+        """Return 0, or 3 if items failed."""
         code = super().exit_code(output)
         return PARTLY if code == FINE and self._progress.items_failed else code
 
 
 def _count_done(output: EnsembleOutput) -> int:
-    """Return how many items have an output."""
     levels = output.trace.map_reduce_levels
     return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
 
@@ -327,7 +303,7 @@ def _path(path: Path | None) -> str | None:
 
 
 def _describe_rows(path: Path, done: int) -> str:
-    """Return the file, and how many rows it has where its lines can be counted."""
+    """Return the path, with the number of its rows if the file has lines."""
     if path.suffix.lower() != ".jsonl":
         return str(path)
     try:
@@ -339,7 +315,6 @@ def _describe_rows(path: Path, done: int) -> str:
 
 
 def view_of(definition: object, title: str, *, is_quiet: bool = False) -> TerminalRunView:
-    """Return how a run of that definition is shown."""
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
         return ItemView(definition, title, is_quiet=is_quiet)

@@ -1,4 +1,4 @@
-"""A recorded run, sent to an OpenTelemetry receiver."""
+"""Export of a recorded run to an OpenTelemetry receiver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ensemble_ray.cli.view.terminal import say
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
-#: Stands for the receiver that the environment names.
+#: Value of `--otlp` for the receiver that the environment names.
 _ENVIRONMENT = "env"
 
 Otlp = Annotated[
@@ -29,16 +29,16 @@ WithContent = Annotated[
 
 
 def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown: bool) -> None:
-    """Refuse what sending does not do, before anything is done.
+    """Check the options of an export before any work.
 
     Args:
         url: The value of `--otlp`.
-        has_content: Whether contents are to be sent.
-        has_run: Whether a run is named.
-        is_shown: Whether the run, or a task of it, is to be shown or drawn.
+        has_content: Whether to send contents.
+        has_run: Whether the command names a run.
+        is_shown: Whether the command also shows or draws the run or a task.
 
     Raises:
-        ValidationError: these options do not go together.
+        ValidationError: The options conflict.
     """
     from ensemble_ray.errors import ValidationError
 
@@ -46,7 +46,7 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
         raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
     if url is not None and is_shown:
         raise ValidationError(
-            "--otlp sends a run as a whole, and shows nothing. What to do: leave --json, --task, --svg, --mermaid and --dag out"
+            "--otlp sends a whole run, and shows no output. What to do: leave --json, --task, --svg, --mermaid and --dag out"
         )
     if url is not None and not has_run:
         raise ValidationError(
@@ -55,11 +55,11 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
 
 
 def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool) -> None:
-    """Send the spans of a run, and say how many they are.
+    """Send the spans of a run, and report their number.
 
     Raises:
-        ValidationError: the packages are not installed, or that is no URL.
-        EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
+        ValidationError: Packages are missing, or the URL is invalid.
+        EnsembleError: The receiver is unreachable or refuses the spans, or the record cannot be read.
     """
     from ensemble_ray.errors import EnsembleError, ValidationError
     from ensemble_ray.events.telemetry.listener import missing_packages

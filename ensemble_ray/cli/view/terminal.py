@@ -1,7 +1,6 @@
-"""Where words go: results to standard output, everything else to standard error.
+"""Output of the command line: results to standard output, everything else to standard error.
 
-In: text of ours with foreign text in it. Out: the same on a stream, with nothing in it that a terminal would obey.
-Never: another module of the command line that writes to a stream by itself.
+Only this module writes to the streams. It escapes foreign text, so that terminals do not obey it.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from typing import Any, TextIO
 
 from ensemble_ray.text.foreign_text import escape_controls, escape_json, escape_surrogates
 
-#: Exit codes. Partly: it completed, and items that failed were left out. Waiting: reviews are open.
+#: Exit codes. PARTLY: the run completed without the items that failed. WAITING: reviews are open.
 FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130
-#: Where results go once standard output is kept for them alone.
+#: The stream of results after `reserve_stdout`.
 _reserved: list[TextIO] = []
-#: Has the mark of results in the environment of a command that runs as a job, whose log has both streams.
+#: Environment variable with the mark of results, for a command that runs as a job: its log contains both streams.
 MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
-#: What stands before each result then.
+#: The prefix of results after `frame_results`.
 _marks: list[str] = []
 
 
 def show(text: str) -> None:
-    """Write a result; foreign text in it is made safe, wherever it goes (S-SEC-60)."""
+    """Write a result with foreign text escaped (S-SEC-60)."""
     _write(escape_controls(text))
 
 
 def show_answer(text: str) -> None:
-    """Write the answer of a run: data where a pipe or a file takes it, safe text on a terminal (S-SEC-61)."""
+    """Write the answer of a run: escaped on a terminal, unchanged to a pipe or file (S-SEC-61)."""
     _write(escape_controls(text) if _results().isatty() else escape_surrogates(text))
 
 
 def show_json(data: object) -> None:
-    """Write a result as JSON; a number that JSON does not have is a text."""
+    """Write a result as JSON; numbers that JSON lacks become strings."""
     try:
         text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # NaN, or a value of the user's program that has no JSON form
+    except (TypeError, ValueError):  # NaN, or a user's value without a JSON form
         from ensemble_ray.values.trace import jsonable  # most results do not need it
 
         plain = json.loads(json.dumps(jsonable(data)), parse_constant=str)
@@ -52,19 +51,19 @@ def show_json(data: object) -> None:
 
 
 def show_json_text(text: str) -> None:
-    """Write a result that is JSON already; the data is the same, whatever a terminal would obey or cannot show is escaped."""
+    """Write a result that is JSON; control and unencodable characters become JSON escapes, which keeps the data."""
     _write(escape_json(text, _results().encoding))
 
 
 def say(text: str) -> None:
-    """Write progress, a note or an error; foreign text in it is made safe (S-SEC-60)."""
-    flush_results()  # so that a log that takes both streams has them in order
-    _put(sys.stderr, f"{escape_controls(text)}\n")  # in one piece, since several threads speak
+    """Write progress, a note or an error with foreign text escaped (S-SEC-60)."""
+    flush_results()  # keeps the order in a log of both streams
+    _put(sys.stderr, f"{escape_controls(text)}\n")  # one write, because several threads call this
     _put(sys.stderr)
 
 
 def say_piece(text: str) -> None:
-    """Write a part of a line of progress; the rest follows. Foreign text in it is made safe."""
+    """Write a part of a line of progress, with foreign text escaped."""
     flush_results()
     _put(sys.stderr, escape_controls(text))
     _put(sys.stderr)
@@ -80,7 +79,7 @@ def _write(text: str) -> None:
 
 
 def _put(stream: TextIO, text: str = "") -> None:
-    """Write a text, or hand on what was written; from when nobody reads a pipe any more it goes nowhere (S-SEC-66)."""
+    """Write a text, or flush if it is empty. After the reader of a pipe has left, output is discarded (S-SEC-66)."""
     try:
         if text:
             stream.write(text)
@@ -92,17 +91,14 @@ def _put(stream: TextIO, text: str = "") -> None:
         os.close(null)
 
 
-# The streams of a program.
-
-
 def guard_streams() -> None:
-    """Make this process's streams safe: what cannot be encoded, log lines, warnings and uncaught errors (S-SEC-64)."""
+    """Escape unencodable and foreign text of this process: output, log lines, warnings, uncaught errors (S-SEC-64)."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:  # it was closed when the program was started
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  for as long as the process lives
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open until the process ends
         else:
-            # What the stream cannot encode is shown as an escape such as `\u2026`: not lost, and no reason to fail (S-LLM-34).
+            # Unencodable characters become escapes such as `\u2026` instead of an error (S-LLM-34).
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
@@ -119,10 +115,7 @@ def guard_streams() -> None:
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats log records as safe text."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Format one, with its traceback."""
         return escape_controls(super().format(record))
 
 
@@ -138,22 +131,22 @@ def _format_error(*uncaught: Any) -> str:
 
 
 def reserve_stdout() -> None:
-    """Keep standard output for results, to the end of this process (S-SEC-63).
+    """Keep standard output for results until the process ends (S-SEC-63).
 
-    Everything else that is written to it goes to standard error: by modules of a team, by tools, by libraries that know
-    the descriptor only, and by processes that are started from now on.
+    Everything else that is written to it goes to standard error: output of a team's modules, of tools, of libraries that write
+    to the descriptor, and of processes that are started later.
     """
     sys.stdout.flush()
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    # A copy is not handed on to other programs, and nobody else knows its number.
-    _reserved.append(open(os.dup(1), "w", encoding=encoding, errors=errors))  # noqa: PTH123, SIM115  to the end of the process
+    # Other programs do not inherit the copied descriptor.
+    _reserved.append(open(os.dup(1), "w", encoding=encoding, errors=errors))  # noqa: PTH123, SIM115  open until the process ends
     os.dup2(2, 1)
 
 
 def frame_results() -> None:
-    """Write results as lines of JSON behind the mark that the environment names, where it does (S-CLU-14).
+    """If the environment has a mark, write each result as a line of JSON after it (S-CLU-14).
 
-    The mark is for this process alone: commands that tools start write as ever.
+    The mark is removed from the environment, so that commands started by tools write normally.
     """
     mark = os.environ.pop(MARK_VARIABLE, "")
     if mark:
@@ -163,16 +156,15 @@ def frame_results() -> None:
 
 
 def flush_results() -> None:
-    """Hand on what was written as results."""
     for stream in (*_reserved, sys.stdout):
         _put(stream)
 
 
 def own_command() -> str:
-    """Return how the user can call this program again: by its name where that finds it, else by its path."""
+    """Return the command by which the user can call this program: its name if PATH finds it, else its path."""
     program = Path(sys.argv[0])
     found = shutil.which("ensemble-ray")
-    if program.name != "ensemble-ray":  # `python -m`, or a program that uses us
+    if program.name != "ensemble-ray":  # `python -m`, or another program that imports this package
         return "ensemble-ray" if found else f"{sys.executable} -m ensemble_ray.cli"
     if found and Path(found).resolve() == program.resolve():
         return "ensemble-ray"
@@ -181,13 +173,13 @@ def own_command() -> str:
 
 
 def is_terminal() -> bool:
-    """Whether somebody watches standard error on a terminal that can redraw."""
+    """Whether standard error is a terminal that can redraw."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("CI")
 
 
 def screen_line(text: str, length: int) -> str:
-    """Return a text on one line, cut to a length, without characters that a terminal would obey."""
-    # Cut first: an answer may be as large as a book.
+    """Return a text on one line, cut to a length, with control characters escaped."""
+    # Cut first: an answer can be very long.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"
 

@@ -463,7 +463,7 @@ def test_runs_are_found_by_their_tags(call: Call, steps: str, folder: Path) -> N
         refused = call("run", steps, "--tag", wrong)
         assert (refused.code, "has no name" in refused.said) == (2, True)
     twice = call("run", steps, "--tag", "a=1", "--tag", "a=2")
-    assert (twice.code, "'a' was given twice" in twice.said) == (2, True)
+    assert (twice.code, "'a' occurs twice" in twice.said) == (2, True)
     assert folder.exists()
 
 

@@ -51,12 +51,12 @@ def items(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["items.jsonl"], "say what is asked of each item: --prompt TEXT, or --ensemble FILE (one of them)"),
+        (["items.jsonl"], "name the prompt for each item: --prompt TEXT, or --ensemble FILE (one of them)"),
         (["items.jsonl", "-p", "x", "--ensemble", "team.yaml"], "(one of them)"),
         (["-p", "x", "-o", "o.jsonl"], "there are no items: name a file, - for standard input, or --retry-dead FILE"),
-        (["items.jsonl", "--retry-dead", "d.jsonl", "-p", "x"], "--retry-dead takes the place of ITEMS"),
-        (["items.jsonl", "-p", "x"], "say where the answers go: --output FILE.jsonl, or bring them together"),
-        (["items.jsonl", "--ensemble", "team.yaml", "--reduce", "x"], "--reduce goes with --prompt"),
+        (["items.jsonl", "--retry-dead", "d.jsonl", "-p", "x"], "--retry-dead replaces ITEMS"),
+        (["items.jsonl", "-p", "x"], "name a file for the answers: --output FILE.jsonl, or bring them together"),
+        (["items.jsonl", "--ensemble", "team.yaml", "--reduce", "x"], "--reduce needs --prompt"),
         (["items.jsonl", "-p", "x", "-o", "o.jsonl", "--chunk-size", "3"], "--chunk-size: of use only with --reduce"),
         (
             ["items.jsonl", "-p", "x", "-o", "o.jsonl", "--input-rate", "3"],

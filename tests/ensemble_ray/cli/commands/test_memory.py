@@ -117,7 +117,7 @@ def test_text_is_found_where_a_file_has_no_vectors(call: Call) -> None:
         "entries": [],
         "entities": {},
     }
-    assert "Nothing is found" in call("memory", "search", "moon").said
+    assert "No entry was found" in call("memory", "search", "moon").said
     assert "TEXT must not be blank" in call("memory", "search", " ").said
 
 
@@ -128,7 +128,7 @@ def test_text_is_found_where_the_model_is_unknown_here(call: Call, folder: Path)
     memory.long_term.store(entry("the price"))
     called = call("memory", "search", "price")
     assert called.printed.splitlines()[0] == "(long-term memory)"
-    assert "vectors of WordsModel, which cannot be asked here" in called.said
+    assert "vectors of WordsModel, which is not available here" in called.said
     assert call("memory", "show", "--long-term").printed.splitlines()[1] == "  the price"
 
 

@@ -96,7 +96,7 @@ def test_run_goes_on_by_resume_when_somebody_decided(call: Call, waiting: OpenRe
     )
     listed = call("reviews")
     assert listed.printed == ""
-    assert "Run apology has its decisions, and goes on with:" in listed.said
+    assert "Run apology has its decisions. Resume it:" in listed.said
     shown = call("review", "apology", waiting.gate_id)
     assert "Decided: edit, by Ann" in _lines(shown.printed)
     call("resume", "apology")
@@ -187,5 +187,5 @@ def test_run_at_work_is_named_with_its_process(call: Call, waiting: OpenReview) 
     run_blocking(owned.write_state(RunState.RUNNING))
     called = call("review", "apology", waiting.gate_id, "approve")
     assert called.code == 0
-    assert re.match(r"The run is at work in process \d+ on .*\. When its call has ended, go on with: ", called.said)
+    assert re.match(r"The run is at work in process \d+ on .*\. When its call has ended, resume it: ", called.said)
     run_blocking(owned.close(RunState.INTERRUPTED))

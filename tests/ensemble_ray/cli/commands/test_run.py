@@ -90,7 +90,7 @@ def test_inputs_without_effect_are_told(call: Call, team: str, command: str) -> 
     called = call(command, f"{team}:team", *INPUTS, "-i", "topic=moons", "-i", "audeince=sailors", "-i", "x=1")
     assert called.code == 0
     told = called.said.splitlines()
-    assert "Input 'topic' was given 2 times: the last value counts, 'moons'" in told
+    assert "Input 'topic' occurs 2 times: the last value counts, 'moons'" in told
     assert "Input 'audeince' was given and no task uses it. Did you mean 'audience'?" in told
     assert "Input 'x' was given and no task uses it." in told
     assert all("Input" not in line for line in call(command, f"{team}:team", *INPUTS).said.splitlines())

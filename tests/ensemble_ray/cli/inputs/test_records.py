@@ -44,4 +44,4 @@ def test_that_nothing_was_kept_is_said(folder: object, capsys: pytest.CaptureFix
     """S-DUR-2: a run with durability `off` has no record."""
     assert folder
     say_where("unheard-of")
-    assert capsys.readouterr().err == "Record: none was kept\n"
+    assert capsys.readouterr().err == "Record: none\n"
