@@ -27,8 +27,6 @@ _JOURNAL = "journal-"
 _ON_HEAD = {"node:__internal_head__": 0.001}
 #: A ceiling far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
-
-
 #: Ray keeps every actor class that it is given, so each is made once.
 _classes: dict[tuple[str, int], Any] = {}
 

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-
 #: How often the nodes are read while runs are active, s. Ray itself needs longer to notice a lost node.
 _LOOK_S = 2.0
-
 #: For how long starting runs share one read, s.
 _FRESH_S = 0.5
 

@@ -36,12 +36,9 @@ from ensemble_ray.process.context import bounded_logger
 
 #: A driver that is silent for so long counts as dead, s; a living driver asks every few seconds.
 MOST_SILENT_S = 30.0
-
 #: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
-
 _PAGE_BYTES = 1_000_000
-
 _log = bounded_logger(__name__)
 
 

@@ -71,16 +71,11 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-
 _NO_CALLABLES = TaskCallables()
-
 Entry = TypeVar("Entry")
-
 #: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
-
 _PAGE_BYTES = 1_000_000
-
 #: A driver that has not asked for so long has stopped reading, s.
 _READ_S = 60.0
 

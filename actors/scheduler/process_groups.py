@@ -28,24 +28,18 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
 _log = bounded_logger(__name__)
-
 #: Up to so many tasks for one process are sent as one call each. More tasks share one message, and their reports arrive in
 #: batches. Measured: for a single task two messages cost a third more than a call with its reply; for a hundred tasks a
 #: shared message is twenty times cheaper.
 MOST_DIRECT = 4
-
 #: The group of handler tasks and guardrails.
 CALLABLES = "callables"
-
 #: When the driver is first warned that a process waits for a node, s, and the interval after that, s.
 _WAITED_S, _WAITS_S = 10.0, 60.0
-
 #: How long a process may take to release a run, s.
 _RELEASE_S = 5.0
-
 #: How long a shared process with a stuck task may take to answer, s.
 _ANSWER_S = 15.0
-
 #: How long a released process may take to finish its start, s.
 _START_S = 60.0
 

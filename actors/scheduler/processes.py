@@ -36,16 +36,12 @@ from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
-
 #: How long an idle process is kept for the next run, s.
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
-
 #: How long a node that lost a process is avoided, s: Ray may not have noticed yet that the node itself is lost.
 _DOUBT_S = 30.0
-
 #: What a process is used for. It never changes.
 ProcessType = Literal["agent", "manager", "callables"]
-
 _CLASSES: Mapping[ProcessType, type[object]] = {
     "agent": AgentActor,
     "manager": ManagerActor,

@@ -65,26 +65,18 @@ if TYPE_CHECKING:
 
 #: How long processes may take to answer a survey, s.
 _ANSWER_S = 1.5
-
 #: How many runs of one process a description lists.
 _MOST_RUNS = 64
-
 _log = bounded_logger(__name__)
-
 #: How often the records of suspended runs are read, s.
 _LOOK_S = 1.0
-
 #: How long a node may take to start a process and load the payloads, s; a slower node is skipped.
 _PATIENCE_S = 60.0
-
 #: (node, digest of payloads) pairs that loaded
 _proven: set[tuple[str, str]] = set()
-
 _MOST_PROVEN = 10_000
-
 #: How many ended runs keep a result that is not fetched yet.
 KEPT_RESULTS = 64
-
 #: For how long a description is shared with other callers, s.
 _FRESH_S = 0.5
 

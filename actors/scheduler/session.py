@@ -39,11 +39,8 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
 Answer = TypeVar("Answer")
-
 _NONE = CallablesUpdate(bundles={}, tasks={})
-
 _log = bounded_logger(__name__)
-
 #: How many processes may die while they evaluate a predicate. The predicate itself may be the cause.
 _MOST_LOST = 3
 

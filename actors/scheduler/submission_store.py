@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-
 #: Name of the key's file in the directory of the records.
 KEY_NAME = "package.key"
-
 _NAMESPACE = b"ensemble_ray"
-
 _PREFIX = "run:"
-
 #: The store of Ray's own libraries; these functions have only private names.
 _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
 

@@ -37,12 +37,9 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-
 _NO_TEMPLATES: Mapping[str, bytes] = {}
-
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
-
 #: How many processes may die during one call. The callable itself may be the cause.
 _MOST_LOST = 3
 
