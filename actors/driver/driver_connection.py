@@ -48,8 +48,6 @@ _LEAVE_S = 2.0
 _log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
 _POLL_S = 10.0
-
-
 #: Receives a request's data and returns the answer.
 DriverService: TypeAlias = Callable[[Mapping[str, object]], Awaitable[object]]
 
