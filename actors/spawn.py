@@ -82,8 +82,6 @@ def run_driver(cls: type[object], name: str, config: object) -> Any:
     """Return the actor that drives the runs of an endpoint. It stays on the head node with their files.
 
     Args:
-        cls: Its class.
-        name: Its name.
         config: Its configuration; plain data, since Ray restarts it with the same value.
     """
     return _get_shared(cls, name, config, resources=_ON_HEAD)
@@ -129,9 +127,6 @@ def disposable(
     """Return a new process for runs. It is never restarted: its lost work is sent to another.
 
     Args:
-        cls: Its class.
-        name: Its name.
-        scheduler: Name of its scheduler.
         requirements: What it requires of its node; it waits for a node that has it.
         node_id: Its node; it fails if the node is gone. Empty, or with requirements: Ray chooses the node.
     """

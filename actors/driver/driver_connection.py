@@ -53,13 +53,7 @@ DriverService: TypeAlias = Callable[[Mapping[str, object]], Awaitable[object]]
 
 
 class DriverConnection:
-    """Connects one run's driver to its event hub. Inactive before `begin`.
-
-    Args:
-        run: The run.
-        heartbeat: Checks whether the cluster lives.
-        scheduler: Has the log lines of the run's processes.
-    """
+    """Connects one run's driver to its event hub. Inactive before `begin`."""
 
     def __init__(self, run: RunRequest, heartbeat: ClusterHeartbeat, scheduler: Any) -> None:
         self._run = run
@@ -284,7 +278,6 @@ def show_line(line: LogLine, run_id: str = "") -> None:
     """Log a line in this process: a record under its logger and level, a printed line as a notice.
 
     Args:
-        line: The line.
         run_id: Its run; equal warnings of a run are merged.
     """
     text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text

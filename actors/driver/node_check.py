@@ -118,7 +118,6 @@ async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
     """Ask every living node. Nodes that do not answer in time are in the report, too.
 
     Args:
-        question: What to check.
         timeout_s: Limit for the whole check.
     """
     arguments = (
@@ -164,10 +163,6 @@ def _report(address: str, node_id: str, data: Mapping[str, object]) -> NodeRepor
 
 async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
     """Load payloads on every node if they use modules that a node may not have.
-
-    Args:
-        scheduler: The cluster's.
-        payloads: Pickles by the names that users know: `Agent 'Writer'`.
 
     Raises:
         RayTaskError: a payload cannot be loaded on some node; its cause is a ValidationError.

@@ -76,11 +76,9 @@ def pack_submission(
     """Return the submission of a planned run.
 
     Args:
-        request: The run.
-        work: Its plan and tasks.
         keep: How agent processes are kept for the next run.
-        is_connected: Whether this process listens.
-        goes_on_alone: Whether it resumes without this process after a review.
+        is_connected: Whether this process receives events and requests.
+        goes_on_alone: Whether the run resumes without this process after a review.
         program: Its runs may share processes with this one; empty: no other run may.
 
     Raises:
@@ -356,10 +354,6 @@ def _task_body(task: Task, where: str) -> bytes:
 def dump(value: object, path: str) -> bytes:
     """Return the pickled value.
 
-    Args:
-        value: An agent, a model, or a task with its callables.
-        path: The name that the user knows: `Agent 'Writer'`.
-
     Raises:
         ValidationError: it cannot be pickled; the message names the path to the cause, and a remedy.
     """
@@ -381,10 +375,6 @@ class Dumped(NamedTuple):
 
 def dump_all(value: object, path: str) -> Dumped:
     """Pickle the value, and find all models and modules in it (S-CLU-4).
-
-    Args:
-        value: As for `dump`.
-        path: As for `dump`.
 
     Raises:
         ValidationError: as for `dump`.

@@ -63,11 +63,7 @@ class RemoteExecutor:
     """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts nothing before `open`.
 
     Args:
-        request: The run.
-        scheduler: The cluster's scheduler.
-        is_connected: Whether the run may need this process.
         keep: How its processes are kept for the next run.
-        most_processes: Largest number of processes for one kind of agents.
     """
 
     def __init__(

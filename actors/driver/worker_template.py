@@ -125,8 +125,6 @@ def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str
     """Fork a worker for each request. Return the request in a worker, or None when the raylet has ended.
 
     Args:
-        listener: Accepts clients.
-        raylet_end: Becomes readable when the raylet ends.
         variables: Ray's variables when Ray was imported; a worker with other values is not forked.
     """
     waiting = select.poll()

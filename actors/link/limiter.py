@@ -63,10 +63,7 @@ class RemoteLimiter:
 def shared_spending(context: RunContext, limiter: RemoteBudgetService, holder: str) -> Spending | None:
     """Return the budget of this process's requests for a run; None: the run has none.
 
-    Args:
-        context: The run's.
-        limiter: Client of the accounts.
-        holder: This process's name. The accounts use it when the process has died.
+    The accounts release the reservations of `holder`, this process's name, when the process has died.
     """
     if context.budget is None:
         return None

@@ -35,9 +35,7 @@ async def reach(
     Only for calls that may arrive twice: if the actor's process dies, it may have handled the call.
 
     Args:
-        call: Makes the call once.
         pauses: Pauses before further tries, s. After the last one, the call's error is raised.
-        retry_on: Errors that are retried.
         before_retry: Awaited after each pause; an error that it raises ends the tries.
 
     Raises:

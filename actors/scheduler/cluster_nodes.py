@@ -40,7 +40,6 @@ class ClusterNodes:
 
     Args:
         on_change: Called with the new limits when nodes joined or left.
-        is_needed: Returns whether any run is active.
     """
 
     def __init__(self, on_change: Callable[[SessionLimits], None], is_needed: Callable[[], bool]) -> None:
@@ -106,10 +105,6 @@ def _living() -> list[ClusterNode]:
 
 def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits) -> None:
     """Check that the cluster can provide all processes of these agents at the same time.
-
-    Args:
-        templates: The agents.
-        limits: The limits of their run.
 
     Raises:
         ValidationError: no node has what an agent requires, or the cluster has too little of it.

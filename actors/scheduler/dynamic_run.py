@@ -46,11 +46,7 @@ class DynamicRun:
     """One dynamic run in the scheduler. It starts no process before the first order.
 
     Args:
-        opening: The run.
-        pool: Provides processes.
         hub: Has its events; None: no listener.
-        limits: How many processes it may have.
-        say: Receives lines for the log of the run's driver.
     """
 
     def __init__(
@@ -177,13 +173,7 @@ def _page_of(outbox: Sequence[WireResult | str]) -> Sequence[WireResult | str]:
 
 
 class SessionService:
-    """The part of the scheduler for sessions of dynamic runs. They end with the scheduler's process.
-
-    Args:
-        pool: Provides processes.
-        limits: Returns the limits of a run that starts now.
-        say: Receives lines for the log of a run's driver, with the run's id.
-    """
+    """The part of the scheduler for sessions of dynamic runs. They end with the scheduler's process."""
 
     def __init__(
         self,
@@ -232,8 +222,6 @@ class SessionService:
         """Return reports, or None if the session is unknown here.
 
         Args:
-            run_id: The run's id.
-            session: The driver's opening.
             cursor: How many entries the driver has; they are dropped here.
             wait_s: Longest wait if there are no new reports.
 

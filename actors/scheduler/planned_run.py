@@ -84,15 +84,7 @@ class PlannedRun:
     """One planned run in the scheduler, and the executor of its coordinator. It starts nothing before `begin`.
 
     Args:
-        submission: The run.
-        pool: Provides processes.
         hub: Has its events; None: no listener.
-        limits: How many processes it may have.
-        claimed: Its record and the recorded state.
-        outputs: Contains its outputs, recorded ones too.
-        store: Stores the submission while the run is active.
-        say: Receives lines for the log of the run's driver.
-        finished: Receives the outcome.
     """
 
     def __init__(
@@ -295,14 +287,7 @@ class PlannedRun:
 
 
 class Announcements:
-    """Publishes the events of one run's units in order with its tasks.
-
-    Args:
-        run_id: The run.
-        plan: Contains the units.
-        sink: Receives events.
-        start: Receives orders whose turn has come.
-    """
+    """Publishes the events of one run's units in order with its tasks."""
 
     def __init__(self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[WireOrder]], None]) -> None:
         self._run_id = run_id

@@ -97,12 +97,8 @@ class ProcessGroups:
     """The processes of one run, by group.
 
     Args:
-        owner: The session.
-        pool: Provides processes.
         hub: Has the run's events; None: no listener.
-        is_recorded: Whether the run has a record.
         nodes: Nodes to spread processes over; empty: any node.
-        program: The program whose runs may share processes.
         share_from: How many processes the program has before it shares one; None: it shares none.
     """
 
@@ -283,7 +279,6 @@ class ProcessGroups:
         """Return names and handles of a group's processes for an agent that delegates.
 
         Args:
-            group: The group.
             lost: Name of a process that failed a call of that agent.
         """
         for lease in self._groups.get(group, []):
@@ -454,10 +449,7 @@ def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopp
     """Return the result of a lost order: failed, or cancelled if it was stopped.
 
     Args:
-        order: The order.
-        error: Why its process is gone.
         deaths: How many processes died while they ran it.
-        is_stopped: Whether the order was stopped.
     """
     return pack_result(
         make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")

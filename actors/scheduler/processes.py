@@ -74,8 +74,6 @@ class ProcessPool:
         """Lease a process to a run. Never waits: calls queue up until it has started.
 
         Args:
-            run_id: The run's id.
-            process_type: What it is used for.
             program: The run's program; empty: none.
             requirements: What it requires of its node; a process with requirements is never shared.
             nodes: Start it on the node with the fewest processes, unless it has requirements; empty: any node.
@@ -151,7 +149,6 @@ class ProcessPool:
         """Return a lease. The last one decides whether the process is kept for the next run or ended.
 
         Args:
-            lease: The lease of a run that has released the process.
             keep: How the process may be kept.
             is_clean: Whether none of the run's work remains in it; otherwise it gets no more runs.
         """

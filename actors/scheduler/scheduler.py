@@ -165,8 +165,6 @@ class SchedulerActor(LineService, SessionService):
         """Return names and handles of an agent's processes, for another agent that delegates to it.
 
         Args:
-            run_id: The run's id.
-            agent_key: The agent.
             lost: Name of a process that failed a call; it is ended.
         """
         run = self._planned.get(run_id)
@@ -189,7 +187,6 @@ class SchedulerActor(LineService, SessionService):
         driver is waiting for lines: its call for them ends now, and it need not make another.
 
         Args:
-            run_id: The run's id.
             cursor: How many entries the driver has.
             end_id: The end that those entries belong to; empty: it has none.
         """
@@ -398,9 +395,7 @@ def merge_description(
     agent.
 
     Args:
-        known: The scheduler's description, with the dispatched tasks.
         answer: The process's description; None: it did not answer.
-        handed: Number of dispatched tasks that are not reported.
     """
     if answer is None:
         return replace(known, queue=handed, more_tasks=max(0, handed - len(known.tasks)))

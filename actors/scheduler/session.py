@@ -77,13 +77,8 @@ class RunSession:
     """The processes and orders of one run. It starts no process before `open` or the first order.
 
     Args:
-        opening: The run.
-        pool: Provides processes.
-        receiver: Receives results.
         hub: Has the run's events; None: no listener.
-        limits: How many processes it may have.
         is_managed: Whether one agent is a manager, which has its own type of process.
-        beside_callables: Agents in the process of the run's callables.
         check: Raises for an agent that is added later and requires what the cluster cannot provide.
         warn: Warns the run's driver; None: this process's log.
     """
@@ -177,8 +172,8 @@ class RunSession:
         Args:
             orders: The tasks; an order that is already in flight has no effect.
             callables: Callables of tasks by instance, unless their host has them from the start.
-            templates: Required agents that were not sent before.
-            bundles: Required bundles of callables that were not sent before.
+            templates: Agents of these orders that were not sent before.
+            bundles: Bundles of callables that were not sent before.
         """
         for template in templates:
             self._templates.put(template.key, template)
@@ -234,7 +229,6 @@ class RunSession:
         """Return names and handles of an agent's processes for another agent; empty if the run has ended.
 
         Args:
-            agent_key: The agent.
             lost: Name of a process that failed a call of the other agent.
         """
         return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
@@ -387,8 +381,6 @@ class CallablesDelivery:
     """The callables of one run. Only one message to their host is in flight, so no message overtakes another.
 
     Args:
-        run_id: The run.
-        groups: Starts the host.
         declared: Callables that are known from the start; every host receives them.
         ready: Called with orders whose callables have arrived.
         lost: Called with orders whose callables cannot be hosted, and the error.
@@ -522,8 +514,6 @@ async def ask_host(
     """Call the process of the run's callables. A process that dies is replaced and called again.
 
     Args:
-        groups: The processes of the run.
-        ask: Makes one call.
         most_lost: How many processes may die during this question; None: as many as are replaced.
 
     Raises:

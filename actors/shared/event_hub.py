@@ -56,14 +56,11 @@ class EventHub:
     async def poll(
         self, run_id: str, cursor: int, wait_s: float, *, is_driver: bool = False, limit: int = 512
     ) -> EventPage:
-        """Return the events after a cursor. Wait up to `wait_s` if there are none.
+        """Return the events after the first `cursor` ones. Wait up to `wait_s` if there are none.
 
         Args:
-            run_id: The run.
-            cursor: Number of events that the reader has.
             wait_s: Longest wait.
             is_driver: Whether the reader is the driver, which also receives the open requests.
-            limit: Most events of one page.
         """
         run = self._run(run_id)
         if is_driver:

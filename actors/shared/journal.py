@@ -98,13 +98,7 @@ class RateLimiter:
 
 
 def describe_this_process(kind: ActorKind, name: str, **more: Any) -> ProcessDescription:
-    """Describe this process.
-
-    Args:
-        kind: Its kind.
-        name: Its name.
-        more: Other fields of the description.
-    """
+    """Describe this process."""
     context = ray.get_runtime_context()
     return ProcessDescription(
         name=name,

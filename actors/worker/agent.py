@@ -49,12 +49,7 @@ from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskD
 
 
 class AgentActor:
-    """Hosts agents.
-
-    Args:
-        name: Its name.
-        scheduler: Name of the scheduler that started it.
-    """
+    """Hosts agents."""
 
     def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
         freeze_modules()

@@ -153,12 +153,7 @@ class HeldPredicates:
         return await self._ask(question, sent_count, new) if answer is None else answer
 
     async def ask_after(self, asks: FollowingQuestions[bytes], output: bytes) -> tuple[bool | EvaluationFailed, ...]:
-        """Evaluate the questions after a task until one holds. Return the verdicts that are ready in time.
-
-        Args:
-            asks: The questions.
-            output: The task's packed output: a predicate receives a copy, as from another process.
-        """
+        """Evaluate the questions after a task until one holds. Return the verdicts that are ready in time."""
         *earlier, last = asks.new
         sent_count = asks.sent_count
         new: Sequence[HistoryPart[bytes]] = (*earlier, replace(last, outputs=(*last.outputs, output)))

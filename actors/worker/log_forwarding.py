@@ -35,7 +35,6 @@ class LineForwarder:
     """Sends the lines of this process to the drivers of its runs. It forwards nothing before `open`.
 
     Args:
-        service: Handle of the scheduler.
         clock: Returns the time, s.
     """
 

@@ -26,8 +26,6 @@ def describe_node(
     """Return the versions of packages, the payloads that do not load and the endpoints that cannot be used on this node.
 
     Args:
-        packages: Names of distributions.
-        payloads: Pickles by the names that users know.
         endpoints: Base URLs, and whether the model has its own key; an empty URL: as in this environment.
         timeout_s: How long an endpoint may take to answer.
     """

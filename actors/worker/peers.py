@@ -31,13 +31,7 @@ _Location = tuple[str, Any]
 
 
 class RemotePeers:
-    """The agents of one run, for tasks of one process. Implements `Peers`.
-
-    Args:
-        scheduler: Locates agents.
-        context: Settings that all tasks of the run share.
-        flush: Returns when the events published here so far have arrived.
-    """
+    """The agents of one run, for tasks of one process. Implements `Peers`."""
 
     def __init__(self, scheduler: Any, context: RunContext, *, flush: Callable[[], Awaitable[None]]) -> None:
         self._scheduler = scheduler

@@ -78,7 +78,6 @@ class MeasuredLimiter:
     """A `Limiter` that reports waits, including those that ended without a permit.
 
     Args:
-        limiter: Grants permits.
         report: Receives the wait, s.
     """
 

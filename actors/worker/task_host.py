@@ -82,18 +82,11 @@ class TaskHost:
         """Prepare for tasks of a run.
 
         Args:
-            context: Settings that all its tasks share.
             agents: Agents that stay as long as the run; others come with their orders.
-            journal: Receives facts.
-            sink: Receives events.
-            callables: The run's callables.
-            services: Services for tools and models in this process.
-            tool_metrics: Counts tool calls.
             spending: Budget of model calls in this process; None: no limit.
             memory: The run's memory; None: it has none.
             reflections: Stores what is learned from tasks; None: nothing is stored.
             peers: Perform work that tasks delegate; None: the agents in this process.
-            flush: Returns when all published events and notifications have arrived.
         """
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -120,7 +113,7 @@ class TaskHost:
         Args:
             run_id: The run.
             orders: The tasks.
-            templates: Required agents that were not sent before.
+            templates: Agents of these orders that were not sent before.
         """
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
