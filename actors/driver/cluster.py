@@ -423,10 +423,13 @@ def _list_needless_starts(options: Mapping[str, object]) -> Sequence[str]:
 def _leave_out(methods: Sequence[str]) -> Generator[None]:
     """Skip these methods of Ray's node, since Ray has no options for them: docs/decisions/0013-local-ray.md."""
 
+    def start_nothing(*_: object, **__: object) -> None:
+        pass
+
     node = cast("Any", Node)
     kept = {name: getattr(node, name) for name in methods if hasattr(node, name)}
     for name in kept:
-        setattr(node, name, lambda *_, **__: None)
+        setattr(node, name, start_nothing)
     try:
         yield
     finally:

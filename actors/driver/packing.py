@@ -392,19 +392,12 @@ class _StrictPickler(UserPickler):
         if _is_silently_wrong(obj):
             raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
         reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and isinstance(reduced, tuple):
-            _forget_surroundings(obj, cast("tuple[object, ...]", reduced))
+        if isinstance(obj, type) and isinstance(reduced, tuple) and getattr(obj, "__pydantic_complete__", False):
+            # A pydantic class remembers the variables of the function that defined it. It needs them only until its
+            # annotations are resolved, and they would be pickled with it.
+            members, *_ = cast("tuple[dict[str, object]]", cast("tuple[object, ...]", reduced)[2])
+            members.pop("__pydantic_parent_namespace__", None)
         return reduced
-
-
-def _forget_surroundings(kind: type, reduced: tuple[object, ...]) -> None:
-    """Drop the local variables of the function that defined a pydantic class, which the class remembers.
-
-    A complete class no longer needs them, and they would be pickled with it.
-    """
-    if getattr(kind, "__pydantic_complete__", False):
-        members, *_ = cast("tuple[dict[str, object]]", reduced[2])
-        members.pop("__pydantic_parent_namespace__", None)
 
 
 def _is_silently_wrong(value: object) -> bool:

@@ -114,7 +114,9 @@ class PlannedRun:
             limits=limits,
             is_managed=is_managed,
             beside_callables=_find_beside_callables(submission),
-            warn=self._warn_of_cluster if submission.context.forwards_logs else None,
+            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)]))
+            if submission.context.forwards_logs
+            else None,
         )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
@@ -162,14 +164,10 @@ class PlannedRun:
             announce=(lambda _what, _outputs: None) if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            say=self._log_to_driver if self._submission.context.forwards_logs else None,
+            say=(lambda level, text: self._say([scheduler_line(text, PLANNED_LOGGER, level)]))
+            if self._submission.context.forwards_logs
+            else None,
         )
-
-    def _log_to_driver(self, level: int, text: str) -> None:
-        self._say([scheduler_line(text, PLANNED_LOGGER, level)])
-
-    def _warn_of_cluster(self, text: str) -> None:
-        self._say([scheduler_line(text, CLUSTER_LOGGER)])
 
     @property
     def waiting(self) -> int:

@@ -226,7 +226,8 @@ class ProcessGroups:
         leases = self._groups.pop(group, [])
         for lease in leases:
             lease.on_death = None
-            self._forget(lease)
+            self._by_name.pop(lease.name, None)
+            self._table.forget_process(lease.name)
         # A starting process never had work, so the run does not wait for it. One that may wait long for a node is ended.
         unready = [each for each in leases if each.is_alive and not each.is_ready]
         starting = [each for each in unready if (keep and not each.requirements) or each.process.is_shared]
@@ -361,10 +362,6 @@ class ProcessGroups:
                 self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
             )
         return min(usable, key=lambda lease: self._table.load(lease.name))
-
-    def _forget(self, lease: Lease) -> None:
-        self._by_name.pop(lease.name, None)
-        self._table.forget_process(lease.name)
 
     def _send(self, lease: Lease, work: Awaitable[None]) -> asyncio.Task[None]:
         """Await a call in the background. If it fails, dispatch the tasks of that process again, or fail them."""

@@ -230,7 +230,7 @@ class SchedulerActor(LineService, SessionService):
 
     async def _describe(self) -> bytes:
         processes, more = await self._survey.describe()
-        runs: list[PlannedRun | DynamicRun] = [*self._planned.values(), *self._dynamic.values()]
+        runs = self._runs()
         waiting = sum(run.waiting for run in runs)
         note = f"runs: {len(runs)}, ensemble-ray {package_version()}"
         process = describe_this_process("scheduler", self._name, note=note, queue=waiting)
@@ -251,10 +251,11 @@ class SchedulerActor(LineService, SessionService):
         return await super().open_session(opening)
 
     def _resize(self, limits: SessionLimits) -> None:
-        for planned in self._planned.values():
-            planned.resize(limits)
-        for dynamic in self._dynamic.values():
-            dynamic.resize(limits)
+        for run in self._runs():
+            run.resize(limits)
+
+    def _runs(self) -> list[PlannedRun | DynamicRun]:
+        return [*self._planned.values(), *self._dynamic.values()]
 
     # Planned runs.
 
