@@ -1,7 +1,7 @@
 """Checks whether all nodes of a cluster fit a team, before any model is called (S-CLU-1 to S-CLU-6).
 
-One task per node describes the node, and the report names nodes that do not answer in time. Before a run, the scheduler loads the
-run's own bytes on every node, too.
+One task per node describes the node, and the report names nodes that do not answer in time. Before a run,
+`check_loading` loads payloads whose modules a node may lack on every node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DynamicRun: a session whose coordinator is in its driver, because its tasks are created there during the run.
+"""DynamicRun: a session with its coordinator in the driver, because its tasks are created there during the run.
 
 The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it. The driver owns and
 records the run, and sends unfinished work again to another scheduler. Processes end at most a minute after their driver.
@@ -253,7 +253,7 @@ class SessionService:
         return run if run is not None and run.session == session else None
 
     async def _watch(self, run: DynamicRun) -> None:
-        """End a run whose driver disappeared (S-MR-164)."""
+        """End a run after its driver disappeared (S-MR-164)."""
         await run.until_driver_is_gone()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
         await self._end(run, keep=None)

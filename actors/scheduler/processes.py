@@ -1,7 +1,7 @@
 """Agent processes: started, watched, shared, pooled and ended, for the scheduler's sessions.
 
-A run leases its processes. Runs of one program may share a process (`plan.sharing`), and a process whose last run has ended is kept
-for the next one. Both cost a thousandth of a new process. A process never gets another run while a thread or task of an
+A run leases its processes. Runs of one program may share a process (`choose_shared`), and a process stays idle for some time after
+its last run. Both cost a thousandth of a new process. A process never gets another run while a thread or task of an
 earlier one is stuck in it.
 """
 
@@ -40,7 +40,7 @@ _log = bounded_logger(__name__)
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
 #: How long a node that lost a process is avoided, s: Ray may not have noticed yet that the node itself is lost.
 _DOUBT_S = 30.0
-#: What a process is used for. It never changes.
+#: The type of a process. It never changes.
 ProcessType = Literal["agent", "manager", "callables"]
 _CLASSES: Mapping[ProcessType, type[object]] = {
     "agent": AgentActor,
@@ -75,7 +75,7 @@ class ProcessPool:
 
         Args:
             program: The run's program; empty: none.
-            requirements: What it requires of its node; a process with requirements is never shared.
+            requirements: Resources of its node; a process with requirements is never shared.
             nodes: Start it on the node with the fewest processes, unless it has requirements; empty: any node.
             share_from: How many shared processes its program has before the run joins one; None: it shares none.
         """
@@ -179,7 +179,7 @@ class ProcessPool:
         return tuple(self._living)
 
     def is_idle(self, process: AgentProcess) -> bool:
-        """Whether a process is kept for the next run."""
+        """Whether a process waits for its next run."""
         return process in self._idle
 
     def evict_idle(self) -> None:
@@ -243,10 +243,10 @@ class AgentProcess:
     type: ProcessType = "agent"
     #: its node; empty: any node
     node_id: str = ""
-    #: what it reserves on its node
+    #: resources that it reserves on its node
     requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
-    #: the program whose runs it serves or served last
+    #: the program of its current or last runs
     program: str = ""
     #: whether several of these runs may use it at the same time
     is_shareable: bool = False

@@ -1,4 +1,4 @@
-"""AgentActor: a disposable process for agents, with its own tools and model clients. It runs many tasks at once.
+"""AgentActor: a disposable process for agents, with its own tools and model clients. It runs many tasks concurrently.
 
 It is bound to agents of runs, and can be bound again. A process with an abandoned thread reports that when it is released, and
 is replaced.
@@ -196,7 +196,7 @@ class AgentActor:
         process_endpoints().on_update(update)
 
     async def answer(self) -> None:
-        """Return. A process whose loop is blocked cannot."""
+        """Return, unless this process's loop is blocked."""
 
     async def describe(self) -> bytes:
         """Return the running tasks and the state of endpoints here, packed by `dump_actor` (S-CLU-101)."""
@@ -213,7 +213,7 @@ class AgentActor:
         return dump_actor(ActorDescription(process=process))
 
     async def watch(self) -> None:
-        """Wait forever. The call's failure tells the scheduler that this process is gone."""
+        """Wait forever. The call fails when this process dies."""
         await asyncio.Event().wait()
 
 
@@ -228,7 +228,7 @@ class SilentSink:
         return False
 
     def emit(self, event: object) -> None:
-        """Do nothing: it is never called, since no event is wanted."""
+        """Never called, since no event is wanted."""
 
 
 def _load(key: str, body: bytes) -> Any:

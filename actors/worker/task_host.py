@@ -85,7 +85,7 @@ class TaskHost:
             agents: Agents that stay as long as the run; others come with their orders.
             spending: Budget of model calls in this process; None: no limit.
             memory: The run's memory; None: it has none.
-            reflections: Stores what is learned from tasks; None: nothing is stored.
+            reflections: Stores reflections on tasks; None: the run has none.
             peers: Perform work that tasks delegate; None: the agents in this process.
         """
         ports = RunnerPorts(
@@ -303,7 +303,7 @@ class RemoteDriverServices:
         self._loop.call_soon_threadsafe(self._add, name, dict(payload))
 
     async def flush(self) -> None:
-        """Return when the hub has everything that was sent so far."""
+        """Return when the hub has all requests so far."""
         await asyncio.sleep(0)  # notifications of other threads are added in the loop's next turn
         if self._sending is not None:
             await asyncio.wait([self._sending])
