@@ -1,6 +1,7 @@
 """The processes of one run: started, sent orders, watched and released, and replaced when they die.
 
-Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest dispatch of an
+Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest dispatch of
+an order (`DispatchTable`). Every order is reported, whatever dies.
 """
 
 from __future__ import annotations
@@ -117,10 +118,8 @@ class ProcessGroups:
         self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
-
         self._nodes = nodes
         self._program = program
-
         self._share_from = share_from
         self._groups: dict[str, list[Lease]] = {}
         self._by_name: dict[str, Lease] = {}
