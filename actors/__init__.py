@@ -1,4 +1,4 @@
-"""Actors on Ray: thin hands around the pure core. They know no rules; `ensemble_ray` decides.
+"""Actors on Ray. They carry out what `ensemble_ray` decides and contain no rules.
 
-`spawn` alone makes actors of plain classes; whoever wants one brings the class.
+Classes are plain; only `spawn` turns them into actors.
 """

@@ -1,7 +1,7 @@
-"""The only place that makes actors and remote functions: names, namespace, resources, restarts, concurrency.
+"""Creates all actors and remote functions: names, namespace, resources, restarts, concurrency.
 
-Classes stay plain elsewhere. All actors wait on models or on each other, so none reserves a CPU; only CPU-heavy tools
-do, as tasks. Who wants an actor brings its class, since actors make each other.
+Other modules contain plain classes and pass them in, since actors start each other. Actors wait for models or for each other, so
+none reserves a CPU; only CPU-heavy tools do, as tasks.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from ensemble_ray.plan.placement import NOTHING, ResourceRequirements
 from ensemble_ray.tools.cpu import call_packed
 
 NAMESPACE = "ensemble_ray"
-#: Name of the first scheduler; a number follows in those of the others.
+#: Name of the first scheduler; the names of others end with a number.
 SCHEDULER = "scheduler"
-#: Between the name of a namespace of ours, which has none of it, and that of a scheduler.
+#: Separates a namespace from the name of its scheduler. No namespace contains it.
 _BETWEEN = "/"
-#: How the names of journals begin; the node's id follows.
+#: Prefix of the names of journals; the node's id follows.
 _JOURNAL = "journal-"
-#: What the head node alone has.
+#: A resource that only the head node has.
 _ON_HEAD = {"node:__internal_head__": 0.001}
-#: A ceiling far above use; the real limits are agents' slots and plans' caps.
+#: Far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
-
-
-#: Ray keeps every actor class that it is given, so each is made once.
+#: actor classes by class name and `max_restarts`
 _classes: dict[tuple[str, int], Any] = {}
 
 
 def actor_class(cls: type[object], *, max_restarts: int) -> Any:
-    """Return the actor class of a plain class; made once, since Ray keeps each one that it is given."""
+    """Return the actor class of a plain class. It is cached because Ray keeps each actor class."""
     name = (f"{cls.__module__}.{cls.__qualname__}", max_restarts)
     if name not in _classes:
         options: dict[str, Any] = {
@@ -42,8 +40,8 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
             "max_concurrency": _CONCURRENCY,
             "max_task_retries": 0,
             "max_restarts": max_restarts,
-            # Ray's head would keep each call of theirs for its lists of tasks, up to 100,000 (measured: 56 kB a request to an
-            # endpoint). What they do is in the record.
+            # Ray's head would store each call in its list of tasks, up to 100,000 (measured: 56 kB per request to an endpoint).
+            # The record contains the tasks.
             "enable_task_events": False,
         }
         _classes[name] = cast("Any", ray.remote)(**options)(cls)  # noqa: TID251  the one place
@@ -51,75 +49,70 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
 
 
 def _get_shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
-    """Return the cluster's one actor of that name; made with these arguments if there is none. It outlives its drivers."""
+    """Return the cluster's actor with this name. It is created if missing, and outlives its drivers."""
     actor = actor_class(cls, max_restarts=-1)
     options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     return actor.options(**options).remote(*arguments)
 
 
 def scheduler_name(shard: int, namespace: str = "") -> str:
-    """Return the name of a scheduler, by its number from 0; of a namespace that has a name, behind that."""
+    """Return the name of a scheduler, from its number (from 0) and namespace."""
     name = f"{SCHEDULER}-{shard}" if shard else SCHEDULER
     return f"{namespace}{_BETWEEN}{name}" if namespace else name
 
 
 def namespace_of(scheduler: str) -> str:
-    """Return the namespace of a scheduler, by the name that `scheduler_name` gave; empty: that without a name."""
+    """Return the namespace in a scheduler's name; empty: the unnamed one."""
     return scheduler.rpartition(_BETWEEN)[0]
 
 
 def scheduler(cls: type[object], shard: int = 0, namespace: str = "") -> Any:
-    """Return a scheduler of the cluster. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
+    """Return a scheduler. It stays on the head node with the files of its runs; elsewhere it could not resume them."""
     name = scheduler_name(shard, namespace)
     return _get_shared(cls, name, name, resources=_ON_HEAD)
 
 
 def existing_schedulers(namespace: str = "") -> dict[str, Any]:
-    """Return the schedulers of a namespace by their names."""
+    """Return the schedulers of a namespace by name."""
     names = (name for name in _names(scheduler_name(0, namespace)) if namespace_of(name) == namespace)
     return {name: found for name in names if (found := existing(name)) is not None}
 
 
 def run_driver(cls: type[object], name: str, config: object) -> Any:
-    """Return what drives the runs of an endpoint. It stays on the head node, where their files are.
+    """Return the actor that drives the runs of an endpoint. It stays on the head node with their files.
 
     Args:
-        cls: Its class.
-        name: Which endpoint's.
-        config: What it is made with; plain data, since Ray makes it again with the same.
+        config: Its configuration; plain data, since Ray restarts it with the same value.
     """
     return _get_shared(cls, name, config, resources=_ON_HEAD)
 
 
 def journal_actor(cls: type[object], node_id: str) -> Any:
-    """Return the one who writes for processes on other nodes, on the node where files are."""
+    """Return the actor on the node with the files that writes for processes on other nodes."""
     on_that_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     return _get_shared(cls, f"{_JOURNAL}{node_id}", scheduling_strategy=on_that_node)
 
 
 def existing_journals() -> list[Any]:
-    """Return those that write for processes on other nodes; one per node that has files."""
+    """Return the journal actors: one per node with files."""
     return [found for name in _names(_JOURNAL) if (found := existing(name)) is not None]
 
 
 def existing_shared() -> dict[str, Any]:
-    """Return the actors that the cluster has one of by name, of all namespaces of ours; none is started."""
+    """Return the cluster's shared actors by name, of all our namespaces. Starts none."""
     return {name: found for name in _names("") if (found := existing(name)) is not None}
 
 
 def _names(prefix: str) -> list[str]:
-    """Return the names of shared actors that begin so."""
     named = cast("list[dict[str, str]]", cast("Any", list_named_actors)(all_namespaces=True))
     return [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
 
 
 def event_hub(cls: type[object]) -> Any:
-    """Return the cluster's event hub."""
     return _get_shared(cls, "event_hub")
 
 
 def rate_limiter(cls: type[object]) -> Any:
-    """Return the cluster's rate limiter."""
     return _get_shared(cls, "rate_limiter")
 
 
@@ -131,14 +124,11 @@ def disposable(
     requirements: ResourceRequirements = NOTHING,
     node_id: str = "",
 ) -> Any:
-    """Return a fresh process of a run. What is lost with it is sent again to another, not restarted in it.
+    """Return a new process for runs. It is never restarted: its lost work is sent to another.
 
     Args:
-        cls: What it is for.
-        name: Its name.
-        scheduler: Name of the scheduler whose runs it works for.
-        requirements: What it asks of its node; it waits for one that has it.
-        node_id: Where it is; it fails if that node is gone. Empty: anywhere. Who asks for something is where that is.
+        requirements: What it requires of its node; it waits for a node that has it.
+        node_id: Its node; it fails if the node is gone. Empty, or with requirements: Ray chooses the node.
     """
     options: dict[str, Any] = {}
     if requirements:
@@ -146,26 +136,26 @@ def disposable(
         options |= {"resources": dict(requirements.resources), "label_selector": dict(requirements.labels)}
         options["scheduling_strategy"] = "SPREAD"
     elif node_id:
-        # Ray's own SPREAD takes nodes in turn, however many processes each has: one that has just come would wait its turn.
-        # A soft affinity is not kept (of four that were begun at once, up to three were elsewhere).
+        # Ray's SPREAD uses nodes in turn, however many processes each has, so a new node would wait its turn. A soft affinity
+        # is not reliable: of four processes that started together, up to three were elsewhere.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     return actor_class(cls, max_restarts=0).options(**options).remote(name, scheduler)
 
 
 def cpu_call() -> Any:
-    """Return the remote function that runs CPU-heavy tools, one CPU each."""
+    """Return the remote function that runs CPU-heavy tools with one CPU each."""
     return ray.remote(num_cpus=1, max_retries=0)(call_packed)  # noqa: TID251  the one place
 
 
 def on_node(function: Callable[..., object], node_id: str) -> Any:
-    """Return the remote function that does this in a process of that node."""
+    """Return the function as a remote function on this node."""
     there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
     return cast("Any", ray.remote)(**options)(function)  # noqa: TID251  the one place
 
 
 def existing(name: str) -> Any:
-    """Return the cluster's actor of that name; None when there is none."""
+    """Return the cluster's actor with this name, or None."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The process that submits runs: joins or starts a cluster, pickles, waits, answers what only it can."""
+"""The driver: joins or starts a cluster, submits runs, and answers requests that only it can answer."""

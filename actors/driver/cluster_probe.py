@@ -1,8 +1,8 @@
-"""A process that asks a cluster for others: `python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` (S-CLU-104).
+"""Describes a cluster for another process: `python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` (S-CLU-104).
 
-In: an empty line for each question, on standard input. Out: a line of JSON for each, `{"description": ...}` or `{"error": text}`. It
-ends with its input. A process that is connected to a cluster may die with it; so who must not, such as a server, has this one ask.
-Must never happen: something else on standard output, or a cluster that is started.
+Each empty line on standard input is a question. Each answer is a line of JSON, `{"description": ...}` or `{"error": text}`. The process
+ends with its input. A process that is connected to a cluster may die with it, so a server asks through this one. It writes only
+answers to standard output, and never starts a cluster.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ from ensemble_ray.values.descriptions import dump_cluster
 
 
 def answer_questions(address: str, questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer each line until there are no more.
-
-    Args:
-        address: The cluster's.
-        questions: A line for each.
-        answers: Takes a line for each.
-    """
     for _ in iter(questions.readline, b""):
         answers.write(_answer(address) + b"\n")
         answers.flush()
@@ -37,14 +30,13 @@ def _answer(address: str) -> bytes:
     try:
         join_or_start(address, {})
         return b'{"description": ' + dump_cluster(run_blocking(describe_cluster())) + b"}"
-    except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001  any error is the answer
         return json.dumps({"error": message_of(error)}).encode()
 
 
 def main() -> None:
-    """Answer what comes on standard input."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what Ray prints is no answer
+    os.dup2(2, 1)  # Ray's output must not mix with the answers
     answer_questions(sys.argv[1], sys.stdin.buffer, answers)
 
 

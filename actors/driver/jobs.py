@@ -1,7 +1,4 @@
-"""The job server of a cluster: programs that run there, their logs, how they ended. The only user of Ray's job client.
-
-In: the address of a job server. Out: jobs, as plain data and texts. No cluster is joined: all goes over HTTP.
-"""
+"""The job server of a cluster: submits programs, shows their logs, and reports how they ended. Uses HTTP and joins no cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.ports import JobEnd
 
-#: Ray's own variable, which wins over any argument.
+#: Ray's own variable, which overrides any argument.
 _ADDRESS = "RAY_API_SERVER_ADDRESS"
-#: How long a job that is stopped may take to end its run before it is killed, s.
+#: How long a stopped job may take to end its run before it is killed, s.
 _STOP_S = 30
-#: How long a log that breaks off is asked for again, s.
+#: How long an interrupted log is retried, s.
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
-#: Loggers of Ray that tell each step of a submission.
+#: Loggers of Ray that report each step of a submission.
 _TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
@@ -36,18 +33,17 @@ _TALKATIVE = (
 
 
 class JobServer:
-    """Submits jobs to one cluster, and follows them; fulfils `Jobs`."""
+    """Submits jobs to one cluster and follows them. Implements `Jobs`.
+
+    Args:
+        address: `http://HOST:8265`, or the address of the cluster; None: `RAY_API_SERVER_ADDRESS`, `RAY_ADDRESS`, or the
+            cluster of this machine.
+
+    Raises:
+        EnsembleError: the server cannot be reached, or refuses.
+    """
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect.
-
-        Args:
-            address: `http://HOST:8265`, or the address of the cluster; None: `RAY_API_SERVER_ADDRESS`, `RAY_ADDRESS`, or the
-                cluster of this machine.
-
-        Raises:
-            EnsembleError: it cannot be reached, or refuses.
-        """
         shown = address or os.environ.get(_ADDRESS) or os.environ.get("RAY_ADDRESS") or "this machine"
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -58,8 +54,8 @@ class JobServer:
             raise EnsembleError(
                 f"The job server at {shown} refuses: the cluster demands its token. Set RAY_AUTH_MODE=token, and "
                 "RAY_AUTH_TOKEN_PATH to the file that has it"
-            ) from None  # a class of that name is also the error of a model's endpoint
-        except Exception as error:  # Ray raises RuntimeError, ValueError, ConnectionError and those of its HTTP client
+            ) from None  # a model's endpoint has an error of the same name
+        except Exception as error:  # RuntimeError, ValueError, ConnectionError or an error of Ray's HTTP client
             raise EnsembleError(
                 f"No job server answers at {shown}: {message_of(error).rstrip('.')}. It is the cluster's dashboard, on port 8265 of "
                 "the head node unless it was started otherwise, and needs 'ray[default]' there and here "
@@ -68,7 +64,6 @@ class JobServer:
 
     @property
     def address(self) -> str:
-        """Its URL."""
         return str(self._client.get_address())
 
     def submit(
@@ -81,7 +76,6 @@ class JobServer:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a program on the cluster's head; see `Jobs.submit`."""
         runtime_env: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **(env or {})}}
         if working_dir is not None:
             runtime_env["working_dir"] = str(working_dir)
@@ -91,12 +85,11 @@ class JobServer:
             self._client.submit_job(
                 entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env, metadata=dict(metadata or {})
             )
-        except Exception as error:  # as above, and what is wrong with the directory
+        except Exception as error:  # as above, or an error of the directory
             where = "" if working_dir is None else f" with '{working_dir}'"
             raise EnsembleError(f"The job cannot be submitted{where}: {message_of(error)}") from error
 
     def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
-        """Show a job's log to its end; see `Jobs.follow`."""
         seen = 0
 
         def show_new(text: str) -> None:
@@ -113,7 +106,7 @@ class JobServer:
                     if rest := self._client.get_job_logs(job_id)[seen:]:
                         show(rest)
                     return end
-            except Exception as error:  # the server is restarted, the network is gone
+            except Exception as error:  # the server restarts, or the network is down
                 if seen > before:
                     deadline = time.monotonic() + _PATIENCE_S
                 if time.monotonic() > deadline:
@@ -121,7 +114,7 @@ class JobServer:
             time.sleep(_PAUSE_S)
 
     async def _tail(self, job_id: str, skipped: int, show: Callable[[str], None]) -> None:
-        """Show a log behind so many characters, until the server closes it."""
+        """Show a log after its first `skipped` characters, until the server closes it."""
         left = skipped
         async for text in self._client.tail_job_logs(job_id):
             new = text[left:]
@@ -130,7 +123,7 @@ class JobServer:
                 show(new)
 
     def _end(self, job_id: str) -> JobEnd | None:
-        """Return how it ended; None: it goes on."""
+        """Return how the job ended; None: it is still running."""
         info = cast("Any", self._client.get_job_info(job_id))
         if not info.status.is_terminal():
             return None
@@ -141,7 +134,6 @@ class JobServer:
         )
 
     def stop(self, job_id: str) -> None:
-        """Ask a job to end; see `Jobs.stop`."""
         try:
             self._client.stop_job(job_id)
         except Exception as error:  # as above
@@ -150,7 +142,7 @@ class JobServer:
 
 @contextlib.contextmanager
 def _use_address(address: str | None) -> Generator[None]:
-    """Have Ray's client use this address, which its own variables would win over."""
+    """Set the address of Ray's client. Ray's own variable would override an argument."""
     if address is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Whether all nodes of a cluster fit a team, found out before anything is asked of a model (S-CLU-1 to S-CLU-6).
+"""Checks whether all nodes of a cluster fit a team, before any model is called (S-CLU-1 to S-CLU-6).
 
-In: what would travel of a team. Out: what each node says of itself, beside this process. One task per node, pinned to it; what
-has not answered in time is named. `preflight` makes what travels, `scheduler.loading` loads a run's own bytes once more.
+One task per node describes the node, and the report names nodes that do not answer in time. Before a run,
+`check_loading` loads payloads whose modules a node may lack on every node.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: A short text in a pickle, as the names of modules are: its opcode and its length stand before it.
+#: A short text in a pickle, such as a module's name: opcode, length, text.
 _SHORT_TEXT = re.compile(rb"\x8c([\x01-\xff])", re.DOTALL)
-#: What every node has that has this library.
+#: Modules that each node with this library has.
 _EVERYWHERE = sys.stdlib_module_names | {
     *(
         "ensemble_ray",
@@ -54,87 +54,12 @@ _EVERYWHERE = sys.stdlib_module_names | {
         "openai",
         "typing_extensions",
     ),
-    "__main__",  # travels by value
+    "__main__",  # sent by value
     "__mp_main__",
 }
-
-
-def modules_in(body: bytes) -> set[str]:
-    """Return the modules of this process that a pickle may name, without those that every node has.
-
-    A text that happens to be the name of a module counts too: it leads to a check that was not needed.
-    """
-    found: set[str] = set()
-    for match in _SHORT_TEXT.finditer(body):
-        begin = match.end()
-        text = body[begin : begin + match[1][0]]
-        if text.isascii() and (name := text.decode()) in sys.modules and not is_everywhere(name):
-            found.add(name)
-    return found
-
-
-def is_everywhere(module: str) -> bool:
-    """Return whether every node has that module that has this library."""
-    return module.partition(".")[0] in _EVERYWHERE
-
-
-async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
-    """Have every node load what names modules that it may not have; at once where there is nothing of that kind.
-
-    Args:
-        scheduler: The cluster's.
-        payloads: Pickles by what people call them: `Agent 'Writer'`.
-
-    Raises:
-        RayTaskError: something cannot be loaded on some node; its cause is the ValidationError that says so.
-    """
-    doubtful = {
-        name: body
-        for name, body in payloads.items()
-        if (modules := modules_in(body)) and not (is_started_here() and _are_on_path(modules))
-    }
-    if not doubtful:
-        return
-    try:
-        await scheduler.check_loading.remote(doubtful)
-    except ray.exceptions.ActorUnavailableError:
-        _log.info("The scheduler is being started again; what the run needs is not loaded in advance")
-
-
-def _are_on_path(modules: Iterable[str]) -> bool:
-    """Whether the workers of an instance that this process started find them, as far as that is known."""
-    paths = {Path(path).resolve() for path in _worker_path()}
-    return all(_root_of(name) in paths for name in modules)
-
-
-def _worker_path() -> Iterable[str]:
-    """Where these workers look: Ray hands on the script's directory and the current one, the environment the rest."""
-    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    script = str(Path(sys.argv[0]).resolve().parent) if sys.argv and sys.argv[0] else ""
-    if script in sys.path:
-        yield script
-    yield _STARTED_IN
-    yield from (site.getusersitepackages(), *site.getsitepackages())
-    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-
-
-#: The current directory, which a program may change later.
-_STARTED_IN = str(Path.cwd())
-
-
-def _root_of(name: str) -> Path | None:
-    """Return the directory in which that module is found; None where it has no file."""
-    file = getattr(sys.modules[name], "__file__", None)
-    if not file:
-        return None
-    path = Path(file).resolve()
-    steps = len(name.split(".")) - (path.stem != "__init__")
-    return path.parents[steps]
-
-
-#: Distributions whose objects travel between processes, so that their versions count.
+#: Distributions whose objects are sent between processes, so that their versions matter.
 _PACKAGES = ("ensemble-ray", "ray", "cloudpickle", "pydantic", "pydantic-core", "openai")
-#: How long an endpoint may take to answer a node, s; below the patience with the node.
+#: How long an endpoint may take to answer a node, s; less than the node's own limit.
 _ENDPOINT_S = 10.0
 
 
@@ -142,12 +67,12 @@ def question_about(definition: object | None) -> NodeQuestion:
     """Return what a team needs on each node; None: what any team needs.
 
     Raises:
-        ValidationError: something that must travel cannot (S-CONV-34).
+        ValidationError: something that must be sent cannot be pickled (S-CONV-34).
     """
     payloads: dict[str, bytes] = {}
     modules: set[str] = set()
     endpoints: list[EndpointQuestion] = []
-    for name, value in _travelling(definition):
+    for name, value in _sent_parts(definition):
         found = dump_all(value, name)
         if needed := {module for module in found.modules if not is_everywhere(module)}:
             payloads[name] = found.body
@@ -160,8 +85,8 @@ def question_about(definition: object | None) -> NodeQuestion:
     )
 
 
-def _travelling(definition: object | None) -> Iterator[tuple[str, object]]:
-    """Return what travels of a team, by what its user calls it."""
+def _sent_parts(definition: object | None) -> Iterator[tuple[str, object]]:
+    """Yield the parts of a team that are sent, by the names that users know."""
     if isinstance(definition, EnsembleDefinition):
         agents = (*(definition.agents or ()), *(task.agent for task in definition.all_tasks if task.agent is not None))
         for agent in dict.fromkeys(agents):
@@ -170,7 +95,7 @@ def _travelling(definition: object | None) -> Iterator[tuple[str, object]]:
             yield f"Task '{task.name or number}'", task.model_copy(update={"agent": None, "context": ()})
         yield "llm", (definition.llm, definition.manager_llm)
     elif isinstance(definition, MapDefinition):
-        # Factories stay in the caller's process; what they make of the items cannot be known before.
+        # Factories stay in the caller's process, and their products are not known yet.
         yield "llm", definition.llm
 
 
@@ -183,18 +108,17 @@ def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
 
 
 def _distributions_of(modules: Iterable[str]) -> list[str]:
-    """Return the installed distributions that have these modules, without those that are looked at anyhow."""
+    """Return the installed distributions of these modules, except those that are always checked."""
     known = importlib.metadata.packages_distributions()
     found = {name for module in modules for name in known.get(module.partition(".")[0], ())}
     return sorted(found - {*_PACKAGES})
 
 
 async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
-    """Ask every living node; those that have not answered in time are in the report, too.
+    """Ask every living node. Nodes that do not answer in time are in the report, too.
 
     Args:
-        question: What to look at.
-        timeout_s: How long all of it may take.
+        timeout_s: Limit for the whole check.
     """
     arguments = (
         tuple(question.packages),
@@ -217,7 +141,7 @@ async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
 
 
 def _living() -> dict[str, str]:
-    """Return the addresses of the living nodes by their ids; several on one machine have one address."""
+    """Return the addresses of the living nodes by their ids. Nodes of one machine share an address."""
     nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
     return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
 
@@ -235,3 +159,72 @@ async def _answer(reference: Any, address: str, node_id: str, timeout_s: float) 
 
 def _report(address: str, node_id: str, data: Mapping[str, object]) -> NodeReport:
     return NodeReport(address=address, node_id=node_id, **cast("dict[str, Any]", dict(data)))
+
+
+async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
+    """Load payloads on every node if they use modules that a node may not have.
+
+    Raises:
+        RayTaskError: a payload cannot be loaded on some node; its cause is a ValidationError.
+    """
+    doubtful = {
+        name: body
+        for name, body in payloads.items()
+        if (modules := modules_in(body)) and not (is_started_here() and _are_on_path(modules))
+    }
+    if not doubtful:
+        return
+    try:
+        await scheduler.check_loading.remote(doubtful)
+    except ray.exceptions.ActorUnavailableError:
+        _log.info("The scheduler is restarting; the run's payloads are not loaded in advance")
+
+
+def modules_in(body: bytes) -> set[str]:
+    """Return the modules of this process that a pickle may name, except those on every node.
+
+    A text that happens to be a module's name counts too; it only causes a needless check.
+    """
+    found: set[str] = set()
+    for match in _SHORT_TEXT.finditer(body):
+        begin = match.end()
+        text = body[begin : begin + match[1][0]]
+        if text.isascii() and (name := text.decode()) in sys.modules and not is_everywhere(name):
+            found.add(name)
+    return found
+
+
+def is_everywhere(module: str) -> bool:
+    """Whether each node with this library has that module."""
+    return module.partition(".")[0] in _EVERYWHERE
+
+
+def _are_on_path(modules: Iterable[str]) -> bool:
+    """Whether workers of an instance that this process started can find these modules."""
+    paths = {Path(path).resolve() for path in _worker_path()}
+    return all(_root_of(name) in paths for name in modules)
+
+
+def _worker_path() -> Iterable[str]:
+    """Yield the import path of such workers: the script's directory, the current one and the environment's."""
+    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    script = str(Path(sys.argv[0]).resolve().parent) if sys.argv and sys.argv[0] else ""
+    if script in sys.path:
+        yield script
+    yield _STARTED_IN
+    yield from (site.getusersitepackages(), *site.getsitepackages())
+    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+#: The current directory at import; a program may change it later.
+_STARTED_IN = str(Path.cwd())
+
+
+def _root_of(name: str) -> Path | None:
+    """Return the directory that contains the module's root; None: it has no file."""
+    file = getattr(sys.modules[name], "__file__", None)
+    if not file:
+        return None
+    path = Path(file).resolve()
+    steps = len(name.split(".")) - (path.stem != "__init__")
+    return path.parents[steps]

@@ -1,7 +1,6 @@
-"""What a driver sends, as bytes: a planned run, or the orders of a dynamic one, whose shared parts are sent once under a name.
+"""Pickles what a driver sends: a planned run, or the orders of a dynamic run, whose shared parts are sent once under a name.
 
-In: agents, tasks and callables as objects. Out: submissions; orders, and what each needs. Must never happen: a name that
-comes to stand for another object, or shared objects that pile up with the orders that were done.
+A name never refers to another object later, and shared parts are dropped with the last order that needs them.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
-
-#: Things that pickle but do not work in another process.
+#: Classes whose objects pickle but do not work in another process.
 _SILENTLY_WRONG = (
     asyncio.Lock,
     asyncio.Event,
@@ -58,358 +56,12 @@ _SILENTLY_WRONG = (
     asyncio.Future,
     io.IOBase,
 )
-#: How deep the search for a culprit goes.
+#: How deep the search for the failing part goes.
 _MAX_DEPTH = 8
 _WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
-
-
-class _StrictPickler(UserPickler):
-    """Refuses what would arrive broken."""
-
-    def reducer_override(self, obj: object) -> Any:
-        if _is_silently_wrong(obj):
-            raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
-        reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and isinstance(reduced, tuple):
-            _forget_surroundings(obj, cast("tuple[object, ...]", reduced))
-        return reduced
-
-
-def _forget_surroundings(kind: type, reduced: tuple[object, ...]) -> None:
-    """Drop the variables of the function that a pydantic class was made in, which it remembers, whatever they are.
-
-    It needs them only as long as it has annotations to resolve; then they would travel with it for nothing.
-    """
-    if getattr(kind, "__pydantic_complete__", False):
-        members, *_ = cast("tuple[dict[str, object]]", reduced[2])
-        members.pop("__pydantic_parent_namespace__", None)
-
-
-def _is_silently_wrong(value: object) -> bool:
-    """Files in memory travel with what they hold; the standard streams are found anew in each process."""
-    if isinstance(value, io.StringIO | io.BytesIO) or value is sys.stdout or value is sys.stderr:
-        return False
-    return isinstance(value, _SILENTLY_WRONG)
-
-
-def dump(value: object, path: str) -> bytes:
-    """Return the value as bytes.
-
-    Args:
-        value: What travels: an agent, a task with its callables.
-        path: How the user calls it: `Agent 'Writer'`.
-
-    Raises:
-        ValidationError: it cannot travel; the path to the culprit and the way out are named.
-    """
-    try:
-        return _dumps(value)
-    except Exception as error:
-        culprit, reason = _culprit(value, path, error)
-        raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
-
-
-class Dumped(NamedTuple):
-    """What travels, and what it needs where it is loaded."""
-
-    body: bytes
-    models: Sequence[OpenAIChatModel]
-    #: modules that it names
-    modules: AbstractSet[str]
-
-
-def dump_all(value: object, path: str) -> Dumped:
-    """Return the value as bytes, with the models of endpoints that are in it, however deep, and the modules (S-CLU-4).
-
-    Args:
-        value: As for `dump`.
-        path: As for `dump`.
-
-    Raises:
-        ValidationError: as for `dump`.
-    """
-    body = dump(value, path)
-    finder = _Finder(io.BytesIO(), protocol=5)
-    finder.dump(value)
-    return Dumped(body, finder.models, finder.modules)
-
-
-class _Finder(_StrictPickler):
-    """Notes models and modules that it comes by."""
-
-    def __init__(self, file: io.BytesIO, *, protocol: int) -> None:
-        super().__init__(file, protocol=protocol)
-        self.models: list[OpenAIChatModel] = []
-        self.modules: set[str] = set()
-
-    def persistent_id(self, obj: object) -> None:
-        """Note an object; it is pickled like all else."""
-        if isinstance(obj, OpenAIChatModel):
-            self.models.append(obj)
-        elif isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType) and obj.__module__:
-            self.modules.add(obj.__module__)
-        elif isinstance(obj, types.ModuleType):
-            self.modules.add(obj.__name__)
-
-
-def _dumps(value: object) -> bytes:
-    buffer = io.BytesIO()
-    _StrictPickler(buffer, protocol=5).dump(value)
-    return buffer.getvalue()
-
-
-def _failure(value: object) -> str | None:
-    try:
-        _dumps(value)
-    except Exception as error:  # noqa: BLE001  any failure to pickle is the answer here
-        return message_of(error)
-    return None
-
-
-def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
-    """Go down into whatever part fails, as long as a part fails."""
-    reason = message_of(error)
-    seen: set[int] = set()
-    for _ in range(_MAX_DEPTH):
-        if _is_silently_wrong(value):
-            break
-        seen.add(id(value))
-        for name, part in _parts(value):
-            if id(part) in seen:
-                continue
-            failure = _failure(part)
-            if failure is not None:
-                value, path, reason = part, f"{path} -> {name}", failure
-                break
-        else:
-            break
-    return path, reason
-
-
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the named parts of a value that pickling goes into."""
-    if isinstance(value, types.MethodType):
-        yield "its object", value.__self__
-    elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
-    elif isinstance(value, functools.partial):
-        yield from (("its function", value.func), ("its arguments", value.args), ("its keywords", value.keywords))
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[object, object]", value).items():
-            yield f"[{key!r}]", item
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, item in enumerate(cast("tuple[object, ...]", value)):
-            yield f"[{index}]", item
-    else:
-        yield from _parts_of_object(value)
-
-
-def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
-    for name, item in getattr(value, "__dict__", {}).items():
-        # `__dict__` and `__weakref__` of a class seem to fail whenever the class does.
-        if not isinstance(item, types.GetSetDescriptorType):
-            yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield what a function carries with it: its closure, the globals it names, its defaults."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield f"closure variable '{name}'", cell.cell_contents
-        except ValueError:
-            continue  # a variable that has no value yet
-    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
-        if not inspect.ismodule(function.__globals__[name]):
-            yield f"global '{name}'", function.__globals__[name]
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.default is not inspect.Parameter.empty:
-            yield f"default of '{name}'", parameter.default
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    """Names of globals that a function or one inside it may use."""
-    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
-
-
-@dataclass(frozen=True, slots=True)
-class _Template:
-    agent: Agent
-    wire: AgentTemplate
-
-
-@dataclass(frozen=True, slots=True)
-class _Callable:
-    #: keeps the object alive whose id it is found by
-    thing: object
-    ref: CallableRef
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PackedOrder:
-    """An order as bytes, and what it needs."""
-
-    order: WireOrder
-    #: where its callables are found; None: it has none
-    names: TaskCallables | None
-    #: key that its agent's template is kept under; None: it has no agent
-    template: str | None
-    #: keys that its callables are kept under
-    callables: tuple[str, ...]
-
-    @property
-    def instance(self) -> str:
-        """Its instance."""
-        return self.order.instance
-
-    @property
-    def size(self) -> int:
-        """Bytes, roughly."""
-        order = self.order
-        return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
-
-    def renew(self, steps: int) -> PackedOrder:
-        """Return the same under a higher epoch."""
-        return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
-
-
-class Packer:
-    """Packs the orders of one dynamic run."""
-
-    def __init__(self) -> None:
-        self._templates: RefCountedCache[_Template] = RefCountedCache()
-        self._callables: RefCountedCache[_Callable] = RefCountedCache()
-        self._numbers = itertools.count(1)
-
-    def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return an order as bytes; what it needs is kept until `release`.
-
-        Raises:
-            ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
-        """
-        task = order.task
-        where = f"Task '{order.key}'"
-        body = _task_body(task, where)
-        template, overrides = None, None
-        if order.agent is not None:
-            template = self._template(order.agent_key or "", order.agent)
-            overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
-        names, keys = self._locate_callables(task, where)
-        agent_key = None if template is None else template.wire.key
-        wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
-        # Nothing fails from here on, so that all that is used is done some time.
-        if template is not None:
-            self._templates.use(order.agent_key or "")
-        for key in keys:
-            self._callables.use(key)
-        self._templates.trim()
-        self._callables.trim()
-        return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
-
-    def release(self, packed: PackedOrder) -> None:
-        """Let go of what an order needs whose result has come."""
-        if packed.template is not None:
-            self._templates.release(packed.template)
-        for key in packed.callables:
-            self._callables.release(key)
-
-    def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
-        """Return the template of its agent; None where it has no agent."""
-        template = None if packed.template is None else self._templates.get(packed.template)
-        return None if template is None else template.wire
-
-    def bundles_of(self, packed: PackedOrder) -> dict[str, bytes]:
-        """Return names and bytes of the bundles of its callables."""
-        found = (self._callables.get(key) for key in packed.callables)
-        return {held.ref.bundle: held.body for held in found if held is not None}
-
-    def _template(self, category: str, agent: Agent) -> _Template:
-        """Return the template of a category: the first agent of it since it was last forgotten, under a name of its own each time."""
-        template = self._templates.get(category)
-        if template is None:
-            body = dump(agent, f"Agent '{agent.role}'")
-            replicas = agent.replicas if "replicas" in agent.model_fields_set else None
-            name = f"{category}.{next(self._numbers)}"
-            wire = AgentTemplate(
-                key=name,
-                body=body,
-                category=name,
-                isolation=agent.isolation,
-                replicas=replicas,
-                is_declared=False,
-                role=agent.role,
-                requirements=requirements_of(agent),
-            )
-            template = _Template(agent, wire)
-            self._templates.put(category, template)
-        return template
-
-    def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
-        """Return where a task's callables are found, and the keys that they are kept under."""
-        if task.handler is None and not task.input_guardrails and not task.output_guardrails:
-            return None, ()
-        handler = [] if task.handler is None else [self._callable(task.handler, f"{where} -> handler")]
-        inputs = [
-            self._callable(each, f"{where} -> input_guardrails -> [{number}]")
-            for number, each in enumerate(task.input_guardrails)
-        ]
-        outputs = [
-            self._callable(each, f"{where} -> output_guardrails -> [{number}]")
-            for number, each in enumerate(task.output_guardrails)
-        ]
-        names = TaskCallables(
-            handler=handler[0].ref if handler else None,
-            input_guardrails=tuple(each.ref for each in inputs),
-            output_guardrails=tuple(each.ref for each in outputs),
-        )
-        return names, tuple(_key(each.thing) for each in (*handler, *inputs, *outputs))
-
-    def _callable(self, thing: object, where: str) -> _Callable:
-        """Return the one copy of an object, however many tasks have it (S-SET-31)."""
-        held = self._callables.get(_key(thing))
-        if held is None:
-            held = _Callable(thing, CallableRef(f"callable-{next(self._numbers)}"), dump(thing, where))
-            self._callables.put(_key(thing), held)
-        return held
-
-
-def _key(thing: object) -> str:
-    return f"{id(thing):x}"
-
-
-def _task_body(task: Task, where: str) -> bytes:
-    """Return the task as bytes without what travels otherwise, or was needed only to make its agent."""
-    effect = task.effect if task.handler is None else task.handler_effect
-    bare = task.rewritten(
-        agent=None,
-        context=(),
-        tools=(),
-        rate_limit=None,
-        handler=None,
-        effect=effect,
-        input_guardrails=(),
-        output_guardrails=(),
-    )
-    # Without these it is texts and numbers, which need no search for what could not travel.
-    has_objects = task.output_type is not None or task.llm is not None or task.reflection_config is not None
-    is_plain = type(task).__module__.startswith("ensemble_ray.") and not has_objects
-    return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
-
-
-def pack_context(context: RunContext) -> RunContext:
-    """Return what a run's tasks share as it travels.
-
-    Raises:
-        ValidationError: one of its models cannot.
-    """
-    return replace(context, models=context.models.pack(dump))
-
-
-# Planned runs.
+#: Name of the bundle of a planned run's callables, and its name in messages.
+_BUNDLE, _CALLABLES = "declared", "Handlers, guardrails, predicates and delegation policies"
+_NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
 
 
 def pack_submission(
@@ -421,18 +73,16 @@ def pack_submission(
     goes_on_alone: bool,
     program: str = "",
 ) -> Submission:
-    """Return a planned run as the scheduler gets it.
+    """Return the submission of a planned run.
 
     Args:
-        request: The run.
-        work: What it does.
         keep: How agent processes are kept for the next run.
-        is_connected: Whether this process listens.
-        goes_on_alone: Whether it goes on without this process where it waits for reviews.
+        is_connected: Whether this process receives events and requests.
+        goes_on_alone: Whether the run resumes without this process after a review.
         program: Its runs may share processes with this one; empty: no other run may.
 
     Raises:
-        ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
+        ValidationError: a part cannot be pickled; the message names the path to it (S-CONV-34).
     """
     planned = work.planned
     declared = {entry.key for entry in planned.plan.agents if not entry.is_synthesized}
@@ -457,7 +107,7 @@ def pack_submission(
 
 
 def list_payloads(submission: Submission) -> dict[str, bytes]:
-    """Return all pickles of a run, by what its user calls them."""
+    """Return all pickles of a run by the names that users know."""
     roles = {node.agent_key: node.agent_role for node in submission.plan.nodes}
     payloads = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
     payloads.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
@@ -467,11 +117,13 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
     return payloads
 
 
-#: Name of the one bundle of a planned run's callables, and what its user calls it.
-_BUNDLE, _CALLABLES = "declared", "Handlers, guardrails, predicates and delegation policies"
+def pack_context(context: RunContext) -> RunContext:
+    """Return the pickled context of a run's tasks.
 
-
-_NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
+    Raises:
+        ValidationError: one of its models cannot be pickled.
+    """
+    return replace(context, models=context.models.pack(dump))
 
 
 def _without_callables(task: Task) -> Task:
@@ -498,11 +150,11 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
 def pack_callables(
     tasks: Mapping[str, Task], policies: Sequence[object], units: Mapping[str, Loop | Phase | Graph] = _NO_UNITS
 ) -> CallablesUpdate | None:
-    """Return the callables of a planned run in one bundle, so that what they share stays shared; None: it has none."""
+    """Return a planned run's callables in one bundle, which preserves objects that they share; None: it has none."""
     things: list[object] = []
 
     def add(thing: object, where: str) -> CallableRef:
-        dump(thing, where)  # so that the culprit is named
+        dump(thing, where)  # its error names the failing part
         things.append(thing)
         return CallableRef(_BUNDLE, len(things) - 1)
 
@@ -529,7 +181,328 @@ def pack_callables(
 
 
 def _name_predicate(path: str, units: Mapping[str, Loop | Phase | Graph]) -> str:
-    """Return what the user calls a predicate."""
+    """Return a predicate's name for messages."""
     key, kind, position = path.rsplit("/", 2)
     name = units[key].name
     return f"Loop '{name}' -> until" if kind == "until" else f"Graph '{name}' -> edges[{position}] -> condition"
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    agent: Agent
+    wire: AgentTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class _Callable:
+    #: keeps the object alive, since its id is the key
+    thing: object
+    ref: CallableRef
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrder:
+    """A pickled order, and references to its shared parts."""
+
+    order: WireOrder
+    #: references to its callables; None: it has none
+    names: TaskCallables | None
+    #: cache key of its agent's template; None: it has no agent
+    template: str | None
+    #: cache keys of its callables
+    callables: tuple[str, ...]
+
+    @property
+    def instance(self) -> str:
+        return self.order.instance
+
+    @property
+    def size(self) -> int:
+        """Approximate size, bytes."""
+        order = self.order
+        return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
+
+    def renew(self, steps: int) -> PackedOrder:
+        """Return the order under a higher epoch."""
+        return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
+
+
+class Packer:
+    """Packs the orders of one dynamic run."""
+
+    def __init__(self) -> None:
+        self._templates: RefCountedCache[_Template] = RefCountedCache()
+        self._callables: RefCountedCache[_Callable] = RefCountedCache()
+        self._numbers = itertools.count(1)
+
+    def pack(self, order: TaskOrder) -> PackedOrder:
+        """Return a packed order. Its shared parts are kept until `release`.
+
+        Raises:
+            ValidationError: a part cannot be pickled; the message names the path to it (S-CONV-34).
+        """
+        task = order.task
+        where = f"Task '{order.key}'"
+        body = _task_body(task, where)
+        template, overrides = None, None
+        if order.agent is not None:
+            template = self._template(order.agent_key or "", order.agent)
+            overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
+        names, keys = self._locate_callables(task, where)
+        agent_key = None if template is None else template.wire.key
+        wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
+        # Nothing fails from here on, so each `use` has its `release`.
+        if template is not None:
+            self._templates.use(order.agent_key or "")
+        for key in keys:
+            self._callables.use(key)
+        self._templates.trim()
+        self._callables.trim()
+        return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
+
+    def release(self, packed: PackedOrder) -> None:
+        """Release the shared parts of an order whose result has arrived."""
+        if packed.template is not None:
+            self._templates.release(packed.template)
+        for key in packed.callables:
+            self._callables.release(key)
+
+    def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
+        """Return the template of the order's agent; None: it has no agent."""
+        template = None if packed.template is None else self._templates.get(packed.template)
+        return None if template is None else template.wire
+
+    def bundles_of(self, packed: PackedOrder) -> dict[str, bytes]:
+        """Return the bundles of the order's callables by name."""
+        found = (self._callables.get(key) for key in packed.callables)
+        return {held.ref.bundle: held.body for held in found if held is not None}
+
+    def _template(self, category: str, agent: Agent) -> _Template:
+        """Return the template of a category: its first agent. A template that is made again gets a new name."""
+        template = self._templates.get(category)
+        if template is None:
+            body = dump(agent, f"Agent '{agent.role}'")
+            replicas = agent.replicas if "replicas" in agent.model_fields_set else None
+            name = f"{category}.{next(self._numbers)}"
+            wire = AgentTemplate(
+                key=name,
+                body=body,
+                category=name,
+                isolation=agent.isolation,
+                replicas=replicas,
+                is_declared=False,
+                role=agent.role,
+                requirements=requirements_of(agent),
+            )
+            template = _Template(agent, wire)
+            self._templates.put(category, template)
+        return template
+
+    def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
+        """Return references to a task's callables, and their cache keys."""
+        if task.handler is None and not task.input_guardrails and not task.output_guardrails:
+            return None, ()
+        handler = [] if task.handler is None else [self._callable(task.handler, f"{where} -> handler")]
+        inputs = [
+            self._callable(each, f"{where} -> input_guardrails -> [{number}]")
+            for number, each in enumerate(task.input_guardrails)
+        ]
+        outputs = [
+            self._callable(each, f"{where} -> output_guardrails -> [{number}]")
+            for number, each in enumerate(task.output_guardrails)
+        ]
+        names = TaskCallables(
+            handler=handler[0].ref if handler else None,
+            input_guardrails=tuple(each.ref for each in inputs),
+            output_guardrails=tuple(each.ref for each in outputs),
+        )
+        return names, tuple(_key(each.thing) for each in (*handler, *inputs, *outputs))
+
+    def _callable(self, thing: object, where: str) -> _Callable:
+        """Return the only copy of an object, however many tasks share it (S-SET-31)."""
+        held = self._callables.get(_key(thing))
+        if held is None:
+            held = _Callable(thing, CallableRef(f"callable-{next(self._numbers)}"), dump(thing, where))
+            self._callables.put(_key(thing), held)
+        return held
+
+
+def _key(thing: object) -> str:
+    return f"{id(thing):x}"
+
+
+def _task_body(task: Task, where: str) -> bytes:
+    """Return the pickled task without its agent, tools, context and callables."""
+    effect = task.effect if task.handler is None else task.handler_effect
+    bare = task.rewritten(
+        agent=None,
+        context=(),
+        tools=(),
+        rate_limit=None,
+        handler=None,
+        effect=effect,
+        input_guardrails=(),
+        output_guardrails=(),
+    )
+    # A plain task contains only texts and numbers, which always pickle.
+    has_objects = task.output_type is not None or task.llm is not None or task.reflection_config is not None
+    is_plain = type(task).__module__.startswith("ensemble_ray.") and not has_objects
+    return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
+
+
+def dump(value: object, path: str) -> bytes:
+    """Return the pickled value.
+
+    Raises:
+        ValidationError: it cannot be pickled; the message names the path to the cause, and a remedy.
+    """
+    try:
+        return _dumps(value)
+    except Exception as error:
+        culprit, reason = _culprit(value, path, error)
+        raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
+
+
+class Dumped(NamedTuple):
+    """A pickle and what it needs where it is loaded."""
+
+    body: bytes
+    models: Sequence[OpenAIChatModel]
+    #: names of modules in the pickle
+    modules: AbstractSet[str]
+
+
+def dump_all(value: object, path: str) -> Dumped:
+    """Pickle the value, and find all models and modules in it (S-CLU-4).
+
+    Raises:
+        ValidationError: as for `dump`.
+    """
+    body = dump(value, path)
+    finder = _Finder(io.BytesIO(), protocol=5)
+    finder.dump(value)
+    return Dumped(body, finder.models, finder.modules)
+
+
+class _StrictPickler(UserPickler):
+    """Rejects objects that would not work after pickling."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if _is_silently_wrong(obj):
+            raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and getattr(obj, "__pydantic_complete__", False):
+            # A pydantic class remembers the variables of the function that defined it. It needs them only until its
+            # annotations are resolved, and they would be pickled with it.
+            members, *_ = cast("tuple[dict[str, object]]", cast("tuple[object, ...]", reduced)[2])
+            members.pop("__pydantic_parent_namespace__", None)
+        return reduced
+
+
+def _is_silently_wrong(value: object) -> bool:
+    """Whether it pickles but does not work. In-memory files keep their contents; each process has its own standard streams."""
+    if isinstance(value, io.StringIO | io.BytesIO) or value is sys.stdout or value is sys.stderr:
+        return False
+    return isinstance(value, _SILENTLY_WRONG)
+
+
+class _Finder(_StrictPickler):
+    """Collects the models and modules of a value."""
+
+    def __init__(self, file: io.BytesIO, *, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self.models: list[OpenAIChatModel] = []
+        self.modules: set[str] = set()
+
+    def persistent_id(self, obj: object) -> None:
+        # None means that the object is pickled as usual.
+        if isinstance(obj, OpenAIChatModel):
+            self.models.append(obj)
+        elif isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType) and obj.__module__:
+            self.modules.add(obj.__module__)
+        elif isinstance(obj, types.ModuleType):
+            self.modules.add(obj.__name__)
+
+
+def _dumps(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _StrictPickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+def _failure(value: object) -> str | None:
+    try:
+        _dumps(value)
+    except Exception as error:  # noqa: BLE001  any failure to pickle is the answer here
+        return message_of(error)
+    return None
+
+
+def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
+    """Descend into the part that fails, as long as one fails."""
+    reason = message_of(error)
+    seen: set[int] = set()
+    for _ in range(_MAX_DEPTH):
+        if _is_silently_wrong(value):
+            break
+        seen.add(id(value))
+        for name, part in _parts(value):
+            if id(part) in seen:
+                continue
+            failure = _failure(part)
+            if failure is not None:
+                value, path, reason = part, f"{path} -> {name}", failure
+                break
+        else:
+            break
+    return path, reason
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the named parts of a value that pickling visits."""
+    if isinstance(value, types.MethodType):
+        yield "its object", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, functools.partial):
+        yield from (("its function", value.func), ("its arguments", value.args), ("its keywords", value.keywords))
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            yield f"[{key!r}]", item
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(cast("tuple[object, ...]", value)):
+            yield f"[{index}]", item
+    else:
+        yield from _parts_of_object(value)
+
+
+def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
+    for name, item in getattr(value, "__dict__", {}).items():
+        # A class's `__dict__` and `__weakref__` fail whenever the class does.
+        if not isinstance(item, types.GetSetDescriptorType):
+            yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield a function's closure, named globals and defaults."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f"closure variable '{name}'", cell.cell_contents
+        except ValueError:
+            continue  # a variable without a value
+    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
+        if not inspect.ismodule(function.__globals__[name]):
+            yield f"global '{name}'", function.__globals__[name]
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            yield f"default of '{name}'", parameter.default
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the names of globals that a function or its inner functions may use."""
+    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names

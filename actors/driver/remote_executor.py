@@ -1,8 +1,7 @@
-"""RemoteExecutor: does the tasks of a dynamic run on a cluster, seen from the driver, which coordinates the run.
+"""RemoteExecutor: runs the tasks of a dynamic run on a cluster, for the coordinator in the driver.
 
-In: orders as they are made. Out: their results, each once. Orders go to the scheduler in batches, results come back by
-one outstanding call that waits for them. A scheduler that was started anew is told of the run again and gets what is in
-flight again, under higher epochs (S-MR-164). Must never happen: an order without a result while the cluster lives.
+Orders go to the scheduler in batches; one outstanding call waits for results. After a restart the scheduler receives the run and its
+unfinished orders again, under higher epochs (S-MR-164). Each order has one result while the cluster lives.
 """
 
 from __future__ import annotations
@@ -47,34 +46,29 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.ports import Deliver, RunRequest
 
 _log = bounded_logger(__name__)
-#: A message to the scheduler has at most so many orders, and not many more bytes than that.
+#: Limits of a message to the scheduler: orders, and bytes except for a single large order.
 _BATCH_ORDERS = 500
 _BATCH_BYTES = 1_000_000
-#: How long one call waits for results, s; also how often the scheduler hears that this driver lives.
+#: How long one call waits for results, s; also the interval of this driver's heartbeat.
 _COLLECT_S = 10.0
-#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.values.ids`).
+#: How often an order is sent to a new scheduler; epochs allow no more (see `ensemble_ray.values.ids`).
 _MOST_SESSIONS = 3
-#: With more tasks in flight than these, results are asked for that often, s: those of a while and the tasks that take their
-#: places travel together (measured: 1,111 tasks with spread delays took 4.4 s of processor time so, and 5.4 s one by one).
+#: With more tasks in flight than `_MANY`, results are collected in intervals of `_GATHER_S` seconds, so that they and the
+#: tasks that follow them share messages. Measured for 1,111 tasks with spread delays: 4.4 s of processor time instead of 5.4 s.
 _MANY = 64
 _GATHER_S = 0.01
 
 
 class RemoteExecutor:
-    """Does the tasks of a dynamic run on a cluster. Fulfils `ExecutorSession`."""
+    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts nothing before `open`.
+
+    Args:
+        keep: How its processes are kept for the next run.
+    """
 
     def __init__(
         self, request: RunRequest, scheduler: Any, *, is_connected: bool, keep: Keep, most_processes: int
     ) -> None:
-        """Make it; nothing is started before `open`.
-
-        Args:
-            request: The run.
-            scheduler: The cluster's.
-            is_connected: Whether somebody in the run may need this process.
-            keep: How its processes are kept for the next run.
-            most_processes: How many processes a kind of agents gets at most.
-        """
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = request
         self._run_id = request.run_id
@@ -85,21 +79,21 @@ class RemoteExecutor:
         self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
         self._driver = new_object_id()
-        #: what this process spends itself, drawn from the run's one account (S-BUD-8)
+        #: what this process itself spends from the run's account (S-BUD-8)
         self.spending = shared_spending(request.context, RemoteLimiter(), self._driver)
         self._numbers = itertools.count(1)
-        #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
+        #: the current session: its name, batch numbers, received entries, and names of sent templates and bundles
         self._session = ""
         self._batches = itertools.count(1)
         self._cursor = 0
         self._sent: OrderedDict[str, None] = OrderedDict()
         self._packer = Packer()
-        #: orders without a result, and in how many sessions that were lost
+        #: orders without a result, and how many sessions were lost with each
         self._in_flight: dict[str, PackedOrder] = {}
         self._lost: dict[str, int] = {}
         self._queue: list[str] = []
         self._stopping: set[str] = set()
-        #: of those, which the scheduler does not know of yet: a run that ends stops each of its tasks by itself
+        #: stopped tasks that the scheduler is not notified of: a run that ends stops its tasks one by one
         self._to_stop: list[str] = []
         self._undelivered: list[TaskResult] = []
         self._loading = asyncio.Lock()
@@ -109,19 +103,19 @@ class RemoteExecutor:
         #: whether the scheduler knows the present session
         self._is_open = False
         self._is_closed = False
-        #: tells of what this process knows; None: nobody listens
+        #: publishes this process's events; None: no listener
         self._sink: HubSink | None = None
 
     @property
     def most_processes(self) -> int | None:
-        """How many processes a kind of agents gets at most where nobody says how many."""
+        """Largest number of processes for one kind of agents that sets none."""
         return self._most_processes
 
     async def open(self, deliver: Deliver) -> None:
-        """Let the scheduler know of the run, listen from now on, and hand results over.
+        """Register the run at the scheduler, then pass results to `deliver`.
 
         Raises:
-            EnsembleError: a run of that id is running there, or the cluster cannot be reached.
+            EnsembleError: a run with this id is running there, or the cluster cannot be reached.
         """
         self._hand_over = deliver
         hub = await self._open_session()
@@ -131,23 +125,23 @@ class RemoteExecutor:
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def emit(self, event: Event) -> None:
-        """Tell listeners by way of the hub, which had the events of a delivered task before its result came (S-PAR-41)."""
+        """Publish an event through the hub, which receives a task's events before its result arrives (S-PAR-41)."""
         if self._sink is not None:
             self._sink.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Do these tasks; never waits. One of which something cannot travel is delivered as failed (S-MR-106)."""
+        """Start these tasks. Never waits. A task that cannot be pickled is delivered as failed (S-MR-106)."""
         for order in orders:
             try:
                 packed = self._packer.pack(order)
-            except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
+            except Exception as error:  # noqa: BLE001  the order must have a result
                 self._add_result(make_undone_result(order, error))
                 continue
             self._in_flight[order.instance] = packed
             self._enqueue(order.instance)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; each is still delivered."""
+        """Stop these tasks. Each is still delivered."""
         in_flight = [name for name in instances if name in self._in_flight]
         self._stopping.update(in_flight)
         self._to_stop.extend(in_flight)
@@ -155,7 +149,7 @@ class RemoteExecutor:
             asyncio.get_running_loop().call_soon(self._stop_all)
 
     async def close(self) -> None:
-        """Let the processes go; events of what was delivered are handed on before it returns."""
+        """Release the processes. Events of delivered tasks are emitted before it returns."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -170,7 +164,7 @@ class RemoteExecutor:
                 keep = None if self.failed.done() else self._keep
                 closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
                 await self._heartbeat.wait_for(closed)
-        except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with it
+        except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with the scheduler
             _log.warning("Run %s: the scheduler cannot be reached: %s", self._run_id, last_line(error))
         finally:
             await self._connection.leave()
@@ -183,7 +177,7 @@ class RemoteExecutor:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send everything that was given in this turn of the loop; while no session is open it waits for one."""
+        """Send the orders of this turn of the loop, once a session is open."""
         if self._is_closed or self.failed.done() or not self._is_open:
             return
         queue, self._queue = self._queue, []
@@ -209,7 +203,7 @@ class RemoteExecutor:
         )
 
     def _was_sent(self, name: str) -> bool:
-        """Return whether the scheduler should have that by now. It may not: then it says so."""
+        """Whether the scheduler should have it by now. If it does not, it returns the order."""
         was_sent = name in self._sent
         self._sent[name] = None
         self._sent.move_to_end(name)
@@ -218,18 +212,18 @@ class RemoteExecutor:
         return was_sent
 
     async def _submit(self, session: str, batch: OrderBatch) -> None:
-        """Send a batch; a session that is lost meanwhile does not take it, and another gets what is in flight."""
+        """Send a batch. If the session is lost meanwhile, the next session sends the orders."""
         try:
-            async with self._loading:  # batches stay in their order
+            async with self._loading:  # batches stay in order
                 await check_loading(self._scheduler, batch.list_payloads())
                 if self._sink is not None:
-                    await self._sink.flush()  # what was told before comes before what these tasks tell
+                    await self._sink.flush()  # earlier events come before the events of these tasks
             await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)
 
     def _stop_all(self) -> None:
-        """Stop everything that this turn of the loop was to stop."""
+        """Stop all tasks that were to stop in this turn of the loop."""
         names, self._to_stop = self._to_stop, []
         queued = set(self._queue)
         rest: list[str] = []
@@ -243,7 +237,7 @@ class RemoteExecutor:
 
     async def _stop(self, instances: Sequence[str], session: str) -> None:
         if self._submitting:
-            await asyncio.wait(list(self._submitting))  # else it would know nothing of them yet
+            await asyncio.wait(list(self._submitting))  # the scheduler must have the orders first
         try:
             await reach(lambda: self._scheduler.stop_orders.remote(self._run_id, session, list(instances)), patiently())
         except ray.exceptions.RayError as error:
@@ -252,7 +246,6 @@ class RemoteExecutor:
     # Results.
 
     async def _collect(self) -> None:
-        """Take results for as long as the run lasts."""
         try:
             while True:
                 page = await self._next_page()
@@ -262,11 +255,11 @@ class RemoteExecutor:
                     self._receive(page)
                     if len(self._in_flight) > _MANY:
                         await asyncio.sleep(_GATHER_S)
-        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+        except Exception as error:  # noqa: BLE001  the run must end, whatever failed
             self._fail(error)
 
     async def _next_page(self) -> ReportPage | None:
-        """Return what came; None where the scheduler knows nothing of this session."""
+        """Return new reports; None: the scheduler does not know this session."""
         collect = self._scheduler.collect.remote
         page: ReportPage | None = await self._heartbeat.reach(
             lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
@@ -278,7 +271,7 @@ class RemoteExecutor:
         for instance in page.unknown:
             packed = self._in_flight.get(instance)
             if packed is not None and instance in self._stopping:
-                self._cancel(instance)  # it was not begun, and nobody there knows that it is to be stopped
+                self._cancel(instance)  # it was not started, so the scheduler cannot stop it
             elif packed is not None:
                 template = self._packer.template_of(packed)
                 for name in (*(() if template is None else (template.key,)), *self._packer.bundles_of(packed)):
@@ -298,13 +291,13 @@ class RemoteExecutor:
         self._packer.release(packed)
 
     def _cancel(self, instance: str) -> None:
-        """Deliver one that no process knows of as cancelled."""
+        """Deliver a task that no process has as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
         self._add_result(make_undone_result(packed.order, None, "cancelled"))
 
     def _add_result(self, result: TaskResult) -> None:
-        """Deliver it with all others of this turn of the loop."""
+        """Deliver a result together with the others of this turn of the loop."""
         self._undelivered.append(result)
         if len(self._undelivered) == 1:
             asyncio.get_running_loop().call_soon(self._deliver)
@@ -317,7 +310,7 @@ class RemoteExecutor:
     # Sessions.
 
     async def _open_session(self) -> Any:
-        """Let the scheduler know of the run under a new name; return its hub. Nothing is sent in between."""
+        """Register the run under a new session and return its hub. No order is sent until then."""
         self._is_open = False
         self._session = f"{self._driver}/{next(self._numbers)}"
         self._batches = itertools.count(1)
@@ -339,29 +332,28 @@ class RemoteExecutor:
         return hub
 
     async def _resubmit(self) -> None:
-        """Let a scheduler that was started anew know of the run, and send what is in flight again."""
+        """Register the run at a restarted scheduler and send the unfinished orders again."""
         await self._open_session()
         for instance in [name for name in self._in_flight if name in self._stopping]:
             self._cancel(instance)
-        queued = set(self._queue)  # never sent, and so not lost
+        queued = set(self._queue)  # never sent
         for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
             count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
             if count >= _MOST_SESSIONS and self._request.store is not None:
                 raise _lost_too_often(self._run_id, self._request.origin)
-            # The scheduler that is gone may have handed it out again itself, so often at most.
+            # The lost scheduler may have dispatched it again up to `MOST_DEATHS` times.
             self._in_flight[packed.instance] = packed.renew(MOST_DEATHS)
             self._queue.append(packed.instance)
         self._flush()
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing more can be done here."""
         if not self.failed.done() and not self._is_closed:
             self.failed.set_exception(ours(error, self._run_id, self._request.origin))
-            self.failed.exception()  # whoever uses this may look at it later, or never
+            self.failed.exception()  # marks it as retrieved: the user may read it later, or never
 
 
 def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
-    """Yield the orders in groups that make a message each."""
+    """Yield the orders in groups of one message each."""
     begin = size = 0
     for position, packed in enumerate(waiting):
         if position > begin and (position - begin >= _BATCH_ORDERS or size + packed.size > _BATCH_BYTES):
@@ -373,7 +365,7 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
 
 
 def _read(result: WireResult, order: WireOrder) -> TaskResult:
-    """Return a result with its objects; one that cannot be loaded here is a failed one, since each order has a result."""
+    """Return a result with its objects, or a failed one if they cannot be loaded here."""
     try:
         return unpack_result(result)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result

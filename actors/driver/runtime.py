@@ -1,6 +1,6 @@
-"""RayRuntime: the `Runtime` port on a cluster. Runs in the driver: connects, pickles, submits.
+"""RayRuntime: implements the `Runtime` port on a cluster. It connects, pickles and submits from the driver.
 
-It creates only the detached schedulers; they make every other actor.
+It creates only the detached schedulers, which start all other actors.
 """
 
 from __future__ import annotations
@@ -55,204 +55,15 @@ if TYPE_CHECKING:
     from ensemble_ray.values.descriptions import NodesReport
     from ensemble_ray.values.reviews import RunDirective
 
-
-#: Names that stand in names of actors, of files and in logs.
+#: A namespace's name is part of the names of actors and files, and of log lines.
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def check_namespace(name: str) -> str:
-    """Return the name of a namespace; empty: the one without a name.
-
-    Raises:
-        ValidationError: it is none.
-    """
-    if name and not _NAMESPACE.fullmatch(name):
-        raise ValidationError(
-            f"A namespace has up to 64 letters, digits and '.', '_', '-', and begins with a letter or digit; got: {name[:80]!r}"
-        )
-    return name
-
-
-class Schedulers:
-    """The schedulers of one program, in the cluster that it is connected to."""
-
-    def __init__(self, handles: Sequence[Any], namespace: str = "") -> None:
-        """Make it of the handles of all of them, in the order of their numbers."""
-        self._handles = handles
-        self._namespace = namespace
-
-    @classmethod
-    async def connect(cls, shards: int, namespace: str) -> Schedulers:
-        """Return the first schedulers of a namespace, as many; those that are not there are started.
-
-        Raises:
-            ValidationError: one of them is of another version than this process.
-        """
-        handles = [await threads.run(spawn.scheduler, SchedulerActor, number, namespace) for number in range(shards)]
-        await asyncio.gather(*map(check_version, handles))
-        return cls(handles, namespace)
-
-    def of(self, run_id: str) -> Any:
-        """Return the scheduler of a run."""
-        return self._handles[shard_of(run_id, len(self._handles))]
-
-    async def check_unrecorded(self, run_id: str) -> None:
-        """Refuse a run that no record tells of, where a scheduler has one of that id that another number led to.
-
-        Raises:
-            RunExistsError: that one is running.
-        """
-        own = spawn.scheduler_name(shard_of(run_id, len(self._handles)), self._namespace)
-        known = await threads.run(spawn.existing_schedulers, self._namespace)
-        others = [each for name, each in known.items() if name != own]
-        if any(await asyncio.gather(*(each.is_running.remote(run_id) for each in others))):
-            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
-
-    async def evict_idle(self) -> None:
-        """End the agent processes that are kept for the next run."""
-        await asyncio.gather(*(each.evict_idle.remote() for each in self._handles))
-
-
 _log = bounded_logger(__name__)
-
-
-def _unrecorded_loss(run_id: str) -> EnsembleError:
-    lost = EnsembleError(
-        f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
-        "go on. Run it again, or use durability='effects'"
-    )
-    lost.run_id = run_id
-    return lost
-
-
-class RayRun:
-    """A run on the cluster, seen from its driver."""
-
-    def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
-        self.run_id, self._origin = request.run_id, request.origin
-        self._submission = submission
-        self._scheduler = scheduler
-        self._is_cancelled = False
-        self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
-        self._connection = DriverConnection(request, self._heartbeat, scheduler)
-
-    async def begin(self) -> None:
-        """Hand the run over, then listen for events and answer requests until it ends."""
-        hub = await self._submit(self._submission)
-        self._connection.begin(hub)
-
-    async def _submit(self, submission: Submission) -> Any:
-        """Submit the run and return its hub; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
-        tries = itertools.count()
-
-        async def submit() -> Any:
-            is_first = next(tries) == 0
-            if not is_first and await self._scheduler.knows.remote(self.run_id):
-                return spawn.existing("event_hub") if submission.is_connected else None
-            reason = submission.reason if is_first else submission.reason.without_answer()
-            return await self._scheduler.submit.remote(dump_submission(replace(submission, reason=reason)))
-
-        return await reach(submit, RESTART_PAUSES_S)
-
-    async def wait(self) -> RunOutcome:
-        """Wait until the run has ended and all its events were handed on; return its outcome.
-
-        Raises:
-            EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
-        """
-        try:
-            return await self._fetch_end()
-        except ray.exceptions.RayError as error:
-            raise ours(error, self.run_id, self._origin) from None
-        finally:
-            await self._connection.leave()
-
-    async def _fetch_end(self) -> RunOutcome:
-        """Wait until the run has ended and return how; it comes in pages, which the scheduler keeps until all are here."""
-        page = await self._wait_for_end()
-        parts = [self._read(page)]
-        while not page.is_last:
-            following = await self._heartbeat.reach(partial(self._ask_for_end, page.cursor, page.end_id))
-            if following is None:  # that scheduler is gone, and what it kept
-                following = await self._wait_for_end()
-                parts = []
-            page = following
-            parts.append(self._read(page))
-        self._connection.keep_last_lines(page.lines)
-        self._scheduler.forget.remote(self.run_id, page.end_id)
-        return _join(parts)
-
-    def _read(self, page: EndPage) -> RunOutcome:
-        """Return a page with its outputs loaded."""
-        try:
-            return page.end.convert(unpack_output, unpack_failure)
-        except Exception as error:
-            self._scheduler.forget.remote(self.run_id, page.end_id)
-            unreadable = EnsembleError(
-                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
-                "Install the module they come from here too, or use runtime='inline'"
-            )
-            unreadable.run_id = self.run_id
-            raise unreadable from error
-
-    async def _wait_for_end(self) -> EndPage:
-        """Wait until the run has ended and return the first page of how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
-        while True:
-            ended = await self._heartbeat.reach(self._ask_for_end)
-            if ended is not None:
-                return ended
-            if self._submission.store is None:
-                raise _unrecorded_loss(self.run_id)
-            # What its record knows is used, its cancellation included.
-            await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
-            if self._is_cancelled:
-                await self.cancel()
-
-    async def _ask_for_end(self, cursor: int = 0, end_id: str = "") -> EndPage | None:
-        if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
-            await self._scheduler.cancel.remote(self.run_id)
-        body: bytes | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
-        return None if body is None else unpack_end(body)
-
-    async def cancel(self) -> None:
-        """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
-        self._is_cancelled = True
-        try:
-            await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
-        except ray.exceptions.RayError as error:
-            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
-
-    async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on, also where the scheduler is just being started again.
-
-        Raises:
-            EnsembleError: it cannot be recorded, or the cluster is gone.
-        """
-        try:
-            is_told: bool = await reach(lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S)
-        except ray.exceptions.RayError as error:
-            raise ours(error, self.run_id, self._origin) from None
-        return is_told
-
-
-def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
-    """Return the end with the entries of all its pages."""
-    return replace(
-        parts[0],
-        completed=[each for part in parts for each in part.completed],
-        delegated=[each for part in parts for each in part.delegated],
-        failures=[each for part in parts for each in part.failures],
-        unfinished=[each for part in parts for each in part.unfinished],
-        raised=[each for part in parts for each in part.raised],
-    )
-
-
-#: How long the nodes may take to answer before a run, s; with joining the cluster it stays below 30 (S-CLU-2).
+#: How long the nodes may take to answer before a run, s; together with joining the cluster below 30 s (S-CLU-2).
 CHECK_S = 25.0
 
 
 class RayRuntime:
-    """Runs on Ray: on a cluster that is there, or on a local one that lives until this process ends."""
+    """Runs on Ray: on an existing cluster, or on a local one that lives until this process ends. It starts nothing before the first run."""
 
     name = "ray"
 
@@ -267,21 +78,20 @@ class RayRuntime:
         shards: int = 1,
         namespace: str | None = None,
     ) -> None:
-        """Make one; nothing is started before the first run.
+        """Configure the runtime.
 
         Args:
             address: Cluster to join; default `RAY_ADDRESS`, else a local instance is started.
             home: Directory of the records on the cluster's head node; default: this process's.
-            store: URL of a database that keeps them instead, for clusters whose head node may be lost; default:
-                `ENSEMBLE_RAY_STORE`.
+            store: URL of a database for the records, for clusters that may lose their head node; default: `ENSEMBLE_RAY_STORE`.
             init_options: More arguments for `ray.init`.
-            log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
-            shards: How many schedulers the runs are spread over, by their ids; > 0.
-            namespace: Schedulers and processes that programs of another namespace have nothing to do with; default:
-                `ENSEMBLE_RAY_NAMESPACE`, else the one without a name.
+            log_to_driver: Whether warnings and printed lines of agent processes are logged here too.
+            shards: How many schedulers share the runs, by their ids; > 0.
+            namespace: Separates schedulers and processes from programs of other namespaces; default: `ENSEMBLE_RAY_NAMESPACE`,
+                else the unnamed namespace.
 
         Raises:
-            ValidationError: `shards` is not a number above 0, or the namespace is none.
+            ValidationError: `shards` is not a number above 0, or the namespace's name is invalid.
         """
         if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
             raise ValidationError(f"RayRuntime shards must be > 0, got: {shards}")
@@ -299,7 +109,7 @@ class RayRuntime:
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without schedulers; those of the parent are its own."""
+        """Drop the schedulers of the parent process."""
         abandon(self._schedulers, self._connecting)
         self._schedulers = self._connecting = None
 
@@ -309,18 +119,18 @@ class RayRuntime:
         return StoreAddress.of(self._home, self._store)
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> RayRun:
-        """Begin a planned run on the cluster.
+        """Start a planned run on the cluster.
 
         Raises:
-            ValidationError: something that must travel cannot, or some node cannot load it.
-            RunExistsError: a run of that id is running there.
+            ValidationError: something cannot be sent, or a node cannot load it.
+            RunExistsError: a run with this id is running there.
         """
         request = self._with_logs(request)
         has_doubles = _has_doubles(work.planned)
         submission = pack_submission(
             request,
             work,
-            keep=self._how_kept(),
+            keep=self._keep(),
             is_connected=_needs_driver(request, has_doubles=has_doubles),
             goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
             program=PROGRAM,
@@ -331,19 +141,19 @@ class RayRuntime:
             run = RayRun(request, submission, scheduler)
             await run.begin()
         except ray.exceptions.RayError as error:
-            self._schedulers = None  # the next run looks for it anew
+            self._schedulers = None  # the next run connects again
             raise ours(error, request.run_id, request.origin) from None
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> RemoteExecutor:
-        """Open an executor on the cluster for tasks that are made while their run goes on.
+        """Open an executor on the cluster for tasks that are created during their run.
 
         Raises:
-            RunExistsError: a run of that id is running there.
+            RunExistsError: a run with this id is running there.
             EnsembleError: the cluster cannot be reached.
         """
         request = self._with_logs(request)
-        del journal  # each process of the cluster has one of its own
+        del journal  # each process of the cluster opens its own
         try:
             scheduler = await self._find_scheduler(request)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
@@ -351,24 +161,24 @@ class RayRuntime:
                 request,
                 scheduler,
                 is_connected=_needs_driver(request, has_doubles=_may_have_doubles()),
-                keep=self._how_kept(),
+                keep=self._keep(),
                 most_processes=most_replicas(cluster),
             )
             await executor.open(deliver)
         except ray.exceptions.RayError as error:
-            self._schedulers = None  # the next run looks for it anew
+            self._schedulers = None  # the next run connects again
             raise ours(error, request.run_id, request.origin) from None
         return executor
 
     async def check_nodes(self, definition: object | None = None, *, timeout_s: float = CHECK_S) -> NodesReport:
-        """Ask every node of the cluster whether a team can run there; no model is asked.
+        """Ask every node of the cluster whether a team can run there. No model is called.
 
         Args:
             definition: The team; None: what any team needs.
-            timeout_s: How long the nodes may take; those that have not answered are in the report.
+            timeout_s: How long the nodes may take; the report names those that have not answered.
 
         Raises:
-            ValidationError: something that must travel cannot.
+            ValidationError: something that must be sent cannot be pickled.
             EnsembleError: the cluster cannot be joined.
         """
         question = await threads.run(question_about, definition)
@@ -385,12 +195,14 @@ class RayRuntime:
         Raises:
             EnsembleError: it cannot be reached, or refuses.
         """
-        from ensemble_ray.actors.driver.jobs import JobServer  # Ray's job client costs 0.2 s, which no run needs
+        from ensemble_ray.actors.driver.jobs import (
+            JobServer,
+        )  # importing Ray's job client takes 0.2 s, and no run needs it
 
         return JobServer(address)
 
     async def close(self) -> None:
-        """End the agent processes that are kept for the next run; a cluster is left as it is."""
+        """End the agent processes that are kept for the next run. The cluster keeps running."""
         self._keeps_warm = False
         if self._schedulers is not None and ray.is_initialized():
             try:
@@ -412,33 +224,31 @@ class RayRuntime:
     def __exit__(self, *_: object) -> None:
         run_blocking(self.close())
 
-    # Connecting.
-
     async def _find_scheduler(self, request: RunRequest) -> Any:
-        """Return the handle of the scheduler that a run belongs to.
+        """Return the scheduler of a run.
 
         Raises:
-            RunExistsError: another scheduler has a run of that id, and no record says so.
+            RunExistsError: another scheduler runs an unrecorded run with this id.
         """
         schedulers = await self._connect(request.cancelled)
         if request.store is None:
             await schedulers.check_unrecorded(request.run_id)
         return schedulers.of(request.run_id)
 
-    async def _connect(self, called_off: asyncio.Event) -> Schedulers:
-        """Return the cluster's schedulers; the first caller starts what is not there.
+    async def _connect(self, cancelled: asyncio.Event) -> Schedulers:
+        """Return the cluster's schedulers. The first caller starts those that are missing.
 
         Raises:
-            CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
+            CancelledError: the run was cancelled meanwhile. The connection continues for the next run.
         """
         check_fork()
-        # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
+        # A handle is valid for one connection: until `ray.shutdown`.
         if self._connecting is None and (self._schedulers is None or connection_id() != self._connected_as):
             self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
             self._connecting.add_done_callback(self._on_connected)
         if self._connecting is not None:
             connecting = self._connecting
-            giving_up = asyncio.ensure_future(called_off.wait())
+            giving_up = asyncio.ensure_future(cancelled.wait())
             await asyncio.wait([connecting, giving_up], return_when=asyncio.FIRST_COMPLETED)
             giving_up.cancel()
             if not connecting.done():
@@ -454,13 +264,13 @@ class RayRuntime:
     def _on_connected(self, connecting: asyncio.Task[None]) -> None:
         self._connecting = None
         if not connecting.cancelled():
-            connecting.exception()  # every run that waits gets it; where all were called off, nobody is
+            connecting.exception()  # marks it as retrieved: every waiting run may have been cancelled
 
     def _join(self) -> None:
-        """Join or start a cluster, in a thread."""
+        """Join or start a cluster. Called in a thread."""
         address = self._address
         if join_or_start(address, self._init_options) and address == LOCAL:
-            # Nobody else uses it, and starting the next run's processes would cost a second each.
+            # No other program uses it, and a new process costs a second.
             self._keeps_warm = True
 
     @property
@@ -470,13 +280,199 @@ class RayRuntime:
     def _with_logs(self, request: RunRequest) -> RunRequest:
         return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))
 
-    def _how_kept(self) -> Keep:
+    def _keep(self) -> Keep:
         starts_local = self._schedulers is None and not ray.is_initialized() and self._address == LOCAL
         return "warm" if self._keeps_warm or starts_local else "briefly"
 
 
+class RayRun:
+    """A run on the cluster, seen from its driver."""
+
+    def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
+        self.run_id, self._origin = request.run_id, request.origin
+        self._submission = submission
+        self._scheduler = scheduler
+        self._is_cancelled = False
+        self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
+
+    async def begin(self) -> None:
+        """Submit the run, then receive events and answer requests until it ends."""
+        hub = await self._submit(self._submission)
+        self._connection.begin(hub)
+
+    async def _submit(self, submission: Submission) -> Any:
+        """Submit the run and return its hub.
+
+        A scheduler that restarted during the first attempt may have received the run.
+        """
+        tries = itertools.count()
+
+        async def submit() -> Any:
+            is_first = next(tries) == 0
+            if not is_first and await self._scheduler.knows.remote(self.run_id):
+                return spawn.existing("event_hub") if submission.is_connected else None
+            reason = submission.reason if is_first else submission.reason.without_answer()
+            return await self._scheduler.submit.remote(dump_submission(replace(submission, reason=reason)))
+
+        return await reach(submit, RESTART_PAUSES_S)
+
+    async def wait(self) -> RunOutcome:
+        """Wait until the run has ended and all its events have arrived. Return its outcome.
+
+        Raises:
+            EnsembleError: the cluster died, or the scheduler's process did and the run is not recorded.
+        """
+        try:
+            return await self._fetch_end()
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id, self._origin) from None
+        finally:
+            await self._connection.leave()
+
+    async def _fetch_end(self) -> RunOutcome:
+        """Read the outcome in pages, which the scheduler keeps until all have arrived."""
+        page = await self._wait_for_end()
+        parts = [self._read(page)]
+        while not page.is_last:
+            following = await self._heartbeat.reach(partial(self._ask_for_end, page.cursor, page.end_id))
+            if following is None:  # the scheduler restarted and lost the end
+                following = await self._wait_for_end()
+                parts = []
+            page = following
+            parts.append(self._read(page))
+        self._connection.keep_last_lines(page.lines)
+        self._scheduler.forget.remote(self.run_id, page.end_id)
+        return _join(parts)
+
+    def _read(self, page: EndPage) -> RunOutcome:
+        try:
+            return page.end.convert(unpack_output, unpack_failure)
+        except Exception as error:
+            self._scheduler.forget.remote(self.run_id, page.end_id)
+            unreadable = EnsembleError(
+                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
+                "Install the module they come from here too, or use runtime='inline'"
+            )
+            unreadable.run_id = self.run_id
+            raise unreadable from error
+
+    async def _wait_for_end(self) -> EndPage:
+        """Wait for the end and return its first page. A restarted scheduler receives the run again (S-DUR-32)."""
+        while True:
+            ended = await self._heartbeat.reach(self._ask_for_end)
+            if ended is not None:
+                return ended
+            if self._submission.store is None:
+                raise _unrecorded_loss(self.run_id)
+            # The scheduler resumes from the record, which contains a cancellation.
+            await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
+            if self._is_cancelled:
+                await self.cancel()
+
+    async def _ask_for_end(self, cursor: int = 0, end_id: str = "") -> EndPage | None:
+        if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
+            await self._scheduler.cancel.remote(self.run_id)
+        body: bytes | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
+        return None if body is None else unpack_end(body)
+
+    async def cancel(self) -> None:
+        """Ask the run to end, and wait for a restarting scheduler. If it is gone, `wait` reports that."""
+        self._is_cancelled = True
+        try:
+            await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+
+    async def inject(self, directive: RunDirective) -> bool:
+        """Send a directive to tasks that start from now on, and wait for a restarting scheduler.
+
+        Raises:
+            EnsembleError: it cannot be recorded, or the cluster is gone.
+        """
+        try:
+            is_accepted: bool = await reach(
+                lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S
+            )
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id, self._origin) from None
+        return is_accepted
+
+
+def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
+    """Combine the pages of an end."""
+    return replace(
+        parts[0],
+        completed=[each for part in parts for each in part.completed],
+        delegated=[each for part in parts for each in part.delegated],
+        failures=[each for part in parts for each in part.failures],
+        unfinished=[each for part in parts for each in part.unfinished],
+        raised=[each for part in parts for each in part.raised],
+    )
+
+
+def _unrecorded_loss(run_id: str) -> EnsembleError:
+    lost = EnsembleError(
+        f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
+        "go on. Run it again, or use durability='effects'"
+    )
+    lost.run_id = run_id
+    return lost
+
+
+class Schedulers:
+    """The schedulers of one program, in the order of their numbers."""
+
+    def __init__(self, handles: Sequence[Any], namespace: str = "") -> None:
+        self._handles = handles
+        self._namespace = namespace
+
+    @classmethod
+    async def connect(cls, shards: int, namespace: str) -> Schedulers:
+        """Return the first `shards` schedulers of a namespace. Start those that are missing.
+
+        Raises:
+            ValidationError: a scheduler's version differs from this process's.
+        """
+        handles = [await threads.run(spawn.scheduler, SchedulerActor, number, namespace) for number in range(shards)]
+        await asyncio.gather(*map(check_version, handles))
+        return cls(handles, namespace)
+
+    def of(self, run_id: str) -> Any:
+        return self._handles[shard_of(run_id, len(self._handles))]
+
+    async def check_unrecorded(self, run_id: str) -> None:
+        """Check an unrecorded run: no other scheduler may have a run with its id, from a program with another number of shards.
+
+        Raises:
+            RunExistsError: another scheduler runs it.
+        """
+        own = spawn.scheduler_name(shard_of(run_id, len(self._handles)), self._namespace)
+        known = await threads.run(spawn.existing_schedulers, self._namespace)
+        others = [each for name, each in known.items() if name != own]
+        if any(await asyncio.gather(*(each.is_running.remote(run_id) for each in others))):
+            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
+
+    async def evict_idle(self) -> None:
+        """End the agent processes that are kept for the next run."""
+        await asyncio.gather(*(each.evict_idle.remote() for each in self._handles))
+
+
+def check_namespace(name: str) -> str:
+    """Return the name of a namespace; empty: the unnamed one.
+
+    Raises:
+        ValidationError: the name is invalid.
+    """
+    if name and not _NAMESPACE.fullmatch(name):
+        raise ValidationError(
+            f"A namespace has up to 64 letters, digits and '.', '_', '-', and begins with a letter or digit; got: {name[:80]!r}"
+        )
+    return name
+
+
 def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
-    """Return whether this process must listen: for events, or for requests that only it can answer."""
+    """Whether this process must receive events, or answer requests that only it can answer."""
     context = request.context
     has_listeners = bool(context.interest) or context.has_tool_metrics
     is_reviewer = context.review_policy is not None and not context.is_detached
@@ -484,14 +480,14 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
 
 
 def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:
-    """Return whether tasks may ask something of this process that only it has, people at its gates aside."""
+    """Whether tasks may send requests that only this process can answer, apart from reviews."""
     context = request.context
     has_stores = context.memory is not None or context.has_reflections or _has_held_objects()
     return context.on_unknown == OnUnknown.ASK or has_doubles or has_stores
 
 
 def _has_held_objects() -> bool:
-    """Return whether tools that use memory of this process may take part."""
+    """Whether tools that use this process's memory may take part."""
     import sys
 
     held = sys.modules.get("ensemble_ray.memory.tools")
@@ -499,14 +495,14 @@ def _has_held_objects() -> bool:
 
 
 def _may_have_doubles() -> bool:
-    """Return whether scripted models of this process may take part: they may be made while the run goes on."""
+    """Whether scripted models of this process may be created during the run."""
     import sys
 
     return "ensemble_ray.testing.scripted" in sys.modules
 
 
 def _has_doubles(planned: Planned) -> bool:
-    """Return whether scripted models of this process take part; their calls come back here."""
+    """Whether scripted models of this process take part; their calls come back here."""
     import sys
 
     scripted = sys.modules.get("ensemble_ray.testing.scripted")

@@ -1,7 +1,7 @@
-"""The program that a local Ray without a dashboard starts in place of its dashboard agent: reports that no service has a port.
+"""The program that a local Ray without a dashboard starts instead of its dashboard agent. It reports that no service has a port.
 
 Ray's own agent serves the dashboard and costs 3 s of processor time per instance (docs/decisions/0013-local-ray.md). The raylet waits
-for the ports of its agent, and ends when its agent ends. It imports the standard library alone.
+for the ports of its agent, and ends when its agent ends. This program imports only the standard library.
 """
 
 import os

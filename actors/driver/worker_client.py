@@ -1,25 +1,24 @@
-"""The program that a local Ray starts for each worker: passes the worker on to the template, which forks it.
+"""The program that a local Ray starts for each worker. It asks the template to fork the worker.
 
-Ray runs this file in place of its own `default_worker.py`, with the same arguments (docs/decisions/0014-worker-template.md). It imports
-the standard library alone. Without a template it becomes Ray's own program, and only costs its start.
+Ray runs this file instead of its own `default_worker.py`, with the same arguments (docs/decisions/0014-worker-template.md). It imports
+only the standard library. Without a template it becomes Ray's own program, and costs only its start.
 """
 
 import os
 import sys
 
-#: Directory of the template's socket, below the directory of a session.
+#: Directory of the template's socket, in the directory of a session.
 DIRECTORY = "template"
 SOCKET = "socket"
 
 
 def main() -> None:
-    """Have the worker forked, or become it."""
     if not is_forked(sys.argv[1:]):
         become_worker()
 
 
 def is_forked(arguments: list[str]) -> bool:
-    """Ask the template for a worker; return False if it cannot fork this one."""
+    """Ask the template for a worker. Return False if it cannot fork this one."""
     options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     # A worker with a runtime environment may have another interpreter, container or import path.
     is_usual = options.get("--runtime-env-hash", "0") == "0" and options.get("--worker-type", "WORKER") == "WORKER"
@@ -50,7 +49,7 @@ def _request(address: str, arguments: list[str]) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if user != os.getuid():  # the directory of a session may be one that other users can change
+        if user != os.getuid():  # other users may be able to change the directory of a session
             return False
         socket.send_fds(connection, [len(body).to_bytes(8, "big")], [0, 1, 2])
         connection.sendall(body)
@@ -58,7 +57,7 @@ def _request(address: str, arguments: list[str]) -> bool:
 
 
 def become_worker() -> None:
-    """Replace this program by Ray's own, in this process."""
+    """Replace this process's program by Ray's own."""
     from importlib.util import find_spec
 
     ray = find_spec("ray")

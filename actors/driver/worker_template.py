@@ -1,7 +1,7 @@
-"""The process that forks the workers of a local Ray; it has imported Ray and this library once (docs/decisions/0014-worker-template.md).
+"""The process that forks the workers of a local Ray. It imports Ray and this library once (docs/decisions/0014-worker-template.md).
 
-A forked worker runs Ray's own program for workers, with the arguments, environment and standard streams of the client that asked for it
-(`worker_client.py`). The process never imports user code and has one thread. It ends with the raylet.
+A forked worker runs Ray's own program for workers, with the arguments, environment and standard streams of its client
+(`worker_client.py`). The process never imports user code, has one thread, and ends with the raylet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _IMPORTS = (
     "ray._common.usage.usage_lib",
     "starlette.datastructures",
 )
-#: What the raylet sets for each worker of the first driver. Ray reads these variables once, when it is imported.
+#: Variables that the raylet sets for each worker of the first driver. Ray reads them once, when it is imported.
 _WORKER_VARIABLES = {"RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0"}
 #: Standard input, output and error.
 _STREAMS = 3
@@ -51,7 +51,7 @@ _REQUEST_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequest:
-    """What a forked worker takes from its client."""
+    """A client's arguments, environment and standard streams for its worker."""
 
     streams: Sequence[int]
     arguments: list[str]
@@ -62,7 +62,7 @@ class WorkerRequest:
 
 
 def main() -> None:
-    """Serve until the raylet ends; in a forked process, run the worker."""
+    """Serve until the raylet ends. In a forked process, run the worker."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
     raylet = options["--raylet-pid"]
     # The file descriptor becomes readable when the raylet ends.
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _import(root: str) -> str:
-    """Import what workers need, this library from the driver's place; return the path of Ray's program for workers."""
+    """Import what workers need, with this library from the driver's path. Return the path of Ray's program for workers."""
     path = list(sys.path)
     sys.path[0] = root  # it was this file's directory
     from ray._private.workers import default_worker
@@ -107,9 +107,9 @@ def _ray_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _postpone_arrow() -> None:
-    """Have workers register Ray's serializers of Arrow when pyarrow is imported, and not import it for them.
+    """Register Ray's serializers of Arrow only when a worker imports pyarrow.
 
-    Ray imports pyarrow, and numpy with it, in each worker where it is installed: 0.2 s of processor time and 25 MB.
+    Ray imports an installed pyarrow, and numpy with it, in each worker: 0.2 s of processor time and 25 MB.
     """
     name = "_register_custom_datasets_serializers"
     arrow = importlib.import_module("ray._private.arrow_serialization")
@@ -122,12 +122,10 @@ def _postpone_arrow() -> None:
 
 
 def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str]) -> WorkerRequest | None:
-    """Fork a worker for each request; return the request in a worker, None when the raylet has ended.
+    """Fork a worker for each request. Return the request in a worker, or None when the raylet has ended.
 
     Args:
-        listener: Accepts clients.
-        raylet_end: Becomes readable when the raylet ends.
-        variables: Ray's variables as they were when Ray was imported; a worker with others is not forked.
+        variables: Ray's variables when Ray was imported; a worker with other values is not forked.
     """
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
@@ -149,7 +147,7 @@ def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str
 
 
 def _is_forkable(request: WorkerRequest, variables: Mapping[str, str]) -> bool:
-    # Locks that another thread holds would stay locked in a worker.
+    # A lock of another thread would stay locked in a worker.
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.stderr.write("Not forked: an import of this process started a thread\n")
         return False

@@ -1,1 +1,1 @@
-"""What several of these processes use to reach each other: messages, retries, adapters of handles."""
+"""Messages between processes, retries, and clients of shared actors."""

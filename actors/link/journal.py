@@ -1,7 +1,4 @@
-"""The journal of a run as a process of any node writes it: at once, or through the process of the node that has the files.
-
-Never: an order of one writer's facts that is not that in which it appended them.
-"""
+"""A run's journal for a process on any node: the store itself, or a client of the process on the node with the files."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _log = bounded_logger(__name__)
 
 
 async def open_journal(location: RecordLocation | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
-    """Return the journal of a run as a process of this node writes it; in memory where the run is recorded nowhere."""
+    """Return a run's journal for a process of this node; in memory if the run is not recorded."""
     if location is None:
         return MemoryJournal(run_id)
     address = location.address
@@ -39,10 +36,10 @@ async def open_journal(location: RecordLocation | None, run_id: str, *, writer: 
 
 
 class RemoteJournal:
-    """A run's journal for a process away from the store; fulfils the `Journal` port.
+    """A run's journal for a process without access to the store. Implements `Journal`.
 
-    One group is on its way at a time, what comes meanwhile goes with the next. A group whose arrival is not known is
-    sent again: facts that are recorded twice tell the same.
+    Only one group is in flight, and later facts go with the next, so each writer's facts stay in order. A group with an unknown
+    outcome is sent again: a fact that is recorded twice has no effect.
     """
 
     def __init__(
@@ -57,27 +54,26 @@ class RemoteJournal:
         self._waiting: list[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._is_closed = False
-        #: why facts were lost; those behind them must not be recorded as if they were there
+        #: why facts were lost; later facts must not be recorded without them
         self._failure: Exception | None = None
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Add facts in order; see the port.
+        """Append facts in order.
 
         Raises:
             StaleEpochError: a newer epoch has been seen.
-            RecordError: the store refused what was appended, or cannot be reached.
+            RecordError: the store refused the facts, or cannot be reached.
             IllegalStateError: the journal is closed.
         """
         if self._is_closed:
-            msg = f"The journal of run '{self._run_id}' is closed"
-            raise IllegalStateError(msg)
+            raise IllegalStateError(f"The journal of run '{self._run_id}' is closed")
         if self._failure is not None:
             raise self._failure
         self._fence.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
         waits = until is not Persistence.QUEUED and not self._is_buffered
-        # A message waits for its commit also where nobody here does: so the next one hears what was refused.
+        # The message waits for its commit even if its caller does not, so that the next one receives a refusal.
         degree = Persistence.QUEUED if self._is_buffered else max(until, Persistence.COMMITTED)
         self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
         if self._sending is None:
@@ -88,16 +84,15 @@ class RemoteJournal:
             await arrived
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance; see the port."""
         await self.flush()
         found = await self._call("lookup_recorded", self._address, self._run_id, self._writer, instance)
         return cast("Mapping[tuple[str, str], Fact]", found)
 
     async def flush(self) -> None:
-        """Return when everything appended so far is committed.
+        """Return when all appended facts are committed.
 
         Raises:
-            RecordError: the store refused it, or cannot be reached.
+            RecordError: the store refused them, or cannot be reached.
         """
         if self._failure is not None:
             raise self._failure
@@ -109,7 +104,7 @@ class RemoteJournal:
             await arrived
 
     async def close(self) -> None:
-        """Flush, and let the other side forget this writer."""
+        """Flush, then remove this writer on the other side."""
         if self._is_closed:
             return
         try:
@@ -130,14 +125,12 @@ class RemoteJournal:
         groups: list[AppendCall] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
         try:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)
-        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001  every waiting caller receives the error
             results = [error] * len(batch)
         for (facts, epoch, _, arrived), refused in zip(batch, cast("list[Exception | None]", results), strict=True):
             if isinstance(refused, StaleEpochError):
-                for fence in (
-                    fact.fence for fact in facts
-                ):  # all of it is lost: none of its instances goes on without it
-                    self._fence.learn(fence, epoch + 1)
+                for fact in facts:  # the whole group is lost, so no instance in it may continue
+                    self._fence.learn(fact.fence, epoch + 1)
                 self._fence.learn(refused.name, refused.newest)
             elif refused is not None:
                 self._failure = self._failure or refused
@@ -149,7 +142,7 @@ class RemoteJournal:
                 arrived.set_exception(refused)
 
     async def _call(self, method: str, *arguments: object) -> object:
-        if self._failure is not None:  # this came in behind facts that were lost
+        if self._failure is not None:  # earlier facts were lost
             raise self._failure
         call = getattr(self._actor, method)
         try:
@@ -162,6 +155,5 @@ class RemoteJournal:
 
 
 def _log_refusal(arrived: asyncio.Future[None]) -> None:
-    """Log a refusal that nobody waits for; the next one who does gets it too, since the journal refuses that as well."""
     if not arrived.cancelled() and (error := arrived.exception()) is not None:
-        _log.warning("Facts that nobody waited for were refused: %s", error)
+        _log.warning("Facts were refused without a waiting caller: %s", error)

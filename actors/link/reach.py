@@ -1,8 +1,4 @@
-"""`reach`: one call to an actor that may just be started again, tried until it arrives.
-
-In: a call, and the pauses between tries. Out: its reply. Only calls that may arrive twice are made so: whether a call
-whose process died was carried out is not known.
-"""
+"""Calls to actors that may be restarting, and small helpers for asyncio and errors in actors."""
 
 from __future__ import annotations
 
@@ -18,16 +14,13 @@ import ray.exceptions
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 from ensemble_ray.record.stores import resume_advice
 
-Reply = TypeVar("Reply")
-#: How long an actor that Ray starts again is waited for before each further try, s; then it is given up.
+#: Pauses before each try to reach a restarting actor, s. After the last try, the call fails.
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-#: The same for an actor that is never given up; the last pause is repeated.
+#: The same without an end; the last pause is repeated.
 _PATIENT_PAUSES_S = (0.1, 0.5, 1.0)
-
-
-def patiently() -> Iterator[float]:
-    """Return the pauses of a caller who never gives up, s."""
-    return itertools.chain(_PATIENT_PAUSES_S, itertools.repeat(_PATIENT_PAUSES_S[-1]))
+#: Allocations before a collection of the youngest generation; Python's default is 700.
+_YOUNGEST = 20_000
+Reply = TypeVar("Reply")
 
 
 async def reach(
@@ -37,16 +30,16 @@ async def reach(
     retry_on: type[ray.exceptions.RayError] = ray.exceptions.ActorUnavailableError,
     before_retry: Callable[[], Awaitable[None]] | None = None,
 ) -> Reply:
-    """Make a call again and again until it is answered, and return the reply.
+    """Make a call until it is answered, and return the reply.
+
+    Only for calls that may arrive twice: if the actor's process dies, it may have handled the call.
 
     Args:
-        call: Make the call once.
-        pauses: How long to wait before each further try, s; the call's error is raised when there are no more.
-        retry_on: Errors after which it is tried again.
-        before_retry: Awaited after each pause; what it raises ends the tries.
+        pauses: Pauses before further tries, s. After the last one, the call's error is raised.
+        before_retry: Awaited after each pause; an error that it raises ends the tries.
 
     Raises:
-        RayError: the call failed in another way, or once more after the last pause.
+        RayError: the call failed with another error, or after the last pause.
     """
     waiting = iter(pauses)
     while True:
@@ -61,8 +54,13 @@ async def reach(
             await before_retry()
 
 
+def patiently() -> Iterator[float]:
+    """Return the pauses of a caller that never gives up, s."""
+    return itertools.chain(_PATIENT_PAUSES_S, itertools.repeat(_PATIENT_PAUSES_S[-1]))
+
+
 def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
-    """Return the error that a caller of `run()` should see for an error of a call to an actor; `origin`: of `resume_advice`."""
+    """Return the error that `run()` raises for a failed call to an actor; `origin` is that of `resume_advice`."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EnsembleError | IllegalStateError):
         return cause
@@ -84,7 +82,7 @@ def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
 
 
 def last_line(error: BaseException) -> str:
-    """Return what Ray says in the end; what stands before it is its own stack."""
+    """Return Ray's last line about an error; its own stack comes before that."""
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -94,8 +92,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def refuse(awaited: asyncio.Future[Any], error: BaseException) -> None:
-    """Raise that error for everybody who waits for it, now and later; that nobody does is no defect."""
-    if not awaited.done():  # else nobody waits for it any more
+    """Fail a future. No error is logged if it is never awaited."""
+    if not awaited.done():
         awaited.set_exception(error)
         awaited.exception()
 
@@ -110,26 +108,21 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        """Those that are not done."""
+        """Iterate over the tasks that are not done."""
         return iter(tuple(self._tasks))
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run it in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-#: Allocations before the youngest generation is looked at; Python's own default is 700.
-_YOUNGEST = 20_000
-
-
 def freeze_modules() -> None:
-    """Leave everything that exists now out of collections; call it once, when the process has its modules."""
+    """Exclude all existing objects from garbage collection. Call it once, when the process has its modules."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNGEST, 20, 20)

@@ -1,8 +1,8 @@
-"""What crosses processes inside a living cluster. Values only: data of ours travels as it is, user objects as bytes.
+"""Values that processes of a living cluster send to each other. User objects are bytes.
 
-A scheduler passes bytes on and never loads them, so it runs no user code. What many orders share (the template of an
-agent, a guardrail) is sent once under a name; whoever lacks it does not begin the order, says so, and is sent it. Nothing of
-this is written to disk.
+A scheduler never loads these bytes, so it runs no user code. Shared parts of orders, such as an agent's template or a guardrail,
+are sent once under a name. A process without such a part returns the order and receives the part. None of this is written to
+disk.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import SubmissionReason
 from ensemble_ray.text.foreign_text import one_line
 
-#: Logger of what the scheduler tells a run's driver of the cluster.
+#: Logger of the scheduler's messages about the cluster in a run's driver.
 CLUSTER_LOGGER = "ensemble_ray.cluster"
-#: Lines that one process forwards in a second.
+#: Lines that one process forwards per second.
 LINES_PER_S = 20
-#: Lines of a run that are kept until its driver takes them; the oldest are dropped.
+#: Stored lines of a run; the oldest are dropped.
 _KEPT_LINES = 1000
-#: Runs whose lines are kept though no driver asks for them just now.
+#: Number of runs with stored lines but without a waiting driver.
 _KEPT_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line that a process of a run says."""
+    """One log line of a run's process."""
 
     text: str
-    #: empty where it is not said in a task
+    #: empty outside of tasks
     agent_role: str
     #: name of the logger; empty: it was printed
     logger: str = ""
     level: int = 0
-    #: the message before its arguments were put in, by which a command knows what it tells in its own words
+    #: the message without its arguments; a command recognizes messages by it and words them itself
     template: str = ""
-    #: frames of user code, of an error that was logged
+    #: frames of user code of a logged error
     traceback: str = ""
 
 
 def scheduler_line(text: str, logger: str, level: int = logging.WARNING) -> LogLine:
-    """Return a line of the scheduler's own; people read their driver's log, and not the scheduler's."""
+    """Return a line of the scheduler itself, for the log of a run's driver."""
     return LogLine(text=str(one_line(text)), agent_role="", logger=logger, level=level)
 
 
 class LineBudget:
-    """How many lines may still be said in this second."""
+    """Limits the number of lines per second."""
 
     def __init__(self, lines_per_s: int = LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
@@ -65,7 +65,7 @@ class LineBudget:
         self._left_out = 0
 
     def admit(self, at_s: float) -> bool:
-        """Return whether a line may be said at that time; one that may not is counted."""
+        """Whether a line may be sent at this time. A rejected line is counted."""
         if at_s - self._second >= 1.0:
             self._second, self._admitted = at_s, 0
         self._admitted += 1
@@ -75,7 +75,7 @@ class LineBudget:
         return False
 
     def reset_left_out(self) -> int:
-        """Return how many were left out since this was asked last."""
+        """Return the number of rejected lines since the last call."""
         count, self._left_out = self._left_out, 0
         return count
 
@@ -86,33 +86,33 @@ class _Box:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: calls that wait for lines
     waiting: int = 0
-    #: whether its last lines were taken
+    #: whether its last lines were returned
     is_drained: bool = False
 
 
 class LineService:
-    """Keeps lines until drivers take them; a part of the scheduler, which needs no further process for it."""
+    """The part of the scheduler that stores lines until drivers collect them."""
 
     def __init__(self) -> None:
         self._boxes: OrderedDict[str, _Box] = OrderedDict()
 
     async def put_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
-        """Take lines of a run; returning is the acknowledgement."""
+        """Store lines of a run. Returning is the acknowledgement."""
         self.add_lines(run_id, lines)
 
     def add_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
-        """Take lines that this process itself has for a run's driver."""
+        """Store lines of this process for a run's driver."""
         box = self._box(run_id)
         box.lines.extend(lines)
         box.changed.set()
 
     def is_listening(self, run_id: str) -> bool:
-        """Return whether a call waits for lines of that run, which `drain_lines` then ends."""
+        """Whether a call waits for lines of this run. `drain_lines` ends it."""
         box = self._boxes.get(run_id)
         return box is not None and box.waiting > 0
 
     async def collect_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine] | None:
-        """Return what was said since the last call, None where others took the last lines; waits up to that long for something to come."""
+        """Return new lines; wait up to `wait_s` if there are none. Return None if `drain_lines` returned the last ones."""
         box = self._box(run_id)
         if not box.lines and wait_s > 0:
             box.changed.clear()
@@ -130,7 +130,7 @@ class LineService:
         return lines
 
     async def drain_lines(self, run_id: str) -> Sequence[LogLine]:
-        """Return what was said last; who still waits for lines hears that there are none, and none are kept from now on."""
+        """Return the last lines and end waiting calls."""
         box = self._boxes.pop(run_id, None)
         if box is None:
             return ()
@@ -145,7 +145,7 @@ class LineService:
             self._boxes[run_id] = _Box()
         self._boxes.move_to_end(run_id)
         if len(self._boxes) > _KEPT_RUNS:
-            # Those that drivers listen to stay, however many: a driver would only ask anew, and drop another's.
+            # Runs with a waiting driver stay: it would only ask again and evict another run.
             left = [name for name, box in self._boxes.items() if not box.waiting and name != run_id]
             for name in left[: max(0, len(left) + 1 - _KEPT_RUNS)]:
                 del self._boxes[name]
@@ -154,7 +154,7 @@ class LineService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFailure:
-    """A failure as bytes, with what its scheduler needs to know of it."""
+    """A pickled failure, with the fields that the scheduler needs."""
 
     body: bytes
     error_type: str = ""
@@ -164,10 +164,10 @@ class WireFailure:
     is_out_of_credit: bool = False
 
 
-#: How a process is kept when its last run lets it go: some seconds for the next run of the same program, or longer for the next
-#: run of any. None: it ends.
+#: How a process is kept after its last run: some seconds for a run of the same program, or longer for a run of any program.
+#: None: it ends.
 Keep: TypeAlias = Literal["briefly", "warm"]
-#: What a coordinator, or an agent that delegates, sends to a process, and what comes back.
+#: The order of a coordinator or a delegating agent, and its result.
 WireOrder: TypeAlias = TaskOrder[bytes, bytes, bytes]
 WireResult: TypeAlias = TaskResult[bytes, WireFailure]
 WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
@@ -175,25 +175,24 @@ WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTemplate:
-    """An agent on its way: its bytes, and what placement needs to know. Orders may carry data in which theirs differ."""
+    """A pickled agent, with the fields that placement needs. An order may contain values that differ from its template's."""
 
     key: str
     body: bytes
     #: agents of one category may share processes: same tools, same model
     category: str
     isolation: str | None = None
-    #: None: nobody said
+    #: None: not set
     replicas: int | None = 1
-    #: whether the user declared it, and did not leave it to be made for a task
+    #: whether the user declared it; False: it was created for a task
     is_declared: bool = True
-    #: for messages; where orders differ in their agents' roles, that of the first
+    #: for messages; if the roles of orders differ, the role of the first
     role: str = ""
-    #: what each of its processes asks of its node
+    #: requirements of each of its processes
     requirements: ResourceRequirements = NOTHING
 
     @property
     def placement(self) -> PlacementRequest:
-        """What it asks of placement."""
         return PlacementRequest(
             key=self.key,
             category=self.category,
@@ -205,29 +204,29 @@ class AgentTemplate:
 
 
 class Binding(NamedTuple):
-    """What a process is told of a run before its first order."""
+    """What a process receives of a run before its first order."""
 
     context: RunContext
-    #: agents that other agents' work may be for, by key; others come with their orders
+    #: agents that may receive delegated work, by key; other agents arrive with their orders
     templates: Mapping[str, bytes]
-    #: where the run is recorded; None: nowhere
+    #: where the run is recorded; None: it is not recorded
     location: RecordLocation | None
 
 
 class Dispatch(NamedTuple):
-    """What a process is sent to do."""
+    """Orders for a process."""
 
     run_id: str
     orders: Sequence[WireOrder]
-    #: agents that the orders need and that the process was not sent before, by key
+    #: agents that the orders need and the process was not sent, by key
     templates: Mapping[str, bytes]
 
 
 class CallableRef(NamedTuple):
-    """Where a callable is found: in a pickle that is sent once."""
+    """The location of a callable: in a bundle, a pickle that is sent once."""
 
     bundle: str
-    #: its position in a bundle of several, which travel together so that what they share stays shared; None: it is alone
+    #: its position in a bundle of several, which preserves shared objects; None: the bundle is the callable
     position: int | None = None
 
 
@@ -241,7 +240,6 @@ class TaskCallables:
 
     @property
     def bundles(self) -> Iterator[str]:
-        """The bundles that they are in."""
         if self.handler is not None:
             yield self.handler.bundle
         for ref in (*self.input_guardrails, *self.output_guardrails):
@@ -250,25 +248,25 @@ class TaskCallables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallablesUpdate:
-    """What the host of a run's callables is told: first what it needs no longer, then what is new."""
+    """New and finished callables for their host. Finished ones are dropped first."""
 
     #: bundle -> its bytes
     bundles: Mapping[str, bytes]
     #: task key -> its callables
     tasks: Mapping[str, TaskCallables]
-    #: asked in order about each delegation
+    #: called in order for each delegation
     policies: Sequence[CallableRef] = ()
     #: predicates of loops and conditions of edges, by path: `loop:refine/until/0`
     predicates: Mapping[str, CallableRef] = field(default_factory=dict[str, CallableRef])
     done_tasks: Sequence[str] = ()
     done_bundles: Sequence[str] = ()
-    #: whether these are all that the run has, which is refused as a whole where some of it cannot be loaded
+    #: whether these are all callables of the run; one that cannot be loaded then fails the run
     is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLocation:
-    """Where a run is recorded, and which node its files lie on."""
+    """The store of a run's record, and the node with its files."""
 
     address: StoreAddress
     node_id: str
@@ -276,99 +274,99 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpening:
-    """What the scheduler is told of a run before its first order, by whoever coordinates it."""
+    """What the scheduler receives of a run before its first order."""
 
     run_id: str
-    #: which opening this is: the driver's id, and a number; the next one takes its place
+    #: the driver's id, and a number; the next session replaces this one
     session: str = ""
     context: RunContext
-    #: which process began it: its runs may share processes of the cluster; empty: with no other run
+    #: the process that started it, whose runs may share processes of the cluster; empty: they are not shared
     program: str = ""
-    #: None: it is recorded nowhere
+    #: None: it is not recorded
     location: RecordLocation | None = None
-    #: agents that are known from the beginning; others come with the orders that need them
+    #: agents that are known from the start; other agents arrive with their orders
     templates: Sequence[AgentTemplate] = ()
-    #: callables that are known from the beginning
+    #: callables that are known from the start
     callables: CallablesUpdate | None = None
-    #: whether the driver listens: for events, or for requests to its services
+    #: whether the driver receives events or requests to its services
     is_connected: bool = False
-    #: whether the run goes on, since an earlier session of its driver was lost
+    #: whether an earlier session of its driver was lost
     is_resubmission: bool = False
 
 
 def driver_of(session: str) -> str:
-    """Return whose session it is; a driver that dies has no successor of that id."""
+    """Return the id of a session's driver. It is never used again."""
     return session.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A planned run on its way from the driver to the scheduler."""
+    """A planned run for the scheduler."""
 
     run_id: str
     plan: Plan
     context: RunContext
     header: PlanRecorded
-    #: effects of before scheduling
+    #: facts from before scheduling
     preamble: Sequence[Fact] = ()
     templates: Sequence[AgentTemplate]
     #: task key -> the task's bytes, without context tasks, agent, handler and guardrails
     tasks: Mapping[str, bytes]
-    #: None: nothing is asked
+    #: None: the run has none
     callables: CallablesUpdate | None = None
-    #: where the run is recorded, seen from the cluster's nodes; None: nowhere
+    #: where the run is recorded, seen from the cluster's nodes; None: it is not recorded
     store: StoreAddress | None = None
     reason: SubmissionReason = SubmissionReason.FIRST
-    #: whether the driver listens: for events, or for requests to its services
+    #: whether the driver receives events or requests to its services
     is_connected: bool = False
-    #: whether it goes on without the driver when somebody has decided at a gate that it waits for
+    #: whether a decision at its gate resumes it without the driver
     goes_on_alone: bool = False
     #: how agent processes are kept for the next run
     keep: Keep = "briefly"
-    #: which process began it: its runs may share processes of the cluster; empty: with no other run
+    #: the process that started it, whose runs may share processes of the cluster; empty: they are not shared
     program: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderBatch:
-    """Orders that share a message, and what they need that was not sent before."""
+    """Orders that share a message, with the parts that were not sent before."""
 
-    #: of the session, from 1; a batch that comes twice counts once
+    #: number in the session, from 1; a repeated batch counts once
     number: int
     orders: Sequence[WireOrder]
-    #: instance -> its callables, of tasks that have any
+    #: instance -> its callables, if it has any
     callables: Mapping[str, TaskCallables] = field(default_factory=dict[str, TaskCallables])
     templates: Sequence[AgentTemplate] = ()
     #: bundle -> the bytes of the callable in it
     bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     def list_payloads(self) -> dict[str, bytes]:
-        """Return the pickles that orders share, by what people call them."""
+        """Return the batch's pickles by the names that users know."""
         templates = {f"An agent of kind '{template.key}'": template.body for template in self.templates}
         return {**templates, **{f"A handler or guardrail ({name})": body for name, body in self.bundles.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPage:
-    """What a session has for its driver."""
+    """Reports of a session for its driver."""
 
-    #: how many entries were returned in this session, these included; told back, they are kept no longer
+    #: number of entries returned in this session, including these; the driver acknowledges them with it
     cursor: int
     results: Sequence[WireResult]
-    #: instances that were not begun: something that they need is not known here
+    #: returned orders: a shared part that they need is missing here
     unknown: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPage:
-    """What the driver of a planned run gets at a time of how it ended."""
+    """One page of the end of a planned run."""
 
-    #: which end this is; that of a later run of the same id is another
+    #: differs from the end of a later run with the same id
     end_id: str
-    #: how many entries came, these included; the next page begins there
+    #: number of entries so far, including these; the next page starts there
     cursor: int
     is_last: bool
     #: how the run ended, with the entries of this page
     end: WireOutcome
-    #: what the run's processes said last; None: the driver has to ask for it
+    #: the last lines of the run's processes; None: the driver must request them
     lines: Sequence[LogLine] | None = None

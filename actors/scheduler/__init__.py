@@ -1,1 +1,1 @@
-"""The scheduler's process, one per cluster: the runs, their processes, which process has which task."""
+"""The scheduler: runs, their processes, and the dispatch of tasks."""

@@ -1,4 +1,4 @@
-"""What a run's agents ask of nodes, held against what the cluster has, before its processes are started (S-CLU-43)."""
+"""Compares the resources that a run's agents require with the cluster's nodes, and watches the nodes (S-CLU-43)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,86 @@ if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import AgentTemplate
 
 
-def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits) -> None:
-    """Refuse agents whose processes the cluster can never have, all at the same time.
+_log = bounded_logger(__name__)
+#: How often the nodes are read while runs are active, s. Ray itself needs longer to notice a lost node.
+_LOOK_S = 2.0
+#: For how long starting runs share one read, s.
+_FRESH_S = 0.5
+
+
+class ClusterNodes:
+    """The nodes of the cluster.
 
     Args:
-        templates: The agents.
-        limits: What their run is held to.
+        on_change: Called with the new limits when nodes joined or left.
+    """
+
+    def __init__(self, on_change: Callable[[SessionLimits], None], is_needed: Callable[[], bool]) -> None:
+        self._on_change = on_change
+        self._is_needed = is_needed
+        self._background = BackgroundTasks()
+        self._limits = SessionLimits(max_own=1, most_replicas=1)
+        #: until when starting runs use the last read: each read blocks this process's loop
+        self._fresh_until = 0.0
+
+    def limits(self) -> SessionLimits:
+        """Return the limits of a run that starts now, and watch the nodes from now on."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._fresh_until:
+            self._limits = limits_of(_living())
+            self._fresh_until = now + _FRESH_S
+        if not self._background:
+            self._background.start(self._watch())
+        return self._limits
+
+    async def _watch(self) -> None:
+        """Read the nodes until no run is active. A new node counts from the second time it is seen.
+
+        Ray moves a process to another node if its node has just registered (measured: 0.7 s after that).
+        """
+        known = {node.node_id for node in self._limits.nodes}
+        await asyncio.sleep(_LOOK_S)
+        while self._is_needed():
+            try:
+                living = await threads.run(_living)
+            except Exception as error:  # noqa: BLE001  the cluster may be unreachable for a moment: try again
+                _log.warning("The cluster's nodes cannot be read: %s", message_of(error))
+            else:
+                limits = limits_of([node for node in living if node.node_id in known])
+                known = {node.node_id for node in living}
+                if limits != self._limits:
+                    self._limits = limits
+                    self._on_change(limits)
+            await asyncio.sleep(_LOOK_S)
+
+
+def limits_of(nodes: Sequence[ClusterNode]) -> SessionLimits:
+    """Return the limits of a run on a cluster of these nodes."""
+    total: Counter[str] = Counter()
+    for node in nodes:
+        for name in ("CPU", "memory"):
+            total[name] += node.resources.get(name, 0)  # type: ignore[assignment]  # a Counter adds fractions as well
+    return SessionLimits(
+        max_own=max_own_processes(total, cpus_here=os.cpu_count() or 1),
+        most_replicas=most_replicas(total),
+        nodes=tuple(nodes),
+    )
+
+
+def _living() -> list[ClusterNode]:
+    nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
+    return [
+        ClusterNode(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
+        for node in nodes
+        if node["Alive"]
+    ]
+
+
+def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits) -> None:
+    """Check that the cluster can provide all processes of these agents at the same time.
 
     Raises:
-        ValidationError: nobody has what one of them asks for, or the cluster has not enough of it.
+        ValidationError: no node has what an agent requires, or the cluster has too little of it.
     """
     placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
     placement.place(template.placement for template in templates)
@@ -58,13 +129,13 @@ def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits
 
 
 def check_comer(template: AgentTemplate, limits: SessionLimits) -> None:
-    """Refuse an agent that is made while its run goes on, as `check_requirements` does."""
+    """Check an agent that is added during its run, as `check_requirements` does."""
     check_requirements((template,), limits)
 
 
 def _nodes_to_come() -> list[ClusterNode]:
-    """Return the kinds of nodes that the cluster's autoscaler may add; none where it has none."""
-    config = cast("Any", ray)._private.state.state.get_cluster_config()  # noqa: SLF001  there is no public way
+    """Return the kinds of nodes that the cluster's autoscaler may add; empty if it has none."""
+    config = cast("Any", ray)._private.state.state.get_cluster_config()  # noqa: SLF001  there is no public function
     groups: Iterable[Any] = () if config is None else config.node_group_configs
     return [
         ClusterNode(
@@ -74,81 +145,4 @@ def _nodes_to_come() -> list[ClusterNode]:
         )
         for group in groups
         if group.max_count
-    ]
-
-
-_log = bounded_logger(__name__)
-#: How often the nodes are looked at while runs go on, s: Ray itself needs longer to notice that one is lost.
-_LOOK_S = 2.0
-#: For how long a look is good for other runs that begin, s.
-_FRESH_S = 0.5
-
-
-class ClusterNodes:
-    """The nodes of the cluster."""
-
-    def __init__(self, on_change: Callable[[SessionLimits], None], is_needed: Callable[[], bool]) -> None:
-        """Make it; nothing is looked at yet.
-
-        Args:
-            on_change: Given what runs are held to from now on, since nodes came or went.
-            is_needed: Return whether any run goes on.
-        """
-        self._on_change = on_change
-        self._is_needed = is_needed
-        self._background = BackgroundTasks()
-        self._limits = SessionLimits(max_own=1, most_replicas=1)
-        #: until when runs that begin need no other look: of many at once, each would hold this process's loop for one
-        self._fresh_until = 0.0
-
-    def limits(self) -> SessionLimits:
-        """Return what the processes of a run that begins now are held to; from now on nodes are watched."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._fresh_until:
-            self._limits = limits_of(_living())
-            self._fresh_until = now + _FRESH_S
-        if not self._background:
-            self._background.start(self._watch())
-        return self._limits
-
-    async def _watch(self) -> None:
-        """Look at the nodes until no run goes on. One that is there for the first time counts at the next look.
-
-        A process that is sent to a node which has registered a moment ago ends up on another one (measured: after 0.7 s).
-        """
-        known = {node.node_id for node in self._limits.nodes}
-        await asyncio.sleep(_LOOK_S)
-        while self._is_needed():
-            try:
-                living = await threads.run(_living)
-            except Exception as error:  # noqa: BLE001  the cluster may be out of reach for a moment: look again
-                _log.warning("The cluster's nodes cannot be looked at: %s", message_of(error))
-            else:
-                limits = limits_of([node for node in living if node.node_id in known])
-                known = {node.node_id for node in living}
-                if limits != self._limits:
-                    self._limits = limits
-                    self._on_change(limits)
-            await asyncio.sleep(_LOOK_S)
-
-
-def limits_of(nodes: Sequence[ClusterNode]) -> SessionLimits:
-    """Return what the processes of a run are held to on a cluster of these nodes."""
-    total: Counter[str] = Counter()
-    for node in nodes:
-        for name in ("CPU", "memory"):
-            total[name] += node.resources.get(name, 0)  # type: ignore[assignment]  # a Counter adds fractions as well
-    return SessionLimits(
-        max_own=max_own_processes(total, cpus_here=os.cpu_count() or 1),
-        most_replicas=most_replicas(total),
-        nodes=tuple(nodes),
-    )
-
-
-def _living() -> list[ClusterNode]:
-    nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
-    return [
-        ClusterNode(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
-        for node in nodes
-        if node["Alive"]
     ]

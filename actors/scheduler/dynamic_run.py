@@ -1,8 +1,7 @@
-"""DynamicRun: a session whose coordinator lives in its driver, since its tasks are made there while the run goes on.
+"""DynamicRun: a session with its coordinator in the driver, because its tasks are created there during the run.
 
-In: orders in batches. Out: their reports, a page at a time, each until the driver says that it has it. The driver owns
-the run: it coordinates and records it, and sends what is in flight again to another scheduler. Must never happen: processes
-that outlive their driver by more than a minute.
+The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it. The driver owns and
+records the run, and sends unfinished work again to another scheduler. Processes end at most a minute after their driver.
 """
 
 from __future__ import annotations
@@ -35,15 +34,20 @@ from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.process.context import bounded_logger
 
-#: How long a driver may be silent before it counts as dead, s; a living one asks every few seconds.
+#: A driver that is silent for so long counts as dead, s; a living driver asks every few seconds.
 MOST_SILENT_S = 30.0
-#: A page holds at most so many entries, and not many more bytes than that.
+#: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1_000_000
+_log = bounded_logger(__name__)
 
 
 class DynamicRun:
-    """One dynamic run in the scheduler."""
+    """One dynamic run in the scheduler. It starts no process before the first order.
+
+    Args:
+        hub: Has its events; None: no listener.
+    """
 
     def __init__(
         self,
@@ -54,15 +58,6 @@ class DynamicRun:
         limits: SessionLimits,
         say: Callable[[Sequence[LogLine]], None],
     ) -> None:
-        """Make it; nothing is started before the first order.
-
-        Args:
-            opening: The run.
-            pool: Where processes come from.
-            hub: Has its events; None: nobody listens.
-            limits: What its processes are held to.
-            say: Takes lines for the log of the run's driver.
-        """
         self._opening = opening
         self.hub = hub
         self._session = RunSession(
@@ -74,10 +69,10 @@ class DynamicRun:
             check=check_comer,
             warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)])) if opening.context.forwards_logs else None,
         )
-        #: numbers of batches that came, as far as one before them has not; the lowest that has not come
+        #: numbers of batches that arrived before an earlier one; the lowest number that is missing
         self._early: set[int] = set()
         self._next_batch = 1
-        #: reports and instances that could not be begun, until the driver has them
+        #: reports, and instances of returned orders, until the driver has them
         self._outbox: list[WireResult | str] = []
         #: how many entries the driver has
         self._acknowledged = 0
@@ -86,30 +81,26 @@ class DynamicRun:
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
         return self._opening.run_id
 
     @property
     def session(self) -> str:
-        """Which opening this is."""
         return self._opening.session
 
     @property
     def context(self) -> RunContext:
-        """What all its tasks share."""
         return self._opening.context
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait here before they are handed to a process."""
+        """How many tasks are not yet dispatched to a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
-        """Use the cluster as it is now: nodes came or went."""
         self._session.resize(limits)
 
     def submit(self, batch: OrderBatch) -> None:
-        """Do these tasks; never waits. A batch that came before is nothing new."""
+        """Start these tasks. Never waits. A repeated batch has no effect."""
         if batch.number < self._next_batch or batch.number in self._early:
             return
         self._early.add(batch.number)
@@ -119,11 +110,11 @@ class DynamicRun:
         self._session.submit(batch.orders, callables=batch.callables, templates=batch.templates, bundles=batch.bundles)
 
     async def collect(self, cursor: int, wait_s: float) -> ReportPage:
-        """Return what came since; waits up to that long for something to come.
+        """Return new reports. Wait up to `wait_s` if there are none.
 
         Args:
-            cursor: How many entries the driver has; they are forgotten here.
-            wait_s: Longest wait when there is nothing new.
+            cursor: How many entries the driver has; they are dropped here.
+            wait_s: Longest wait.
         """
         loop = asyncio.get_running_loop()
         self._heartbeat_at = loop.time()
@@ -143,28 +134,24 @@ class DynamicRun:
         )
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; each is still reported."""
         self._session.stop(instances)
 
     async def report(self, reports: Sequence[WireResult]) -> None:
-        """Take what processes report."""
         await self._session.report(reports)
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
-        """Keep results for the driver."""
         self._post(reports)
 
     def return_order(self, instance: str) -> None:
-        """Keep for the driver that an order was not begun."""
         self._post((instance,))
 
     async def close(self, *, keep: Keep | None) -> None:
-        """Let all processes go; who waits for results is told that there are none."""
+        """Release all processes and wake waiting readers."""
         self._changed.set()
         await self._session.close(keep=keep)
 
     async def until_driver_is_gone(self) -> None:
-        """Return when the driver has not been heard for so long that it must be dead."""
+        """Return when the driver has been silent for so long that it must be dead."""
         left = MOST_SILENT_S
         while left > 0:
             await asyncio.sleep(left)
@@ -176,7 +163,6 @@ class DynamicRun:
 
 
 def _page_of(outbox: Sequence[WireResult | str]) -> Sequence[WireResult | str]:
-    """Return the first entries that make a page."""
     size = 0
     for count, entry in enumerate(outbox[:_PAGE_ENTRIES]):
         if size > _PAGE_BYTES:
@@ -186,11 +172,8 @@ def _page_of(outbox: Sequence[WireResult | str]) -> Sequence[WireResult | str]:
     return outbox[:_PAGE_ENTRIES]
 
 
-_log = bounded_logger(__name__)
-
-
 class SessionService:
-    """Sessions of dynamic runs, whose drivers coordinate them; a part of the scheduler. Nothing of them outlives its process."""
+    """The part of the scheduler for sessions of dynamic runs. They end with the scheduler's process."""
 
     def __init__(
         self,
@@ -198,13 +181,6 @@ class SessionService:
         limits: Callable[[], SessionLimits],
         say: Callable[[str, Sequence[LogLine]], None],
     ) -> None:
-        """Make it.
-
-        Args:
-            pool: Where processes come from.
-            limits: Return what the processes of a run that begins now are held to.
-            say: Takes lines for the log of a run's driver, by the run's id.
-        """
         self._pool = pool
         self._limits = limits
         self._say = say
@@ -212,12 +188,12 @@ class SessionService:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def open_session(self, opening: SessionOpening) -> Any:
-        """Be ready for a run's tasks; return the handle of the hub that has its events, None when nobody listens.
+        """Prepare for a run's tasks. Return the handle of its event hub, or None when it has no listener.
 
-        What a driver opens that took the run over, or lost its session, takes the place of what was open.
+        A driver that took over the run, or lost its session, replaces the open session.
 
         Raises:
-            RunExistsError: another driver coordinates a run of that id, and no record says whose it is.
+            RunExistsError: another driver coordinates a run with this id, and no record decides who owns it.
         """
         while (held := self._dynamic.get(opening.run_id)) is not None:
             if held.session == opening.session:
@@ -236,20 +212,18 @@ class SessionService:
         return hub
 
     async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
-        """Take orders; return False where that session is not known here, since this process was started anew."""
+        """Accept orders. Return False if the session is unknown because this process was restarted."""
         run = self._find(run_id, session)
         if run is not None:
             run.submit(batch)
         return run is not None
 
     async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
-        """Return what came of orders; None where that session is not known here.
+        """Return reports, or None if the session is unknown here.
 
         Args:
-            run_id: The run's id.
-            session: The driver's opening of it.
-            cursor: How many entries the driver has had; they are forgotten here.
-            wait_s: Longest wait when there is nothing new.
+            cursor: How many entries the driver has; they are dropped here.
+            wait_s: Longest wait if there are no new reports.
 
         Raises:
             EnsembleError: another driver coordinates the run now.
@@ -258,17 +232,17 @@ class SessionService:
         page = None if run is None else await run.collect(cursor, wait_s)
         now = self._dynamic.get(run_id)
         if now is not None and driver_of(now.session) != driver_of(session):
-            raise EnsembleError(f"Run {run_id} was taken over: another process goes on with it, this one must stop")
+            raise EnsembleError(f"Run {run_id} was taken over: another process runs it now, and this one must stop")
         return page if now is run else None
 
     async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
-        """Stop tasks; each is still reported."""
+        """Stop tasks. Each is still reported."""
         run = self._find(run_id, session)
         if run is not None:
             run.stop(instances)
 
     async def close_session(self, run_id: str, session: str, *, keep: Keep | None) -> None:
-        """End a run that its driver is done with; its processes are kept for the next run where wanted."""
+        """End the run of a driver that has finished. `keep` says how its processes stay for the next run."""
         run = self._find(run_id, session)
         if run is not None:
             await self._end(run, keep=keep)
@@ -279,7 +253,7 @@ class SessionService:
         return run if run is not None and run.session == session else None
 
     async def _watch(self, run: DynamicRun) -> None:
-        """End a run that its driver left without a word (S-MR-164)."""
+        """End a run after its driver disappeared (S-MR-164)."""
         await run.until_driver_is_gone()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
         await self._end(run, keep=None)
@@ -293,5 +267,5 @@ class SessionService:
             watch.cancel()
         try:
             await run.close(keep=keep)
-        except Exception as error:  # noqa: BLE001  whatever it is, the run is over here
-            _log.warning("Run %s: its processes could not be let go: %s", run.run_id, message_of(error))
+        except Exception as error:  # noqa: BLE001  the run is over here
+            _log.warning("Run %s: its processes could not be released: %s", run.run_id, message_of(error))

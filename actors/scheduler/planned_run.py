@@ -1,7 +1,7 @@
-"""PlannedRun: one planned run in the scheduler. Its coordinator lives here, since its definition travels.
+"""PlannedRun: one planned run in the scheduler. Its coordinator runs here because its definition can be sent.
 
-In: a submission, then reports of its session. Out: the outcome. It owns the run's record, and keeps the submission where
-another scheduler finds it (S-DUR-32). Outputs are bytes that nobody here loads.
+It owns the run's record and stores the submission for a restarted scheduler (S-DUR-32). Outputs stay bytes, which this process
+never loads.
 """
 
 from __future__ import annotations
@@ -70,105 +70,22 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
 
 
-class Announcements:
-    """The announcements of one run, in order with its tasks."""
-
-    def __init__(self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[WireOrder]], None]) -> None:
-        """Make them.
-
-        Args:
-            run_id: Whose.
-            plan: Has the units.
-            sink: Takes events.
-            start: Takes orders whose turn has come.
-        """
-        self._run_id = run_id
-        self._units = {unit.key: unit for unit in plan.units}
-        self._sink = sink
-        self._start = start
-        #: orders that wait for events, by instance
-        self._waiting: dict[str, WireOrder] = {}
-        self._background = BackgroundTasks()
-
-    def announce(self, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> None:
-        """Publish the event, where anybody wants it; never waits."""
-        event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
-        if self._sink.wants(event_type):
-            unit = self._units[node_key(instance_of(what.unit))]
-            self._sink.emit_packed(pack_announcement(self._run_id, unit, what, outputs))
-
-    def start(self, orders: Sequence[WireOrder]) -> None:
-        """Start these when the hub has what was announced before; never waits."""
-        if self._sink.is_idle and not self._waiting:
-            self._start(orders)
-            return
-        is_first = not self._waiting
-        self._waiting.update((order.instance, order) for order in orders)
-        if is_first:
-            self._background.start(self._start_waiting())
-
-    def withdraw(self, instances: Sequence[str]) -> list[WireOrder]:
-        """Return those that still wait, which are started no more."""
-        found = (self._waiting.pop(instance, None) for instance in instances)
-        return [order for order in found if order is not None]
-
-    async def flush(self) -> None:
-        """Return when the hub has everything that was announced."""
-        await self._sink.flush()
-
-    async def _start_waiting(self) -> None:
-        while not self._sink.is_idle:
-            await self._sink.flush()
-        orders, self._waiting = list(self._waiting.values()), {}
-        if orders:
-            self._start(orders)
-
-
 _log = bounded_logger(__name__)
-
-
-class HostedPredicates:
-    """The predicates of one run. Fulfils `Predicates` with outputs as bytes."""
-
-    def __init__(self, session: RunSession) -> None:
-        """Make them of a run whose submission has predicates."""
-        self._session = session
-        self._background = BackgroundTasks()
-
-    async def holds(
-        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
-    ) -> bool | EvaluationFailed | None:
-        """Ask one in its process."""
-        body = pack_question(self._session.run_id, question, sent_count, new)
-
-        async def ask(handle: Any) -> bool | EvaluationFailed | None:
-            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)
-            return answer
-
-        try:
-            return await self._session.ask_callables(ask)
-        except RuntimeError as error:
-            return packed_evaluation(EvaluationFailed.of(error))
-
-    def forget(self, unit: str) -> None:
-        """Let the history of a unit go that has ended; never waits."""
-        self._background.start(self._forget(unit))
-
-    async def _forget(self, unit: str) -> None:
-        host = self._session.callables_host
-        if host is None:
-            return
-        try:
-            await host.handle.forget_history.remote(self._session.run_id, unit)
-        except ray.exceptions.RayError as error:  # it is gone, and with it what it kept
-            _log.debug("Run %s: the history of '%s' is gone: %s", self._session.run_id, unit, last_line(error))
-
-
 _NO_CALLABLES = TaskCallables()
+Entry = TypeVar("Entry")
+#: Limits of a page: entries, and bytes except for the last entry.
+_PAGE_ENTRIES = 1000
+_PAGE_BYTES = 1_000_000
+#: A driver that has not asked for so long has stopped reading, s.
+_READ_S = 60.0
 
 
 class PlannedRun:
-    """One planned run in the scheduler. Fulfils what its coordinator asks of an executor: `start` and `stop`."""
+    """One planned run in the scheduler, and the executor of its coordinator. It starts nothing before `begin`.
+
+    Args:
+        hub: Has its events; None: no listener.
+    """
 
     def __init__(
         self,
@@ -183,19 +100,6 @@ class PlannedRun:
         say: Callable[[Sequence[LogLine]], None],
         finished: asyncio.Future[WireOutcome],
     ) -> None:
-        """Make it; nothing is started before `begin`.
-
-        Args:
-            submission: The run.
-            pool: Where processes come from.
-            hub: Has its events; None: nobody listens.
-            limits: How many processes it may have.
-            claimed: Its record, and what is recorded.
-            outputs: Where its outputs are kept, recorded ones too.
-            store: Keeps the submission while the run goes on.
-            say: Takes lines for the log of the run's driver.
-            finished: Gets the outcome.
-        """
         self._submission = submission = replace(submission, context=claimed.context)
         self._owned = owned = claimed.owned
         recovery, is_restart = claimed.recovery, submission.reason.is_restart
@@ -210,11 +114,13 @@ class PlannedRun:
             limits=limits,
             is_managed=is_managed,
             beside_callables=_find_beside_callables(submission),
-            warn=self._warn_of_cluster if submission.context.forwards_logs else None,
+            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)]))
+            if submission.context.forwards_logs
+            else None,
         )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
-        #: None: nobody listens
+        #: None: no listener, or no units
         self._announcements: Announcements | None = None
         if hub is not None and submission.plan.units:
             sink = HubSink(hub, self.run_id, submission.context.interest)
@@ -233,7 +139,7 @@ class PlannedRun:
             ),
             units=self._unit_ports(hub) if submission.plan.units else None,
         )
-        #: None: its gates are decided in its driver's process
+        #: None: the driver's process decides its gates
         self._decisions: DecisionWatch | None = None
         if submission.context.is_detached and submission.store is not None:
             waiting = self._tasks.put_down
@@ -242,122 +148,107 @@ class PlannedRun:
         self._coordinator = Coordinator(journal, self._tasks, find_decided)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
-        self._keeping: asyncio.Task[None] | None = None
+        self._storing: asyncio.Task[None] | None = None
         self._finished = finished
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
         return self._submission.run_id
 
     def _unit_ports(self, hub: Any) -> UnitPorts[bytes, WireFailure]:
-        """Return what units need: predicates live in the host of the run's callables, listeners and memory at the driver."""
+        # Predicates run in the host of the run's callables; listeners and memory are in the driver.
         announcements = self._announcements
         return UnitPorts(
             predicates=HostedPredicates(self._session),
             lives_with=self._session.is_beside_callables,
-            announce=_announce_nothing if announcements is None else announcements.announce,
+            announce=(lambda _what, _outputs: None) if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            say=self._say_to_driver if self._submission.context.forwards_logs else None,
+            say=(lambda level, text: self._say([scheduler_line(text, PLANNED_LOGGER, level)]))
+            if self._submission.context.forwards_logs
+            else None,
         )
-
-    def _say_to_driver(self, level: int, text: str) -> None:
-        """Have the driver log what the run's source says."""
-        self._say([scheduler_line(text, PLANNED_LOGGER, level)])
-
-    def _warn_of_cluster(self, text: str) -> None:
-        self._say([scheduler_line(text, CLUSTER_LOGGER)])
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait here before they are handed to a process."""
+        """How many tasks are not yet dispatched to a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
-        """Use the cluster as it is now: nodes came or went."""
         self._session.resize(limits)
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
         if self._owned is not None:
-            self._keeping = self._background.start(self._keep())
+            self._storing = self._background.start(self._store_submission())
         try:
             self._session.open()
-        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+        except Exception as error:  # noqa: BLE001  the run must end, whatever failed
             self._coordinator.break_off(error)
         self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self))
         self._background.start(self._finish())
         await self._coordinator.begun
 
     async def cancel(self) -> None:
-        """End the run; processes that hold on are ended after a grace."""
+        """End the run. A process that does not stop in time is ended."""
         await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on; False: the run has ended."""
         return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[WireResult]) -> None:
-        """Take what processes report."""
         await self._session.report(reports)
 
     def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
-        """Return names and handles of the processes of an agent."""
         return self._session.locate(agent_key, lost=lost)
 
-    # What its coordinator asks, and is told.
+    # The executor of its coordinator, and the receiver of its session.
 
     def start(self, orders: Sequence[WireOrder]) -> None:
-        """Do these tasks, behind the events of what was announced before; never waits."""
+        """Start these tasks after the events that were announced before. Never waits."""
         if self._announcements is None:
             self._session.submit(orders)
         else:
             self._announcements.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; each is still reported."""
+        """Stop these tasks. Each is still reported."""
         waiting = [] if self._announcements is None else self._announcements.withdraw(instances)
         self._coordinator.deliver([pack_result(make_undone_result(order, None, "cancelled")) for order in waiting])
         self._session.stop(instances)
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
-        """Tell the coordinator of results."""
         self._coordinator.deliver(reports)
 
     def return_order(self, instance: str) -> None:
-        """Raise, since all that a planned run needs was sent with it."""
-        raise KeyError(instance)
-
-    # Its end.
+        raise KeyError(instance)  # a planned run's submission contains all that its orders need
 
     async def _finish(self) -> None:
-        """When the run has ended: let the processes go, close the record, then tell the caller."""
         try:
             self._finished.set_result(await self._release())
         except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
             self._finished.set_exception(error)
-            self._finished.exception()  # a run that went on without its driver has no caller
+            self._finished.exception()  # marks it as retrieved: a run without a driver has no caller
 
-    async def _keep(self) -> None:
-        """Keep the submission; without it the run outlives this process only while its driver is there."""
+    async def _store_submission(self) -> None:
         try:
             await self._store.keep(self._submission)
-        except Exception as error:  # noqa: BLE001  whatever it is, the run itself is not concerned
+        except Exception as error:  # noqa: BLE001  without it the run only depends on its driver
             _log.warning(
-                "Run %s cannot be kept for another scheduler, and is interrupted if this one dies: %s",
+                "Run %s cannot be stored for another scheduler, and is interrupted if this one dies: %s",
                 self.run_id,
                 message_of(error),
             )
 
-    async def _drop(self, keeping: asyncio.Task[None]) -> None:
-        await asyncio.wait([keeping])
+    async def _drop(self, storing: asyncio.Task[None]) -> None:
+        await asyncio.wait([storing])
         try:
             await self._store.drop(self.run_id)
-        except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
-            _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
+        except Exception as error:  # noqa: BLE001  the run has ended
+            _log.warning("Run %s: its stored submission cannot be removed: %s", self.run_id, message_of(error))
 
     async def _release(self) -> WireOutcome:
+        """Release the processes and close the record when the run has ended. Return the outcome."""
         keep, state = None, RunState.FAILED
         watching = deciding = None
         if self._owned is not None:
@@ -368,21 +259,21 @@ class PlannedRun:
             ended = await asyncio.shield(self._running)
             keep, state = self._submission.keep, ended.state
         except Exception:
-            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            state = RunState.INTERRUPTED  # its record can be resumed
             raise
         finally:
             for each in (watching, deciding):
                 if each is not None:
                     each.cancel()
-            # Before anybody hears of the end: then a run of that id may begin, or go on.
+            # Before the caller receives the end: then a run with this id may start or resume.
             settling: asyncio.Task[None] | None = None
-            if self._keeping is not None:
-                stays = state is RunState.WAITING and self._submission.goes_on_alone  # it is kept, and begins again
-                settling = self._keeping if stays else self._background.start(self._drop(self._keeping))
+            if self._storing is not None:
+                stays = state is RunState.WAITING and self._submission.goes_on_alone  # the scheduler resumes it
+                settling = self._storing if stays else self._background.start(self._drop(self._storing))
             try:
-                # Where coordinating itself broke, processes may still be at work: those are not used again.
+                # If the coordinator failed, processes may still run tasks, so `keep` is None.
                 if self._announcements is not None:
-                    await self._announcements.flush()  # the driver reads events until it hears of the end
+                    await self._announcements.flush()  # the driver reads events until it receives the end
                 await self._session.close(keep=keep)
                 if settling is not None:
                     await asyncio.wait([settling])
@@ -393,26 +284,102 @@ class PlannedRun:
         return ended
 
 
+class Announcements:
+    """Publishes the events of one run's units in order with its tasks."""
+
+    def __init__(self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[WireOrder]], None]) -> None:
+        self._run_id = run_id
+        self._units = {unit.key: unit for unit in plan.units}
+        self._sink = sink
+        self._start = start
+        #: orders that wait for the hub, by instance
+        self._waiting: dict[str, WireOrder] = {}
+        self._background = BackgroundTasks()
+
+    def announce(self, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> None:
+        """Publish the event if a listener wants it. Never waits."""
+        event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
+        if self._sink.wants(event_type):
+            unit = self._units[node_key(instance_of(what.unit))]
+            self._sink.emit_packed(pack_announcement(self._run_id, unit, what, outputs))
+
+    def start(self, orders: Sequence[WireOrder]) -> None:
+        """Start these orders when the hub has all earlier announcements. Never waits."""
+        if self._sink.is_idle and not self._waiting:
+            self._start(orders)
+            return
+        is_first = not self._waiting
+        self._waiting.update((order.instance, order) for order in orders)
+        if is_first:
+            self._background.start(self._start_waiting())
+
+    def withdraw(self, instances: Sequence[str]) -> list[WireOrder]:
+        """Remove and return the orders that still wait."""
+        found = (self._waiting.pop(instance, None) for instance in instances)
+        return [order for order in found if order is not None]
+
+    async def flush(self) -> None:
+        """Return when the hub has all announcements."""
+        await self._sink.flush()
+
+    async def _start_waiting(self) -> None:
+        while not self._sink.is_idle:
+            await self._sink.flush()
+        orders, self._waiting = list(self._waiting.values()), {}
+        if orders:
+            self._start(orders)
+
+
+class HostedPredicates:
+    """The predicates of one run, in the process of its callables. Implements `Predicates` with outputs as bytes."""
+
+    def __init__(self, session: RunSession) -> None:
+        self._session = session
+        self._background = BackgroundTasks()
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
+    ) -> bool | EvaluationFailed | None:
+        body = pack_question(self._session.run_id, question, sent_count, new)
+
+        async def ask(handle: Any) -> bool | EvaluationFailed | None:
+            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)
+            return answer
+
+        try:
+            return await self._session.ask_callables(ask)
+        except RuntimeError as error:
+            return packed_evaluation(EvaluationFailed.of(error))
+
+    def forget(self, unit: str) -> None:
+        """Drop the history of an ended unit. Never waits."""
+        self._background.start(self._forget(unit))
+
+    async def _forget(self, unit: str) -> None:
+        host = self._session.callables_host
+        if host is None:
+            return
+        try:
+            await host.handle.forget_history.remote(self._session.run_id, unit)
+        except ray.exceptions.RayError as error:  # the process is gone, and the history with it
+            _log.debug("Run %s: the history of '%s' is gone: %s", self._session.run_id, unit, last_line(error))
+
+
 def _find_beside_callables(submission: Submission) -> frozenset[str]:
-    """Return the agents that live in the process of the run's callables: none where there is none for predicates."""
+    """Return the agents in the process of the run's callables; empty if the run has no predicates."""
     if submission.callables is None or not submission.callables.predicates:
         return frozenset()
     return find_beside_predicates(submission.plan, [each.placement for each in submission.templates])
 
 
-def _announce_nothing(what: object, outputs: object) -> None:
-    """Announce nothing: nobody listens."""
-
-
 def _failure_of(raised: EvaluationFailed) -> WireFailure:
-    """Return what a predicate raised as failures are held here."""
     assert isinstance(raised.error, bytes), "raised in another process"  # noqa: S101  for the type
     reason = raised.reason or RecordedError("", raised.error_type, raised.message)
     return WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message, reason=reason)
 
 
 def opening_of(submission: Submission) -> SessionOpening:
-    """Return what a session of a submitted run is opened with."""
+    """Return the session opening of a submitted run."""
     node_id = str(ray.get_runtime_context().get_node_id())
     return SessionOpening(
         run_id=submission.run_id,
@@ -432,16 +399,8 @@ def body_of(submission: Submission, key: str) -> TaskBody[bytes]:
     return TaskBody(submission.tasks[key], len(callables.input_guardrails), len(callables.output_guardrails))
 
 
-Entry = TypeVar("Entry")
-#: A page holds at most so many entries, and not many more bytes than that.
-_PAGE_ENTRIES = 1000
-_PAGE_BYTES = 1_000_000
-#: A driver that has not asked for so long does not read any more, s.
-_READ_S = 60.0
-
-
 class RunEndBuffer:
-    """The end of one planned run."""
+    """The end of one planned run, read in pages."""
 
     def __init__(self) -> None:
         self.id = new_object_id()
@@ -452,15 +411,11 @@ class RunEndBuffer:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody waits for it or is about to ask for its next page."""
+        """Whether a driver is waiting for the end or is likely to request its next page."""
         return self._waiting > 0 or asyncio.get_running_loop().time() < self._asked_at + _READ_S
 
     async def page(self, cursor: int) -> EndPage:
-        """Wait for the end and return a page of it.
-
-        Args:
-            cursor: How many entries the driver has.
-        """
+        """Wait for the end and return the page after the first `cursor` entries."""
         self._waiting += 1
         try:
             ended = await asyncio.shield(self.result)
@@ -487,7 +442,7 @@ def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
 
 
 class _Page:
-    """A page that is filled from several sequences, which count as one; each body is read once."""
+    """One page of several sequences that count as one. Each body is read once."""
 
     def __init__(self, begin: int) -> None:
         #: entries before those of the next sequence
@@ -498,7 +453,6 @@ class _Page:
         self._size_bytes = 0
 
     def fill_from(self, entries: Sequence[Entry], body_of: Callable[[Entry], bytes]) -> list[Entry]:
-        """Return what of the next sequence is on the page."""
         found: list[Entry] = []
         for entry in entries[max(0, self._begin - self.total) :]:
             if self.stop - self._begin >= _PAGE_ENTRIES or self._size_bytes >= _PAGE_BYTES:

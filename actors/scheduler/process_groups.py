@@ -1,8 +1,7 @@
-"""Processes of one run: started, given orders, watched, let go. What is done when one dies stands here.
+"""The processes of one run: started, sent orders, watched and released, and replaced when they die.
 
-In: orders, each for a group of processes; who lives in which group is its owner's business. Out: reports, of the newest
-dispatch of an order and no other: the rules are `plan.redispatch`. Must never happen: an order that nobody reports, whatever
-dies.
+Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest dispatch of
+an order (`DispatchTable`). Every order is reported, whatever dies.
 """
 
 from __future__ import annotations
@@ -29,120 +28,80 @@ from ensemble_ray.plan.placement import MOST_DEATHS, ClusterNode, DispatchTable,
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
-
-class GroupOwner(Protocol):
-    """The session whose processes these are."""
-
-    @property
-    def context(self) -> RunContext:
-        """What all its tasks share."""
-        ...
-
-    def group_of(self, order: WireOrder) -> str:
-        """Return which group does that order."""
-        ...
-
-    def roles_of(self, group: str) -> Sequence[str]:
-        """Return the roles of the agents of a group, in the order in which they came."""
-        ...
-
-    def process_type(self, group: str) -> ProcessType:
-        """Return what a group's processes are for."""
-        ...
-
-    def requirements_of(self, group: str) -> ResourceRequirements:
-        """Return what a group's processes ask of their nodes."""
-        ...
-
-    def may_share(self, group: str) -> bool:
-        """Return whether processes of a group may have other runs, too."""
-        ...
-
-    def on_ready(self, group: str) -> None:
-        """Start the next process of a group, since one has started that had to wait for a node."""
-        ...
-
-    def on_wait(self, group: str, waited_s: float) -> None:
-        """Tell people that a process waits for a node, and for how long it has."""
-        ...
-
-    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
-        """Make a new process of a group ready for the run, which asks that handle for its callables."""
-        ...
-
-    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
-        """Return the templates of agents that these orders need and that process was not sent."""
-        ...
-
-    async def report(self, reports: Sequence[WireResult]) -> None:
-        """Take results."""
-        ...
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """Return the error behind Ray's wrapper."""
-    inner = getattr(error, "cause", None)
-    return inner if isinstance(inner, BaseException) else error
-
-
-def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopped: bool) -> WireResult:
-    """Return the result of an order: failed, or cancelled where somebody wants it to end.
-
-    Args:
-        order: The order.
-        error: What became of its process.
-        deaths: How many processes died with it.
-        is_stopped: Whether somebody wants it to end.
-    """
-    return pack_result(
-        make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
-    )
-
-
-def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:
-    """Return the failed event of a task whose own process can send none any more (S-EVT-10)."""
-    total = order.total_tasks
-    event = TaskFailedEvent(
-        run_id=context.run_id,
-        instance=order.instance,
-        task_description=order.description,
-        agent_role=order.agent_role,
-        task_index=order.index,
-        total_tasks=context.total_tasks if total is None else total,
-        cause=_failure(order, error, deaths),
-        duration=timedelta(),
-    )
-    return pack_event(event)
-
-
-def _failure(order: WireOrder, error: BaseException, deaths: int) -> BaseException:
-    """Return why a task failed that its own process can report no more."""
-    if isinstance(error, EnsembleError):
-        return error
-    often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
-    text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
-    return AgentExecutionError(text, order.agent_role, order.description)
-
-
 _log = bounded_logger(__name__)
-#: Tasks that start together on one process and are sent one call each; more of them share one message, and their
-#: reports come back in batches (measured: two messages cost a third more than a call and its reply, one by one; by the
-#: hundred a shared message is twenty times cheaper).
+#: Up to so many tasks for one process are sent as one call each. More tasks share one message, and their reports arrive in
+#: batches. Measured: for a single task two messages cost a third more than a call with its reply; for a hundred tasks a
+#: shared message is twenty times cheaper.
 MOST_DIRECT = 4
-#: Group of handler tasks and guardrails.
+#: The group of handler tasks and guardrails.
 CALLABLES = "callables"
-#: After how long the driver hears that a process still waits for a node, s, and how often from then on.
+#: When the driver is first warned that a process waits for a node, s, and the interval after that, s.
 _WAITED_S, _WAITS_S = 10.0, 60.0
-#: How long a process may take to let a run go, s.
+#: How long a process may take to release a run, s.
 _RELEASE_S = 5.0
-#: How long a process that several runs have may take to answer when something is stuck in it, s.
+#: How long a shared process with a stuck task may take to answer, s.
 _ANSWER_S = 15.0
-#: How long a process that a run left while it started may go on starting, s.
+#: How long a released process may take to finish its start, s.
 _START_S = 60.0
 
 
+class GroupOwner(Protocol):
+    """The session that owns the processes."""
+
+    @property
+    def context(self) -> RunContext:
+        """Settings that all tasks of the run share."""
+        ...
+
+    def group_of(self, order: WireOrder) -> str:
+        """Return the group that performs this order."""
+        ...
+
+    def roles_of(self, group: str) -> Sequence[str]:
+        """Return the roles of a group's agents in the order of their arrival."""
+        ...
+
+    def process_type(self, group: str) -> ProcessType:
+        """Return the type of a group's processes."""
+        ...
+
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return the resources that a group's processes require."""
+        ...
+
+    def may_share(self, group: str) -> bool:
+        """Whether a group's processes may serve other runs, too."""
+        ...
+
+    def on_ready(self, group: str) -> None:
+        """Handle a started process that had to wait for a node: start the next one of its group."""
+        ...
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        """Warn that a process waits for a node, and for how long so far."""
+        ...
+
+    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
+        """Bind a new process of a group to the run. It calls the handle `callables` for the run's callables."""
+        ...
+
+    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates that these orders need and the process was not sent."""
+        ...
+
+    async def report(self, reports: Sequence[WireResult]) -> None:
+        """Accept results."""
+        ...
+
+
 class ProcessGroups:
-    """Processes of one run."""
+    """The processes of one run, by group.
+
+    Args:
+        hub: Has the run's events; None: no listener.
+        nodes: Nodes to spread processes over; empty: any node.
+        share_from: How many processes the program has before it shares one; None: it shares none.
+    """
 
     def __init__(
         self,
@@ -159,37 +118,34 @@ class ProcessGroups:
         self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
-        #: what new processes are spread over; none: it does not matter where they are
         self._nodes = nodes
         self._program = program
-        #: how many processes its program has before it shares one; None: it shares none
         self._share_from = share_from
         self._groups: dict[str, list[Lease]] = {}
         self._by_name: dict[str, Lease] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
-        #: orders that are not reported, as they were handed out
+        #: unreported orders as they were dispatched
         self._orders: dict[str, WireOrder] = {}
         self._tasks = BackgroundTasks()
         self._callables: Lease | None = None
-        #: how many processes of each group died
+        #: number of dead processes per group
         self._lost = Counter[str]()
-        #: hosts of callables in succession that died before they were ready
+        #: number of successive hosts of callables that died before they were ready
         self._failed_starts = 0
         self.is_closed = False
 
     def use_cluster(self, nodes: Sequence[ClusterNode], *, most: int) -> None:
-        """Start processes on these nodes from now on, and share them when there are `most`."""
+        """Start new processes on these nodes, and share them once the program has `most`."""
         self._nodes = nodes
         if self._share_from is not None:
             self._share_from = most
 
     @property
     def callables(self) -> Lease | None:
-        """The host of the run's callables; None when there is none."""
         return self._callables
 
     def host_callables(self) -> Lease:
-        """Return the host of the run's callables; it is started when there is none."""
+        """Return the host of the run's callables; start it if there is none."""
         return self._callables or self._move_callables()
 
     def start(self, orders: Iterable[WireOrder]) -> None:
@@ -210,13 +166,13 @@ class ProcessGroups:
                 self._send(lease, lease.handle.accept.remote(body))
 
     async def _perform(self, lease: Lease, order: WireOrder) -> None:
-        """Make one call for one order: its report is the reply, which saves a message."""
+        """Make one call for one order. The reply is its report, which saves a message."""
         templates = self._owner.templates_for(lease, (order,))
         body: bytes = await lease.handle.perform.remote(pack_dispatch(self._run_id, (order,), templates))
         await self._owner.report([unpack_report(body)])
 
     def retry(self, report: WireResult) -> None:
-        """Hand out once more what a process did not begin, and said so."""
+        """Dispatch an order again that a process could not start."""
         if self._table.epoch_of(report.instance) == report.epoch:
             order = self._orders[report.instance]
             lease = self._by_name.get(self._table.process_of(report.instance) or "")
@@ -225,26 +181,26 @@ class ProcessGroups:
             self.start([order])
 
     def stop(self, instances: Iterable[str]) -> None:
-        """Stop running tasks; processes that do not let them go are ended by `end_stuck`."""
+        """Stop running tasks. `end_stuck` ends processes that do not stop theirs."""
         for name, held in self._table.stop(instances).items():
             lease = self._by_name.get(name)
             if lease is not None:
                 self._send(lease, lease.handle.stop.remote(self._run_id, held))
 
     def end_stuck(self, instances: Iterable[str] | None = None) -> None:
-        """End processes that still hold tasks which were stopped; those tasks are reported by their deaths.
+        """End processes that still run stopped tasks, which reports those tasks.
 
-        A process that other runs have goes on for these, unless it answers no more. The tasks are reported in its place.
+        A process that other runs use continues for them unless it no longer answers. This run's tasks are reported in its place.
 
         Args:
-            instances: Which tasks; None: all that were stopped.
+            instances: The tasks; None: all stopped tasks.
         """
         stopped = None if instances is None else list(instances)
         for name in self._table.stuck(stopped):
             lease = self._by_name.get(name)
             if lease is None:
                 continue
-            error = RuntimeError("ended, since it did not stop in time")
+            error = RuntimeError("ended because it did not stop in time")
             if self._pool.retire(lease.process):
                 held = [each for each in self._table.orders_of(name) if self._table.is_stopped(each)]
                 self._fail(lease, held if stopped is None else set(held).intersection(stopped), error)
@@ -253,24 +209,25 @@ class ProcessGroups:
                 self.lose(lease, error)
 
     def accept_reports(self, reports: Iterable[WireResult]) -> list[WireResult]:
-        """Return the reports that count; their orders are over."""
+        """Return the reports that count, and close their orders."""
         fresh = [report for report in reports if self._table.report(report.instance, report.epoch)]
         for report in fresh:
             del self._orders[report.instance]
         return fresh
 
     async def close(self, *, keep: Keep | None) -> None:
-        """Let all processes go. From here on nothing is started, whatever dies."""
+        """Release all processes. After this call no process is started, whatever dies."""
         self.is_closed = True
         await asyncio.gather(*(self.leave(group, keep=keep) for group in list(self._groups)))
 
     async def leave(self, group: str, *, keep: Keep | None) -> None:
-        """Let the processes of a group go."""
+        """Release the processes of a group."""
         leases = self._groups.pop(group, [])
         for lease in leases:
             lease.on_death = None
-            self._forget(lease)
-        # One that still starts never had work; a run does not wait for it. One that may wait long for a node is ended.
+            self._by_name.pop(lease.name, None)
+            self._table.forget_process(lease.name)
+        # A starting process never had work, so the run does not wait for it. One that may wait long for a node is ended.
         unready = [each for each in leases if each.is_alive and not each.is_ready]
         starting = [each for each in unready if (keep and not each.requirements) or each.process.is_shared]
         for lease in starting:
@@ -278,10 +235,10 @@ class ProcessGroups:
         await asyncio.gather(*(self._put_back(lease, keep=keep) for lease in leases if lease not in starting))
 
     async def _put_back_started(self, lease: Lease, *, keep: Keep | None) -> None:
-        """Put a process back when it has started; one that does not is ended.
+        """Put a process back once it has started, or end it if it does not start.
 
-        Messages to one that starts overtake each other: a run that is gone on with at once would be bound there under its
-        own id, and be released as the one that left.
+        Messages to a starting process overtake each other. If the run were resumed immediately, it would be bound under the same id, and
+        the release of the earlier run would remove it.
         """
         if lease.starting is not None:
             await asyncio.wait([lease.starting], timeout=_START_S)
@@ -291,7 +248,7 @@ class ProcessGroups:
         self._pool.put_back(lease, is_clean=await self._release(lease), keep=keep)
 
     async def _release(self, lease: Lease) -> bool:
-        """Have a process forget the run; return whether nothing of the run is left in it."""
+        """Release the run in a process. Return whether none of the run's work remains there."""
         is_refused = lease.process.is_shared and lease.starting is not None and lease.starting.done()
         if not lease.is_alive or not (lease.is_ready or is_refused):
             return False
@@ -305,26 +262,24 @@ class ProcessGroups:
             return False
 
     async def _check_answers(self, lease: Lease) -> None:
-        """End a process that other runs have when its loop is blocked: their tasks go on elsewhere."""
+        """End a shared process whose loop is blocked; its tasks are dispatched again."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await lease.handle.answer.remote()
         except (TimeoutError, ray.exceptions.RayError) as error:
-            self.lose(lease, RuntimeError(f"it did not answer any more: {message_of(error)}"))
+            self.lose(lease, RuntimeError(f"it no longer answers: {message_of(error)}"))
 
     # Processes.
 
     @property
     def size(self) -> int:
-        """How many processes the run has now."""
         return sum(len(self.alive(group)) for group in self._groups)
 
     def locate(self, group: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of a group's processes, for another agent that asks who lives there.
+        """Return names and handles of a group's processes for an agent that delegates.
 
         Args:
-            group: Which.
-            lost: Name of one that failed a call of the asker.
+            lost: Name of a process that failed a call of that agent.
         """
         for lease in self._groups.get(group, []):
             if lease.name == lost:
@@ -333,25 +288,22 @@ class ProcessGroups:
         return [(lease.name, lease.handle) for lease in found]
 
     def alive(self, group: str) -> list[Lease]:
-        """Return the processes of a group."""
         return [lease for lease in self._groups.get(group, []) if lease.is_alive]
 
     def starting(self, group: str) -> int:
-        """Return how many processes of a group have not started yet."""
         return sum(not lease.is_ready for lease in self.alive(group))
 
     def _usable(self, group: str) -> list[Lease]:
-        """Return those that orders go to: not those that may wait long for a node, while there are others."""
+        """Return the processes that receive orders. One that may wait long for a node receives none while there are others."""
         alive = self.alive(group)
         ready = [lease for lease in alive if lease.is_ready or not lease.requirements]
         return ready or alive
 
     def load(self, group: str) -> int:
-        """Return how many orders a group is at work on."""
+        """Return how many orders a group is running."""
         return sum(self._table.load(lease.name) for lease in self.alive(group))
 
     def start_process(self, group: str) -> Lease:
-        """Start one more process for a group."""
         requirements = self._owner.requirements_of(group)
         lease = self._pool.claim(
             self._run_id,
@@ -371,7 +323,7 @@ class ProcessGroups:
         return lease
 
     def _describe(self, group: str, lease: Lease) -> LeaseDescription:
-        """Return what a process has of the run (S-CLU-100)."""
+        """Describe a process's share of the run (S-CLU-100)."""
         alive, roles = self.alive(group), self._owner.roles_of(group)
         run = RunDescription(
             run_id=self._run_id,
@@ -394,7 +346,7 @@ class ProcessGroups:
             self._owner.on_ready(group)
 
     async def _report_wait(self, group: str, lease: Lease) -> None:
-        """Tell people now and then, as long as it waits."""
+        """Warn from time to time while a process waits for a node."""
         waited_s = _WAITED_S
         await asyncio.sleep(_WAITED_S)
         while lease in self._groups.get(group, ()) and lease.is_alive and not lease.is_ready:
@@ -410,17 +362,13 @@ class ProcessGroups:
             )
         return min(usable, key=lambda lease: self._table.load(lease.name))
 
-    def _forget(self, lease: Lease) -> None:
-        self._by_name.pop(lease.name, None)
-        self._table.forget_process(lease.name)
-
     def _send(self, lease: Lease, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
+        """Await a call in the background. If it fails, dispatch the tasks of that process again, or fail them."""
 
         async def send() -> None:
             try:
                 await work
-            except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
+            except Exception as error:  # noqa: BLE001  the tasks must be reported
                 if isinstance(error, ray.exceptions.RayActorError):
                     self.lose(lease, error)
                 elif lease.is_alive:
@@ -431,14 +379,14 @@ class ProcessGroups:
     # Failures.
 
     def lose(self, lease: Lease, error: BaseException) -> None:
-        """Give up a process that failed a call; what it still does is refused."""
+        """End a process that failed a call. Its later reports are ignored."""
         self._pool.lose(lease.process, error)
 
     def _on_death(self, lease: Lease, error: BaseException) -> None:
-        """Hand its tasks out elsewhere, as often as that makes sense (S-DUR-31)."""
-        # A death is heard of several times: by the watch and by each call that was on its way.
+        """Dispatch the tasks of a dead process again, as often as the rules allow (S-DUR-31)."""
+        # A death is reported several times: by the watch and by each call in flight.
         self._lost.update(group for group, leases in self._groups.items() if lease in leases)
-        self._share_from = None  # what killed it may be of this run, or of another that had it: each goes on alone
+        self._share_from = None  # the cause may be this run or one that shared it: run apart
         if lease is self._callables:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1
             if self._failed_starts < MOST_DEATHS:
@@ -448,16 +396,15 @@ class ProcessGroups:
         count = len(following.to_retry) + len(following.hopeless)
         if count:
             _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
-        self.start([self._renew(name) for name in following.to_retry])
+        # Without the questions that follow it (`asks`), since they may have killed the process.
+        self.start(
+            replace(self._orders[name], epoch=self._table.epoch_of(name) or 0, asks=None) for name in following.to_retry
+        )
         if following.hopeless:
             self._fail(lease, following.hopeless, error)
 
-    def _renew(self, instance: str) -> WireOrder:
-        """Return an order under the epoch that it is handed out with next; what follows it may be what killed its process."""
-        return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0, asks=None)
-
     def _move_callables(self) -> Lease:
-        """Host the run's callables anew; who asked the lost process asks this one again."""
+        """Start a new host of the run's callables. Callers of the lost host call this one."""
         self._callables = host = self.start_process(CALLABLES)
         for group, leases in self._groups.items():
             for lease in leases if group != CALLABLES else ():
@@ -466,7 +413,7 @@ class ProcessGroups:
         return host
 
     def _fail(self, lease: Lease, instances: Iterable[str], error: BaseException) -> None:
-        """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
+        """Report tasks of a process as failed, or as cancelled if they were stopped."""
         reports: list[WireResult] = []
         events: list[bytes] = []
         for instance in self._table.abandon(lease.name, instances):
@@ -486,3 +433,44 @@ class ProcessGroups:
             except ray.exceptions.RayError as error:
                 _log.warning("Run %s: the event hub cannot be reached: %s", self._run_id, error)
         await self._owner.report(reports)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error inside Ray's wrapper."""
+    inner = getattr(error, "cause", None)
+    return inner if isinstance(inner, BaseException) else error
+
+
+def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopped: bool) -> WireResult:
+    """Return the result of a lost order: failed, or cancelled if it was stopped.
+
+    Args:
+        deaths: How many processes died while they ran it.
+    """
+    return pack_result(
+        make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
+    )
+
+
+def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:
+    """Return the failed event of a task whose process can no longer send one (S-EVT-10)."""
+    total = order.total_tasks
+    event = TaskFailedEvent(
+        run_id=context.run_id,
+        instance=order.instance,
+        task_description=order.description,
+        agent_role=order.agent_role,
+        task_index=order.index,
+        total_tasks=context.total_tasks if total is None else total,
+        cause=_failure(order, error, deaths),
+        duration=timedelta(),
+    )
+    return pack_event(event)
+
+
+def _failure(order: WireOrder, error: BaseException, deaths: int) -> BaseException:
+    if isinstance(error, EnsembleError):
+        return error
+    often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
+    text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
+    return AgentExecutionError(text, order.agent_role, order.description)

@@ -1,8 +1,8 @@
-"""Agent processes: started, watched, shared, pooled, ended. Used by the scheduler's sessions.
+"""Agent processes: started, watched, shared, pooled and ended, for the scheduler's sessions.
 
-A run leases its processes. Runs of one program may share a process (`plan.sharing`); one that the last run has let go of is kept
-for the next for a while. Either costs a thousandth of a new process. Must never happen: a process that is given to a
-run while a thread or task of another one is stuck in it.
+A run leases its processes. Runs of one program may share a process (`choose_shared`), and a process stays idle for some time after
+its last run. Both cost a thousandth of a new process. A process never gets another run while a thread or task of an
+earlier one is stuck in it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
-#: How long a process is kept for the next run, s.
+#: How long an idle process is kept for the next run, s.
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
-#: For how long others are taken before a node that lost a process, s: Ray may not know yet that the node itself is lost.
+#: How long a node that lost a process is avoided, s: Ray may not have noticed yet that the node itself is lost.
 _DOUBT_S = 30.0
-#: What a process is for; it is never used for anything else.
+#: The type of a process. It never changes.
 ProcessType = Literal["agent", "manager", "callables"]
 _CLASSES: Mapping[ProcessType, type[object]] = {
     "agent": AgentActor,
@@ -49,95 +49,14 @@ _CLASSES: Mapping[ProcessType, type[object]] = {
 }
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class AgentProcess:
-    """One agent process."""
-
-    handle: Any
-    #: also what it calls itself towards the rate limiter
-    name: str
-    type: ProcessType = "agent"
-    #: where it was started; empty: anywhere
-    node_id: str = ""
-    #: what it reserves on its node
-    requirements: ResourceRequirements = NOTHING
-    is_alive: bool = True
-    #: whose runs it serves, or served last
-    program: str = ""
-    #: whether several of these runs may have it at the same time
-    is_shareable: bool = False
-    #: the runs that have it
-    leases: list[Lease] = field(default_factory=list["Lease"], repr=False)
-    #: whether it gets no more runs, since something is stuck in it; it ends with its last one
-    is_retired: bool = False
-    timer: asyncio.TimerHandle | None = None
-    #: how it is kept while no run has it
-    keep: Keep | None = None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several runs have it now."""
-        return len(self.leases) > 1
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseDescription:
-    """What a process has of a run."""
-
-    run: RunDescription
-    #: tasks that it was handed and has not reported, so many at most as a description has
-    tasks: Sequence[TaskDescription]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Lease:
-    """A run's use of a process."""
-
-    process: AgentProcess
-    run_id: str
-    #: whether it has been bound to the run
-    is_ready: bool = False
-    #: done when it is ready, or cannot be
-    starting: asyncio.Task[None] | None = None
-    #: templates of agents of the run that it was sent, those sent last in the end
-    templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    #: called when the run loses it
-    on_death: Callable[[Lease, BaseException], None] | None = None
-    #: returns how many tasks of the run it is at work on
-    count_tasks: Callable[[], int] = int
-    #: returns what it has of the run; None: it is being put back
-    describe: Callable[[], LeaseDescription] | None = None
-
-    @property
-    def handle(self) -> Any:
-        """The process's."""
-        return self.process.handle
-
-    @property
-    def name(self) -> str:
-        """The process's name."""
-        return self.process.name
-
-    @property
-    def requirements(self) -> ResourceRequirements:
-        """What the process reserves on its node."""
-        return self.process.requirements
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process lives."""
-        return self.process.is_alive
-
-
 class ProcessPool:
-    """All agent processes of this scheduler."""
+    """All agent processes of one scheduler."""
 
     def __init__(self, scheduler: str = spawn.SCHEDULER) -> None:
-        """Make it without processes; `scheduler` is the name of the one that has it."""
         self._scheduler = scheduler
         self._idle: list[AgentProcess] = []
         self._living: set[AgentProcess] = set()
-        #: id of a node that lost a process -> until when others are taken before it
+        #: id of a node that lost a process -> until when it is avoided
         self._doubted: dict[str, float] = {}
         self._board = EndpointBoard()
         self._watches = BackgroundTasks()
@@ -152,17 +71,15 @@ class ProcessPool:
         nodes: Sequence[ClusterNode] = (),
         share_from: int | None = None,
     ) -> Lease:
-        """Lease a process of that type to a run; never waits, since calls queue up until it has started.
+        """Lease a process to a run. Never waits: calls queue up until it has started.
 
         Args:
-            run_id: The run's id.
-            process_type: What it is for.
-            program: Whose run it is; empty: of no program.
-            requirements: What it asks of its node; one that asks for something is never shared.
-            nodes: It should be on that of these which has the fewest, unless it asks for something; none: it does not matter.
+            program: The run's program; empty: none.
+            requirements: Resources of its node; a process with requirements is never shared.
+            nodes: Start it on the node with the fewest processes, unless it has requirements; empty: any node.
             share_from: How many shared processes its program has before the run joins one; None: it shares none.
         """
-        nodes = () if requirements else nodes  # Ray finds one that has it
+        nodes = () if requirements else nodes  # Ray chooses a node that has the resources
         share_from = None if requirements else share_from
         process = self._take_idle((process_type, requirements, bool(nodes)), program)
         if process is None and share_from is not None:
@@ -187,7 +104,7 @@ class ProcessPool:
         return None
 
     def _make_room(self, program: str) -> None:
-        """End one process that is kept briefly for another program, so that short programs in a row leave no more than they used."""
+        """End one process that is kept briefly for another program, so that a series of short programs does not add up."""
         for process in self._idle:
             if process.keep == "briefly" and process.program != program:
                 self._expire(process)
@@ -208,7 +125,7 @@ class ProcessPool:
     def _start(
         self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[ClusterNode]
     ) -> AgentProcess:
-        if requirements:  # what idle ones reserve may be just what it would wait for
+        if requirements:  # it may need just what idle processes reserve
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
         name = f"{process_type}-{new_object_id()[:8]}"
@@ -224,19 +141,16 @@ class ProcessPool:
         return process
 
     def _list_trusted(self, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
-        """Return the nodes that lost no process lately; all, where each did. Ray knows of a lost node only after some time."""
+        """Return the nodes that lost no process recently, or all if each did. Ray notices a lost node late."""
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
     def put_back(self, lease: Lease, *, keep: Keep | None, is_clean: bool = True) -> None:
-        """Take a lease back. The last one decides whether the process is kept for the next run, or ended.
-
-        One that reserves something of its node is not kept briefly: another program may wait for just that.
+        """Return a lease. The last one decides whether the process is kept for the next run or ended.
 
         Args:
-            lease: Whose run has let the process go.
-            keep: How it may be kept.
-            is_clean: Whether nothing of the run is left in it; else it gets no more runs.
+            keep: How the process may be kept.
+            is_clean: Whether none of the run's work remains in it; otherwise it gets no more runs.
         """
         process = lease.process
         lease.on_death = lease.describe = None
@@ -244,7 +158,8 @@ class ProcessPool:
         process.is_retired = process.is_retired or not is_clean
         if process.leases:
             return
-        is_placed = lease.is_ready or not process.requirements  # else it may wait for a node, for nobody
+        is_placed = lease.is_ready or not process.requirements  # otherwise it may still wait for a node
+        # A process that reserves resources is not kept briefly: another program may wait for them.
         is_useful = keep == "warm" or (process.program and not process.requirements)
         if keep and is_useful and process.is_alive and is_placed and not process.is_retired:
             process.keep = keep
@@ -254,41 +169,39 @@ class ProcessPool:
             self.end(process)
 
     def retire(self, process: AgentProcess) -> bool:
-        """Give a process to no more runs, since something is stuck in it; False: only one run has it, which may end it."""
+        """Assign no more runs to a process with a stuck task. Return False if only one run uses it, which may end it."""
         process.is_retired = True
         return process.is_shared
 
     @property
     def living(self) -> Sequence[AgentProcess]:
-        """All processes, those that wait for the next run too."""
+        """All processes, including idle ones."""
         return tuple(self._living)
 
     def is_idle(self, process: AgentProcess) -> bool:
-        """Return whether a process waits for the next run."""
+        """Whether a process waits for its next run."""
         return process in self._idle
 
     def evict_idle(self) -> None:
-        """End everything idle."""
         for process in list(self._idle):
             self._expire(process)
 
     def broadcast(self, update: EndpointUpdate, *, source: str) -> None:
-        """Send an update to all processes but the one of that name; those that start later are sent the failures."""
+        """Send an update to all processes except `source`. Processes that start later receive the failures."""
         self._board.note(update, asyncio.get_running_loop().time())
         for process in self._living:
             if process.name != source:
                 process.handle.on_endpoint_update.remote(update)
 
     def end(self, process: AgentProcess) -> None:
-        """End a process now."""
         self._living.discard(process)
         process.is_alive = False
         ray.kill(process.handle)
 
     def lose(self, process: AgentProcess, error: BaseException) -> None:
-        """Give up a process that failed a call, and tell the runs that have it; it may only be out of reach, so it is ended.
+        """End a process that failed a call, since it may only be unreachable, and notify the runs that use it.
 
-        Its watch may hear of a death later than this, and tells nobody then.
+        Its watch may report the death later, and then notifies no run.
         """
         if process.is_alive:
             if process in self._idle:
@@ -303,10 +216,9 @@ class ProcessPool:
             self.end(process)
 
     async def _watch(self, process: AgentProcess) -> None:
-        """Notice its death; `watch` never returns while it lives."""
         try:
             await process.handle.watch.remote()
-        except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
+        except Exception as error:  # noqa: BLE001  `watch` returns only when the process dies
             was_alive, process.is_alive = process.is_alive, False
             self._living.discard(process)
             if process in self._idle:
@@ -314,15 +226,90 @@ class ProcessPool:
             if was_alive:
                 self._doubt(process.node_id)
                 _broadcast_death(process, error)
-            _leave(process.name)
+            _release_holder(process.name)
 
     def _doubt(self, node_id: str) -> None:
         if node_id:
             self._doubted[node_id] = asyncio.get_running_loop().time() + _DOUBT_S
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class AgentProcess:
+    """One agent process."""
+
+    handle: Any
+    #: also its name at the rate limiter
+    name: str
+    type: ProcessType = "agent"
+    #: its node; empty: any node
+    node_id: str = ""
+    #: resources that it reserves on its node
+    requirements: ResourceRequirements = NOTHING
+    is_alive: bool = True
+    #: the program of its current or last runs
+    program: str = ""
+    #: whether several of these runs may use it at the same time
+    is_shareable: bool = False
+    #: one per run that uses it
+    leases: list[Lease] = field(default_factory=list["Lease"], repr=False)
+    #: whether it gets no more runs because a task is stuck in it; it ends with its last run
+    is_retired: bool = False
+    timer: asyncio.TimerHandle | None = None
+    #: how it is kept while it is idle
+    keep: Keep | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several runs use it now."""
+        return len(self.leases) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDescription:
+    """A process's share of a run."""
+
+    run: RunDescription
+    #: dispatched tasks that are not reported, at most `MOST_TASKS`
+    tasks: Sequence[TaskDescription]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A run's use of a process."""
+
+    process: AgentProcess
+    run_id: str
+    #: whether it has been bound to the run
+    is_ready: bool = False
+    #: done when it is ready, or cannot be
+    starting: asyncio.Task[None] | None = None
+    #: templates of the run's agents that it was sent, the latest last
+    templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    #: called when the run loses it
+    on_death: Callable[[Lease, BaseException], None] | None = None
+    #: returns how many tasks of the run it is running
+    count_tasks: Callable[[], int] = int
+    #: returns its share of the run; None: it is being put back
+    describe: Callable[[], LeaseDescription] | None = None
+
+    @property
+    def handle(self) -> Any:
+        return self.process.handle
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    @property
+    def requirements(self) -> ResourceRequirements:
+        return self.process.requirements
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive
+
+
 def _to_shared(process: AgentProcess) -> SharedProcess:
-    """Return a process as the choice of one to share sees it."""
     return SharedProcess(
         name=process.name,
         runs=frozenset(lease.run_id for lease in process.leases),
@@ -331,18 +318,13 @@ def _to_shared(process: AgentProcess) -> SharedProcess:
 
 
 def _broadcast_death(process: AgentProcess, error: BaseException) -> None:
-    """Tell the runs that have a process of its death."""
     for lease in list(process.leases):
-        _notify(lease, error)
+        if lease.on_death is not None:
+            lease.on_death(lease, error)
 
 
-def _notify(lease: Lease, error: BaseException) -> None:
-    if lease.on_death is not None:
-        lease.on_death(lease, error)
-
-
-def _leave(name: str) -> None:
-    """Free what a dead process held or waited for: its permits, its journals. Who was never asked holds nothing."""
+def _release_holder(name: str) -> None:
+    """Free the permits and journals of a dead process."""
     limiter = spawn.existing("rate_limiter")
     if limiter is not None:
         limiter.receive.remote(HolderGone(holder=name))

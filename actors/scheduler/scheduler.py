@@ -1,8 +1,7 @@
-"""SchedulerActor: one per cluster, or several that share its runs; a run is an id in it. What the cluster's other processes call.
+"""SchedulerActor: the actor that owns the cluster's runs. It starts all other actors of a run and runs no user code.
 
-It makes every other actor of a run, passes bytes on without loading them, and runs no user code. The rules are in
-`ensemble_ray.schedule` and `ensemble_ray.plan`. When its process dies, Ray starts it again; it then goes on with the runs
-whose submissions are kept, from their records (S-DUR-32).
+The rules are in `ensemble_ray.schedule` and `ensemble_ray.plan`. When its process dies, Ray restarts it, and it resumes the
+runs whose submissions are stored (S-DUR-32).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.head import head_facts
-from ensemble_ray.record.open_reviews import Gate, fold_gates, obstacle_at
+from ensemble_ray.record.open_reviews import fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.runs.outputs import SpooledOutputs
@@ -64,10 +63,273 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import StoreAddress
 
 
-#: How long processes may take to answer, s.
+#: How long processes may take to answer a survey, s.
 _ANSWER_S = 1.5
-#: Runs of one process that are told of.
+#: How many runs of one process a description lists.
 _MOST_RUNS = 64
+_log = bounded_logger(__name__)
+#: How often the records of suspended runs are read, s.
+_LOOK_S = 1.0
+#: How long a node may take to start a process and load the payloads, s; a slower node is skipped.
+_PATIENCE_S = 60.0
+#: (node, digest of payloads) pairs that loaded
+_proven: set[tuple[str, str]] = set()
+_MOST_PROVEN = 10_000
+#: How many ended runs keep a result that is not fetched yet.
+KEPT_RESULTS = 64
+#: For how long a description is shared with other callers, s.
+_FRESH_S = 0.5
+
+
+class SchedulerActor(LineService, SessionService):
+    """Runs planned runs and hosts the sessions of dynamic ones. A cluster has one, or several that share its runs."""
+
+    def __init__(self, name: str = spawn.SCHEDULER) -> None:
+        LineService.__init__(self)
+        self._nodes = ClusterNodes(self._resize, lambda: bool(self._planned or self._dynamic))
+        SessionService.__init__(self, ProcessPool(name), self._nodes.limits, self.add_lines)
+        freeze_modules()
+        self._name = name
+        self._store = SubmissionStore(scheduler=name)
+        self._planned: dict[str, PlannedRun] = {}
+        self._ends: dict[str, RunEndBuffer] = {}
+        self._waiting = WaitingRuns(self._resume, self._store.drop)
+        self._survey = ProcessSurvey(self._pool)
+        self._describing: asyncio.Task[bytes] | None = None
+        self._described_at = 0.0
+        self._recovering: asyncio.Task[None] | None = None
+        # A constructor runs before the loop, so the first call to the loop comes from a thread.
+        actor = cast("Any", ray.get_runtime_context().current_actor)
+        threading.Thread(target=start_recovery, args=(actor,), name="recovery", daemon=True).start()
+
+    async def version(self) -> str:
+        return package_version()
+
+    async def wait_until_recovered(self) -> None:
+        """Return when the runs of an earlier process of this actor are resumed."""
+        if self._recovering is None:
+            self._recovering = asyncio.get_running_loop().create_task(self._recover())
+        recovering = self._recovering
+        try:
+            await asyncio.shield(recovering)
+        except Exception:
+            if self._recovering is recovering:
+                self._recovering = None  # the store was unreachable: the next caller tries again
+            raise
+
+    async def submit(self, body: bytes) -> Any:
+        """Start or resume a run. Return the handle of its event hub, or None when it has no listener.
+
+        Args:
+            body: Output of `dump_submission`.
+
+        Raises:
+            RunExistsError: a run with this id is running.
+            RecordError: its record cannot be written, or is damaged.
+            ValidationError: an agent requires resources that the cluster can never provide (S-CLU-43).
+        """
+        await self.wait_until_recovered()
+        submission = load_submission(body)
+        run_id = submission.run_id
+        if await self.is_running(run_id):
+            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
+        if any(template.requirements for template in submission.templates):
+            check_requirements(submission.templates, self._nodes.limits())
+        hub = spawn.event_hub(EventHub) if submission.is_connected else None
+        run = await self._begin(submission, hub)
+        if hub is not None:
+            await begin_events(hub, run_id)
+        await run.begin()
+        return hub
+
+    async def check_loading(self, payloads: Mapping[str, bytes]) -> None:
+        """Load these on every node, but not in this process (S-SET-56)."""
+        await load_everywhere(payloads)
+
+    async def knows(self, run_id: str) -> bool:
+        """Whether a run is running here, or its result is still to be fetched."""
+        await self.wait_until_recovered()
+        return run_id in self._ends
+
+    async def is_running(self, run_id: str) -> bool:
+        await self.wait_until_recovered()
+        begun = self._ends.get(run_id)
+        return (begun is not None and not begun.result.done()) or run_id in self._dynamic
+
+    async def report(self, run_id: str, source: str, reports: Sequence[WireResult]) -> None:  # noqa: ARG002  named in traces of calls
+        run = self._planned.get(run_id) or self._dynamic.get(run_id)
+        if run is not None:
+            await run.report(reports)
+
+    async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of an agent's processes, for another agent that delegates to it.
+
+        Args:
+            lost: Name of a process that failed a call; it is ended.
+        """
+        run = self._planned.get(run_id)
+        return [] if run is None else run.locate(agent_key, lost)
+
+    async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
+        """Send what one process learned about an endpoint to all others of the cluster (S-DUR-64, S-DUR-65)."""
+        await self.on_endpoint_update(source, update)
+        for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
+            if name != self._name:
+                other.on_endpoint_update.remote(source, update)
+
+    async def on_endpoint_update(self, source: str, update: EndpointUpdate) -> None:
+        self._pool.broadcast(update, source=source)
+
+    async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
+        """Wait until a run has ended and return a page of its end, packed by `pack_end`.
+
+        Return None if the end is unknown because this process was restarted. The last page contains the last log lines, if the
+        driver is waiting for lines: its call for them ends now, and it need not make another.
+
+        Args:
+            cursor: How many entries the driver has.
+            end_id: The end that those entries belong to; empty: it has none.
+        """
+        await self.wait_until_recovered()
+        ended = self._ends.get(run_id)
+        if ended is None or end_id not in {"", ended.id}:
+            return None
+        page = await ended.page(cursor)
+        if page.is_last and self.is_listening(run_id):
+            page = replace(page, lines=await self.drain_lines(run_id))
+        return pack_end(page)
+
+    async def cancel(self, run_id: str) -> None:
+        await self.wait_until_recovered()
+        run = self._planned.get(run_id)
+        if run is not None:
+            await run.cancel()
+
+    async def inject(self, run_id: str, directive: RunDirective) -> bool:
+        """Add a directive for the tasks that start from now on. Return False if the run has ended."""
+        await self.wait_until_recovered()
+        run = self._planned.get(run_id)
+        return run is not None and await run.inject(directive)
+
+    async def forget(self, run_id: str, end_id: str) -> None:
+        """Drop a fetched result, but not the result of a later run with the same id."""
+        ended = self._ends.get(run_id)
+        if ended is not None and ended.id == end_id:
+            del self._ends[run_id]
+
+    async def states(self) -> dict[str, str]:
+        """Return the state of each run that has not ended."""
+        return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
+
+    async def describe(self) -> bytes:
+        """Return the processes and their tasks, packed by `dump_actor`. Frequent callers share one answer."""
+        loop = asyncio.get_running_loop()
+        if self._describing is None or (self._describing.done() and loop.time() - self._described_at > _FRESH_S):
+            self._describing, self._described_at = loop.create_task(self._describe()), loop.time()
+        return await asyncio.shield(self._describing)
+
+    async def _describe(self) -> bytes:
+        processes, more = await self._survey.describe()
+        runs = self._runs()
+        waiting = sum(run.waiting for run in runs)
+        note = f"runs: {len(runs)}, ensemble-ray {package_version()}"
+        process = describe_this_process("scheduler", self._name, note=note, queue=waiting)
+        return dump_actor(ActorDescription(process=process, processes=tuple(processes), more_processes=more))
+
+    async def evict_idle(self) -> None:
+        self._pool.evict_idle()
+
+    async def open_session(self, opening: SessionOpening) -> Any:
+        """Prepare for the tasks of a dynamic run. Return the handle of its hub, or None when it has no listener.
+
+        Raises:
+            RunExistsError: a run with this id is running.
+        """
+        await self.wait_until_recovered()
+        if opening.run_id in self._planned:
+            raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
+        return await super().open_session(opening)
+
+    def _resize(self, limits: SessionLimits) -> None:
+        for run in self._runs():
+            run.resize(limits)
+
+    def _runs(self) -> list[PlannedRun | DynamicRun]:
+        return [*self._planned.values(), *self._dynamic.values()]
+
+    # Planned runs.
+
+    async def _recover(self) -> None:
+        for submission in await self._store.load_unfinished():
+            if submission.run_id in self._planned:
+                continue  # resumed before the store became unreachable
+            restarted = replace(submission, reason=SubmissionReason.RESTARTED)
+            try:
+                if await _has_ended(submission):  # it was suspended here and resumed elsewhere
+                    await self._store.drop(submission.run_id)
+                    continue
+                await self._resume(restarted)
+            except Exception as error:  # noqa: BLE001  one such run must not stop the others
+                _log.error("Run %s cannot resume after the scheduler's death: %s", submission.run_id, message_of(error))
+                # A driver that still waits submits it again and receives the error. No later scheduler may start it.
+                await self._store.drop(submission.run_id)
+
+    async def _resume(self, submission: Submission) -> None:
+        run = await self._begin(submission, spawn.event_hub(EventHub) if submission.is_connected else None)
+        await run.begin()
+
+    async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
+        """Acquire the run's record and register the run. Its `begin` starts the tasks."""
+        run_id, before = submission.run_id, self._ends.get(submission.run_id)
+        self._waiting.remove(run_id)
+        ended = self._ends[run_id] = RunEndBuffer()
+        owned, outputs, tasks = None, SpooledOutputs(), submission.tasks
+        try:
+            if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
+                is_recorded = bool(await head_facts(store_at(submission.store), run_id))
+                submission = replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
+            claimed = await claim_planned(
+                submission.store,
+                submission.context,
+                submission.header,
+                submission=submission.reason,
+                preliminary=submission.preamble,
+                # Outputs stay data, since their types are the user's.
+                keep=lambda instance, given: outputs.keep_recorded(
+                    instance, pack_recorded(given.output_data(), tasks.get(node_key(instance), b""))
+                ),
+            )
+            owned = claimed.owned
+            run = PlannedRun(
+                submission,
+                self._pool,
+                hub=hub,
+                limits=self._nodes.limits(),
+                claimed=claimed,
+                outputs=outputs,
+                store=self._store,
+                say=partial(self.add_lines, run_id),
+                finished=ended.result,
+            )
+        except BaseException as error:
+            del self._ends[run_id]
+            if before is not None:
+                self._ends[run_id] = before  # not fetched yet
+            refuse(ended.result, error)
+            await release_run(owned)
+            raise
+        self._planned[run_id] = run
+        ended.result.add_done_callback(lambda done: self._on_end(submission, done))
+        return run
+
+    def _on_end(self, submission: Submission, done: asyncio.Future[WireOutcome]) -> None:
+        self._planned.pop(submission.run_id, None)
+        outcome = None if done.cancelled() or done.exception() is not None else done.result()
+        if submission.goes_on_alone and outcome is not None and outcome.state is RunState.WAITING:
+            self._waiting.add(submission, [review.gate_id for review in outcome.open_reviews])
+        ended = [name for name, end in self._ends.items() if end.result.done() and not end.is_read]
+        for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
+            del self._ends[name]
 
 
 class ProcessSurvey:
@@ -75,11 +337,11 @@ class ProcessSurvey:
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
-        #: questions that were not answered yet, by the process's name
+        #: open questions by the process's name
         self._asked: dict[str, asyncio.Task[ProcessDescription | None]] = {}
 
     async def describe(self) -> tuple[list[ProcessDescription], int]:
-        """Return the processes, those with most to do first, and how many are left out."""
+        """Return the busiest processes, and the number of those left out."""
         living = sorted(self._pool.living, key=lambda each: (-_load(each), each.name))
         chosen = living[:MOST_PROCESSES]
         answers = await self._ask([each for each in chosen if _has_begun(each)])
@@ -87,12 +349,11 @@ class ProcessSurvey:
         return described, len(living) - len(chosen)
 
     async def _ask(self, processes: Sequence[AgentProcess]) -> Mapping[str, ProcessDescription]:
-        """Return what those processes say that answer in time."""
         names = {each.name for each in processes}
         self._asked = {name: asked for name, asked in self._asked.items() if name in names}
         for process in processes:
             if process.name not in self._asked:
-                self._asked[process.name] = asyncio.get_running_loop().create_task(_answer_of(process))
+                self._asked[process.name] = asyncio.get_running_loop().create_task(_describe_process(process))
         asked = dict(self._asked)
         if asked:
             await asyncio.wait(asked.values(), timeout=_ANSWER_S)
@@ -129,22 +390,20 @@ class ProcessSurvey:
 def merge_description(
     known: ProcessDescription, answer: ProcessDescription | None, *, handed: int
 ) -> ProcessDescription:
-    """Return what is known of a process: what it was handed, and what it says itself.
+    """Merge what the scheduler knows about a process with the process's own answer.
 
-    What it was handed and does not tell of is on its way there. What it tells of and was not handed is work for other agents, which
-    these hand on themselves.
+    A dispatched task that is missing in the answer is on its way. A task that only the answer lists was delegated by another
+    agent.
 
     Args:
-        known: As its scheduler knows it, with tasks that it was handed.
-        answer: What it says; None: it did not answer.
-        handed: How many tasks it was handed and has not reported.
+        answer: The process's description; None: it did not answer.
     """
     if answer is None:
         return replace(known, queue=handed, more_tasks=max(0, handed - len(known.tasks)))
     deaths = {(each.run_id, each.instance): each.deaths for each in known.tasks}
     begun = [replace(each, deaths=deaths.pop((each.run_id, each.instance), 0)) for each in answer.tasks]
     told = len(answer.tasks) + answer.more_tasks
-    # Where it left some out, nobody can say which of the others are on their way.
+    # If the answer left tasks out, the tasks on their way are unknown.
     coming = [each for each in known.tasks if (each.run_id, each.instance) in deaths] if not answer.more_tasks else []
     shown = (*begun, *coming)[:MOST_TASKS]
     whole = max(told + len(coming), handed)
@@ -166,60 +425,41 @@ def _load(process: AgentProcess) -> int:
 
 
 def _has_begun(process: AgentProcess) -> bool:
-    """Return whether a process answers, as far as is known: one that has no run any more did."""
+    # A process without runs has answered before.
     return not process.leases or any(lease.is_ready for lease in process.leases)
 
 
-async def _answer_of(process: AgentProcess) -> ProcessDescription | None:
-    """Return what a process says; None: it died, which the pool hears of by itself, or cannot say it."""
+async def _describe_process(process: AgentProcess) -> ProcessDescription | None:
     try:
         return load_actor(await process.handle.describe.remote()).process
-    except Exception:  # noqa: BLE001  whatever it is, it is shown as a process that does not answer
+    except Exception:  # noqa: BLE001  shown as a process that does not answer; the pool notices a death itself
         return None
-
-
-_log = bounded_logger(__name__)
-#: How often the records of waiting runs are looked at, s.
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     submission: Submission
     store: StoreAddress
-    #: ids of the gates that were open when its call ended
+    #: ids of the gates that were open when the run was suspended
     gates: frozenset[str]
 
 
 class WaitingRuns:
-    """Runs that wait, and what begins them again."""
+    """Watches the records of suspended runs and resumes a run when one of its gates is decided."""
 
     def __init__(self, begin: Callable[[Submission], Awaitable[None]], drop: Callable[[str], Awaitable[None]]) -> None:
-        """Make one that has none.
-
-        Args:
-            begin: Begins a run again.
-            drop: Forgets a submission that was kept for another scheduler.
-        """
         self._begin = begin
         self._drop = drop
         self._runs: dict[str, _Waiting] = {}
         self._background = BackgroundTasks()
 
     def add(self, submission: Submission, gates: Collection[str]) -> None:
-        """Watch a run that waits from now on.
-
-        Args:
-            submission: The run.
-            gates: Ids of its open gates.
-        """
         if submission.store is not None:
             self._runs[submission.run_id] = _Waiting(submission, submission.store, frozenset(gates))
             if not self._background:
                 self._background.start(self._watch())
 
-    def forget(self, run_id: str) -> None:
-        """Watch a run no more: somebody lets it go on."""
+    def remove(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
     async def _watch(self) -> None:
@@ -228,51 +468,41 @@ class WaitingRuns:
             for waiting in tuple(self._runs.values()):
                 try:
                     await self._look_at(waiting)
-                except RecordError as error:  # such as a database that is out of reach: look again
+                except RecordError as error:  # such as an unreachable database: try again
                     run_id = waiting.submission.run_id
-                    _log.warning("Run %s: cannot see whether it was decided: %s", run_id, message_of(error))
+                    _log.warning("Run %s: cannot read its gates: %s", run_id, message_of(error))
 
     async def _look_at(self, waiting: _Waiting) -> None:
         run_id = waiting.submission.run_id
         found = await store_at(waiting.store).summary(run_id)
         is_left = found is None or found.state is not RunState.WAITING
         is_ready = not is_left and await self._is_ready(waiting)
-        if self._runs.get(run_id) is not waiting:  # it goes on here meanwhile
+        if self._runs.get(run_id) is not waiting:  # it was resumed here meanwhile
             return
-        if is_left:  # it went on elsewhere, was cancelled or removed
-            self.forget(run_id)
+        if is_left:  # it was resumed elsewhere, cancelled or removed
+            self.remove(run_id)
             await self._drop(run_id)
         elif is_ready:
             try:
                 await self._begin(replace(waiting.submission, reason=SubmissionReason.RESUMED))
             except EnsembleError as error:
-                self.forget(run_id)
+                self.remove(run_id)
                 _log.error(
-                    "Run %s cannot go on by itself: %s. Go on with it: %s",
+                    "Run %s cannot resume by itself: %s. Resume it: %s",
                     run_id, message_of(error), resume_advice(run_id, waiting.submission.header.origin or ""),
                 )  # fmt: skip
                 await self._drop(run_id)
 
     async def _is_ready(self, waiting: _Waiting) -> bool:
-        """Whether one of the gates that were open has its decision, or nobody can decide there any more."""
+        """Whether a gate that was open is decided, or can no longer be decided."""
         now = time.time()
-
-        def is_settled(gate: Gate) -> bool:
-            return gate.gate_id in waiting.gates and obstacle_at(gate, at=now, is_owned=False) is not None
-
         facts = await store_at(waiting.store).gates_of(waiting.submission.run_id)
-        return any(map(is_settled, fold_gates(facts)))
-
-
-#: How long a node may take to start a process and load what it is sent, s; one that takes longer is not waited for.
-_PATIENCE_S = 60.0
-#: Digests of bodies by node that loaded them, in the scheduler's process.
-_proven: set[tuple[str, str]] = set()
-_MOST_PROVEN = 10_000
+        gates = (gate for gate in fold_gates(facts) if gate.gate_id in waiting.gates)
+        return any(obstacle_at(gate, at=now, is_owned=False) is not None for gate in gates)
 
 
 async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
-    """Load these on every node; called in the scheduler, which does not load them itself.
+    """Load these on every node. The scheduler's own process does not load them.
 
     Raises:
         ValidationError: one cannot be loaded on some node.
@@ -300,17 +530,16 @@ async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
 
 
 async def _load_on(node: str, payloads: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
-    """Return what that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
     try:
         asked: Any = spawn.on_node(load_all, node).remote(payloads)
         return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
     except (ray.exceptions.RayError, TimeoutError) as error:
-        _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))
+        _log.warning("Node %s cannot load a run in advance: %s", node, one_line(message_of(error)))
         return None
 
 
 def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """Load them in this process; return the names of those that cannot be loaded, and why."""
+    """Load these in this process. Return the names of those that failed, and why."""
     failed: list[tuple[str, str]] = []
     for name, body in payloads.items():
         try:
@@ -320,14 +549,7 @@ def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
     return failed
 
 
-#: Ended runs whose results nobody has fetched yet.
-KEPT_RESULTS = 64
-#: For how long a description is good for others who ask, s.
-_FRESH_S = 0.5
-
-
 async def _has_ended(submission: Submission) -> bool:
-    """Return whether the record of a kept run says that it has ended."""
     if submission.store is None:
         return False
     found = await store_at(submission.store).summary(submission.run_id)
@@ -340,268 +562,3 @@ def start_recovery(actor: Any) -> None:
     The first calls may fail: the cluster may still list the actor as restarting, and its store may be out of reach.
     """
     asyncio.run(reach(actor.wait_until_recovered.remote, patiently(), retry_on=ray.exceptions.RayError))
-
-
-class SchedulerActor(LineService, SessionService):
-    """Holds the runs of a cluster."""
-
-    def __init__(self, name: str = spawn.SCHEDULER) -> None:
-        """Make it; runs of an earlier process of this actor go on.
-
-        Args:
-            name: Its name, which tells it from the others of its cluster.
-        """
-        LineService.__init__(self)
-        self._nodes = ClusterNodes(self._resize, lambda: bool(self._planned or self._dynamic))
-        SessionService.__init__(self, ProcessPool(name), self._nodes.limits, self.add_lines)
-        freeze_modules()
-        self._name = name
-        self._store = SubmissionStore(scheduler=name)
-        self._planned: dict[str, PlannedRun] = {}
-        self._ends: dict[str, RunEndBuffer] = {}
-        self._waiting = WaitingRuns(self._go_on, self._store.drop)
-        self._survey = ProcessSurvey(self._pool)
-        self._describing: asyncio.Task[bytes] | None = None
-        self._described_at = 0.0
-        self._recovering: asyncio.Task[None] | None = None
-        # A constructor runs before the loop does, so that the first call of the loop comes from a thread.
-        actor = cast("Any", ray.get_runtime_context().current_actor)
-        threading.Thread(target=start_recovery, args=(actor,), name="recovery", daemon=True).start()
-
-    async def version(self) -> str:
-        """Version of the package that this process runs."""
-        return package_version()
-
-    async def wait_until_recovered(self) -> None:
-        """Return when the runs of an earlier process of this actor go on."""
-        if self._recovering is None:
-            self._recovering = asyncio.get_running_loop().create_task(self._recover())
-        recovering = self._recovering
-        try:
-            await asyncio.shield(recovering)
-        except Exception:
-            if self._recovering is recovering:
-                self._recovering = None  # the store could not be reached: the next caller tries again
-            raise
-
-    async def submit(self, body: bytes) -> Any:
-        """Begin a run, or go on with one; return the handle of the hub that has its events, None when nobody listens.
-
-        Args:
-            body: Of `dump_submission`.
-
-        Raises:
-            RunExistsError: a run of that id is running.
-            RecordError: its record cannot be written, or is damaged.
-            ValidationError: an agent asks for what the cluster can never give it (S-CLU-43).
-        """
-        await self.wait_until_recovered()
-        submission = load_submission(body)
-        run_id = submission.run_id
-        if await self.is_running(run_id):
-            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
-        if any(template.requirements for template in submission.templates):
-            check_requirements(submission.templates, self._nodes.limits())
-        hub = spawn.event_hub(EventHub) if submission.is_connected else None
-        run = await self._begin(submission, hub)
-        if hub is not None:
-            await begin_events(hub, run_id)
-        await run.begin()
-        return hub
-
-    async def check_loading(self, payloads: Mapping[str, bytes]) -> None:
-        """Have every node load these, but not this process (S-SET-56)."""
-        await load_everywhere(payloads)
-
-    async def knows(self, run_id: str) -> bool:
-        """Return whether a run is known here: it runs, or its result waits to be fetched."""
-        await self.wait_until_recovered()
-        return run_id in self._ends
-
-    async def is_running(self, run_id: str) -> bool:
-        """Return whether a run of that id goes on here."""
-        await self.wait_until_recovered()
-        begun = self._ends.get(run_id)
-        return (begun is not None and not begun.result.done()) or run_id in self._dynamic
-
-    async def report(self, run_id: str, source: str, reports: Sequence[WireResult]) -> None:  # noqa: ARG002  named in traces of calls
-        """Take results of tasks, in the batches in which a process sends them."""
-        run = self._planned.get(run_id) or self._dynamic.get(run_id)
-        if run is not None:
-            await run.report(reports)
-
-    async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of the processes of an agent, for another one that hands work to it.
-
-        Args:
-            run_id: The run's id.
-            agent_key: Who is looked for.
-            lost: Name of a process that failed a call; it is given up.
-        """
-        run = self._planned.get(run_id)
-        return [] if run is None else run.locate(agent_key, lost)
-
-    async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
-        """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
-        await self.on_endpoint_update(source, update)
-        for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
-            if name != self._name:
-                other.on_endpoint_update.remote(source, update)
-
-    async def on_endpoint_update(self, source: str, update: EndpointUpdate) -> None:
-        """Let the processes of this scheduler know; another one had it from one of its own."""
-        self._pool.broadcast(update, source=source)
-
-    async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
-        """Wait until a run has ended and return a page of how, as `pack_end` does.
-
-        None where that end is not known, since this process was started anew. With the last page come the lines that were said
-        last, if the driver waits for lines meanwhile: its call for them ends now, and it need not make another.
-
-        Args:
-            run_id: The run's id.
-            cursor: How many entries the driver has.
-            end_id: Which end they are of; empty: it has none.
-        """
-        await self.wait_until_recovered()
-        ended = self._ends.get(run_id)
-        if ended is None or end_id not in {"", ended.id}:
-            return None
-        page = await ended.page(cursor)
-        if page.is_last and self.is_listening(run_id):
-            page = replace(page, lines=await self.drain_lines(run_id))
-        return pack_end(page)
-
-    async def cancel(self, run_id: str) -> None:
-        """End a run soon."""
-        await self.wait_until_recovered()
-        run = self._planned.get(run_id)
-        if run is not None:
-            await run.cancel()
-
-    async def inject(self, run_id: str, directive: RunDirective) -> bool:
-        """Tell the tasks of a run that start from now on; False: it has ended."""
-        await self.wait_until_recovered()
-        run = self._planned.get(run_id)
-        return run is not None and await run.inject(directive)
-
-    async def forget(self, run_id: str, end_id: str) -> None:
-        """Drop a result that was fetched; that of a later run of the same id was not."""
-        ended = self._ends.get(run_id)
-        if ended is not None and ended.id == end_id:
-            del self._ends[run_id]
-
-    async def states(self) -> dict[str, str]:
-        """Return the runs that have not ended."""
-        return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
-
-    async def describe(self) -> bytes:
-        """Return the processes of its runs and what they are at, as `dump_actor` does; those who ask often get what others got."""
-        loop = asyncio.get_running_loop()
-        if self._describing is None or (self._describing.done() and loop.time() - self._described_at > _FRESH_S):
-            self._describing, self._described_at = loop.create_task(self._describe()), loop.time()
-        return await asyncio.shield(self._describing)
-
-    async def _describe(self) -> bytes:
-        processes, more = await self._survey.describe()
-        runs: list[PlannedRun | DynamicRun] = [*self._planned.values(), *self._dynamic.values()]
-        waiting = sum(run.waiting for run in runs)
-        note = f"runs: {len(runs)}, ensemble-ray {package_version()}"
-        process = describe_this_process("scheduler", self._name, note=note, queue=waiting)
-        return dump_actor(ActorDescription(process=process, processes=tuple(processes), more_processes=more))
-
-    async def evict_idle(self) -> None:
-        """End the processes that are kept for the next run."""
-        self._pool.evict_idle()
-
-    async def open_session(self, opening: SessionOpening) -> Any:
-        """Be ready for the tasks of a dynamic run; return the handle of its hub, None when nobody listens.
-
-        Raises:
-            RunExistsError: a run of that id is running.
-        """
-        await self.wait_until_recovered()
-        if opening.run_id in self._planned:
-            raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
-        return await super().open_session(opening)
-
-    def _resize(self, limits: SessionLimits) -> None:
-        for planned in self._planned.values():
-            planned.resize(limits)
-        for dynamic in self._dynamic.values():
-            dynamic.resize(limits)
-
-    # Planned runs.
-
-    async def _recover(self) -> None:
-        for submission in await self._store.load_unfinished():
-            if submission.run_id in self._planned:
-                continue  # it went on before the store was out of reach
-            again = replace(submission, reason=SubmissionReason.RESTARTED)
-            try:
-                if await _has_ended(submission):  # it waited for a review here, and went on elsewhere
-                    await self._store.drop(submission.run_id)
-                    continue
-                await self._go_on(again)
-            except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
-                _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
-                # Its driver, if there is one, submits it again and hears why; no later scheduler is to begin it.
-                await self._store.drop(again.run_id)
-
-    async def _go_on(self, submission: Submission) -> None:
-        """Go on with a run that no driver has submitted now."""
-        run = await self._begin(submission, spawn.event_hub(EventHub) if submission.is_connected else None)
-        await run.begin()
-
-    async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
-        """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
-        run_id, before = submission.run_id, self._ends.get(submission.run_id)
-        self._waiting.forget(run_id)
-        ended = self._ends[run_id] = RunEndBuffer()
-        owned, outputs, tasks = None, SpooledOutputs(), submission.tasks
-        try:
-            if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
-                is_recorded = bool(await head_facts(store_at(submission.store), run_id))
-                submission = replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
-            claimed = await claim_planned(
-                submission.store,
-                submission.context,
-                submission.header,
-                submission=submission.reason,
-                preliminary=submission.preamble,
-                # Outputs stay data, since their types are the user's.
-                keep=lambda instance, given: outputs.keep_recorded(
-                    instance, pack_recorded(given.output_data(), tasks.get(node_key(instance), b""))
-                ),
-            )
-            owned = claimed.owned
-            run = PlannedRun(
-                submission,
-                self._pool,
-                hub=hub,
-                limits=self._nodes.limits(),
-                claimed=claimed,
-                outputs=outputs,
-                store=self._store,
-                say=partial(self.add_lines, run_id),
-                finished=ended.result,
-            )
-        except BaseException as error:
-            del self._ends[run_id]
-            if before is not None:
-                self._ends[run_id] = before  # nobody has fetched it yet
-            refuse(ended.result, error)
-            await release_run(owned)
-            raise
-        self._planned[run_id] = run
-        ended.result.add_done_callback(lambda done: self._forget(submission, done))
-        return run
-
-    def _forget(self, submission: Submission, done: asyncio.Future[WireOutcome]) -> None:
-        self._planned.pop(submission.run_id, None)
-        outcome = None if done.cancelled() or done.exception() is not None else done.result()
-        if submission.goes_on_alone and outcome is not None and outcome.state is RunState.WAITING:
-            self._waiting.add(submission, [review.gate_id for review in outcome.open_reviews])
-        ended = [name for name, end in self._ends.items() if end.result.done() and not end.is_read]
-        for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
-            del self._ends[name]

@@ -1,8 +1,8 @@
-"""RunSession: one run's part of the scheduler, whoever coordinates it: orders in, reports out.
+"""RunSession: one run's share of the scheduler. It receives orders and returns reports.
 
-The coordinator of a planned run lives beside it and calls it; that of a dynamic run lives in its driver (`dynamic_run`). It
-puts agents into groups of processes (`plan.placement`), brings templates and callables to where they are needed, and hands
-orders out (`process_groups`). Must never happen: anything that stays here of a task that was reported.
+The coordinator of a planned run is in the same process; the coordinator of a dynamic run is in its driver (`dynamic_run`). A
+session places agents in groups of processes (`plan.placement`), delivers templates and callables, and dispatches orders through
+`process_groups`. It keeps no state about a reported task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import ray.exceptions
@@ -40,37 +39,352 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
 Answer = TypeVar("Answer")
+_NONE = CallablesUpdate(bundles={}, tasks={})
+_log = bounded_logger(__name__)
+#: How many processes may die while they evaluate a predicate. The predicate itself may be the cause.
+_MOST_LOST = 3
 
 
-async def ask_host(
-    groups: ProcessGroups, ask: Callable[[Lease], Awaitable[Answer]], *, most_lost: int | None = None
-) -> Answer:
-    """Ask the process of the run's callables; one that dies is replaced, and asked again.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """The cluster's nodes, and the number of processes that a run may use on them."""
+
+    #: largest number of processes of one run
+    max_own: int
+    #: largest number of replicas for agents that set none
+    most_replicas: int
+    nodes: tuple[ClusterNode, ...] = ()
+
+    @property
+    def spread_over(self) -> tuple[ClusterNode, ...]:
+        """Nodes to spread processes over; empty if there is only one."""
+        return self.nodes if len(self.nodes) > 1 else ()
+
+
+class ReportReceiver(Protocol):
+    """Receives the results of a session."""
+
+    async def receive(self, reports: Sequence[WireResult]) -> None:
+        """Accept results. Each arrives once."""
+        ...
+
+    def return_order(self, instance: str) -> None:
+        """Take back an order that was not started because a template or callable is missing here."""
+        ...
+
+
+class RunSession:
+    """The processes and orders of one run. It starts no process before `open` or the first order.
 
     Args:
-        groups: The processes of the run.
-        ask: Ask a process once.
-        most_lost: How many may die of the question; None: as many as are replaced.
-
-    Raises:
-        RayError: the last one died, too.
+        hub: Has the run's events; None: no listener.
+        is_managed: Whether one agent is a manager, which has its own type of process.
+        check: Raises for an agent that is added later and requires what the cluster cannot provide.
+        warn: Warns the run's driver; None: this process's log.
     """
-    for lost in itertools.count(1):
-        host = groups.host_callables()
+
+    def __init__(
+        self,
+        opening: SessionOpening,
+        pool: ProcessPool,
+        receiver: ReportReceiver,
+        *,
+        hub: Any,
+        limits: SessionLimits,
+        is_managed: bool = False,
+        beside_callables: frozenset[str] = frozenset(),
+        check: Callable[[AgentTemplate, SessionLimits], None] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self._opening = opening
+        self._receiver = receiver
+        self._hub = hub
+        self._limits = limits
+        self._check = check
+        self._warn = warn or _log.warning
+        self._is_managed = is_managed
+        self._beside_callables = beside_callables
+        is_recorded = opening.location is not None
+        # A run without a record cannot resume when another run kills a shared process.
+        may_share = is_recorded and bool(opening.program)
+        self._groups = ProcessGroups(
+            self,
+            pool,
+            hub=hub,
+            is_recorded=is_recorded,
+            nodes=limits.spread_over,
+            program=opening.program,
+            share_from=limits.max_own if may_share else None,
+        )
+        self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
+        self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
+        #: agents that are known from the start; the processes of their groups are bound to them
+        self._declared = frozenset(template.key for template in opening.templates)
+        for template in opening.templates:
+            self._templates.put(template.key, template)
+            self._templates.use(template.key)
+        placed = (each for each in opening.templates if each.key not in beside_callables)
+        self._placement.place(template.placement for template in placed)
+        self._callables = CallablesDelivery(
+            opening.run_id, self._groups, opening.callables, ready=self._dispatch, lost=self._fail
+        )
+        #: unreported tasks: instance -> template of its agent, or empty for a handler
+        self._in_flight: dict[str, str] = {}
+        self._background = BackgroundTasks()
+
+    @property
+    def run_id(self) -> str:
+        return self._opening.run_id
+
+    @property
+    def context(self) -> RunContext:
+        return self._opening.context
+
+    def open(self) -> None:
+        """Start the processes of all known agents in parallel."""
+        if self._opening.callables is not None:
+            self._groups.host_callables()
+        for group in self._placement.groups:
+            self._grow(group, 0)
+
+    def resize(self, limits: SessionLimits) -> None:
+        """Adapt to nodes that joined or left the cluster."""
+        self._limits = limits
+        self._groups.use_cluster(limits.spread_over, most=limits.max_own)
+        self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
+        if not self._groups.is_closed:
+            for group in self._placement.groups:
+                if self._groups.load(group):
+                    self._grow(group, 0)
+
+    # Orders.
+
+    def submit(
+        self,
+        orders: Iterable[WireOrder],
+        *,
+        callables: Mapping[str, TaskCallables] | None = None,
+        templates: Iterable[AgentTemplate] = (),
+        bundles: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Start these tasks. Never waits.
+
+        Args:
+            orders: The tasks; an order that is already in flight has no effect.
+            callables: Callables of tasks by instance, unless their host has them from the start.
+            templates: Agents of these orders that were not sent before.
+            bundles: Bundles of callables that were not sent before.
+        """
+        for template in templates:
+            self._templates.put(template.key, template)
+        self._callables.put(bundles or {})
+        own = callables or {}
+        accepted = [order for order in orders if self._accept(order, own.get(order.instance))]
+        self._callables.send((each, own[each.instance]) for each in accepted if each.instance in own)
+        self._dispatch([order for order in accepted if order.instance not in own])
+        self._callables.trim()
+        self._templates.trim()
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks. A process that does not stop its task in time is ended."""
+        for instance in instances:
+            waiting = self._callables.withdraw(instance)
+            if waiting is not None:
+                self._report_undone(waiting, None)
+        self._groups.stop(instances)
+        asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._groups.end_stuck, tuple(instances))
+
+    async def report(self, reports: Sequence[WireResult]) -> None:
+        """Accept reports of processes. Late reports are ignored."""
+        for report in reports:
+            if report.status == "unknown_template":
+                self._groups.retry(report)
+        fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
+        for report in fresh:
+            self._release(report.instance, report.key)
+        if fresh:
+            await self._receiver.receive(fresh)
+
+    @property
+    def waiting(self) -> int:
+        """How many orders wait for their callables."""
+        return self._callables.waiting
+
+    @property
+    def callables_host(self) -> Lease | None:
+        return self._groups.callables
+
+    async def ask_callables(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Call the process of the run's callables. A process that dies is replaced and called again a few times.
+
+        Raises:
+            RuntimeError: it died each time.
+        """
         try:
-            return await ask(host)
+            return await ask_host(self._groups, lambda host: ask(host.handle), most_lost=_MOST_LOST)
         except ray.exceptions.RayError as error:
-            groups.lose(host, error)
-            if lost == most_lost or groups.callables is host:  # it was replaced too often
-                raise
-    raise AssertionError("unreachable")
+            raise RuntimeError(f"the process of the run's callables died at each call: {last_line(error)}") from None
 
+    def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of an agent's processes for another agent; empty if the run has ended.
 
-_NONE = CallablesUpdate(bundles={}, tasks={})
+        Args:
+            lost: Name of a process that failed a call of the other agent.
+        """
+        return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
+
+    async def close(self, *, keep: Keep | None) -> None:
+        """Release all processes. After this call no process is started, whatever dies."""
+        await self._groups.close(keep=keep)
+
+    def _accept(self, order: WireOrder, callables: TaskCallables | None) -> bool:
+        """Whether the order is new and can be dispatched. An order with missing parts is returned to the receiver."""
+        if order.instance in self._in_flight:
+            return False
+        key = order.agent_key or ""
+        template = self._templates.get(key)
+        if (key and template is None) or not self._callables.knows(callables):
+            self._receiver.return_order(order.instance)
+            return False
+        self._in_flight[order.instance] = key
+        if template is not None:
+            self._templates.use(key)
+            try:
+                if self._check is not None and template.requirements and key not in self._placement:
+                    self._check(template, self._limits)  # agents placed before wait for lost nodes to return
+            except ValidationError as error:
+                self._report_undone(order, error)
+                return False
+            if key not in self._beside_callables:
+                self._placement.place((template.placement,))
+        return True
+
+    def _dispatch(self, orders: Sequence[WireOrder]) -> None:
+        coming: dict[str, int] = {}
+        for order in orders:
+            group = self.group_of(order)
+            coming[group] = coming.get(group, 0) + 1
+        for group, count in coming.items():
+            if group != CALLABLES:
+                self._grow(group, count)
+        self._groups.start(orders)
+
+    def _grow(self, group: str, coming: int) -> None:
+        """Start the processes that a group should have for its current and coming orders."""
+        requirements = self._placement.requirements_of(group)
+        missing = self._placement.missing(
+            group,
+            room=room_for(requirements, self._limits.nodes) if requirements else math.inf,
+            alive=len(self._groups.alive(group)),
+            in_flight=coming + self._groups.load(group),
+            in_run=self._groups.size,
+            starting=self._groups.starting(group),
+        )
+        for _ in range(missing):
+            self._groups.start_process(group)
+
+    def _fail(self, orders: Sequence[WireOrder], error: BaseException) -> None:
+        why = EnsembleError(f"The process of the run's handlers and guardrails died at each attempt: {error}")
+        for order in orders:
+            self._report_undone(order, why)
+
+    def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
+        """Report a task that was not dispatched."""
+        self._release(order.instance, order.key)
+        result = pack_result(make_undone_result(order, error, "cancelled" if error is None else "failed"))
+        self._background.start(self._receiver.receive((result,)))
+
+    def _release(self, instance: str, key: str) -> None:
+        template = self._in_flight.pop(instance)
+        if template:
+            self._templates.release(template)
+        self._callables.release(key)
+
+    def _on_drop(self, key: str, _: AgentTemplate) -> None:
+        group = self._placement.release(key)
+        if group is not None:
+            self._background.start(self._groups.leave(group, keep=None))
+
+    # The port `GroupOwner`.
+
+    def group_of(self, order: WireOrder) -> str:
+        return self._home_of(order.agent_key)
+
+    def is_beside_callables(self, agent_key: str | None) -> bool:
+        return agent_key is None or agent_key in self._beside_callables
+
+    def _home_of(self, agent_key: str | None) -> str:
+        if agent_key is None or self.is_beside_callables(agent_key):
+            return CALLABLES
+        return self._placement.group_of(agent_key)
+
+    def roles_of(self, group: str) -> Sequence[str]:
+        keys = sorted(self._beside_callables) if group == CALLABLES else self._placement.members(group)
+        found = (self._templates.get(key) for key in keys)
+        return list(dict.fromkeys(each.role for each in found if each is not None))
+
+    def process_type(self, group: str) -> ProcessType:
+        if group == CALLABLES:
+            return "callables"
+        is_manager = self._is_managed and group == self._placement.group_of(MANAGER_KEY)
+        return "manager" if is_manager else "agent"
+
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        return NOTHING if group == CALLABLES else self._placement.requirements_of(group)
+
+    def may_share(self, group: str) -> bool:
+        return group == CALLABLES or not self._placement.is_isolated(group)
+
+    def on_ready(self, group: str) -> None:
+        if not self._groups.is_closed and group in self._placement.groups:
+            self._grow(group, 0)
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        if group not in self._placement.groups:
+            return  # no longer needed
+        found = (self._templates.get(key) for key in self._placement.members(group))
+        who = ", ".join(dict.fromkeys(f"Agent '{each.role}'" for each in found if each is not None))
+        self._warn(
+            f"{who}: its process waits for a node that has {self._placement.requirements_of(group)} free, {waited_s:.0f} s "
+            f"so far. {show_nodes(self._limits.nodes)}, in use or not"
+        )
+
+    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates that these orders need and the process was not sent."""
+        keys = {order.agent_key: None for order in orders if order.agent_key not in self._declared}
+        missing: dict[str, bytes] = {}
+        for key in keys:
+            template = None if key is None or key in lease.templates else self._templates.get(key)
+            if template is not None:
+                missing[template.key] = template.body
+        for key in keys:
+            lease.templates[key or ""] = None
+            lease.templates.move_to_end(key or "")
+        while len(lease.templates) > MOST_TEMPLATES:
+            lease.templates.popitem(last=False)
+        return missing
+
+    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
+        if group == CALLABLES:
+            members, callables = self._beside_callables, None
+            await lease.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
+            if self._groups.is_closed:
+                return  # released meanwhile: it must not keep the run
+        else:
+            members = self._declared.intersection(self._placement.members(group))
+        templates = {key: found.body for key in members if (found := self._templates.get(key)) is not None}
+        body = pack_binding(Binding(self.context, templates, self._opening.location))
+        await lease.handle.bind.remote(body, hub=self._hub, callables=callables)
 
 
 class CallablesDelivery:
-    """The callables of one run. One message is on its way to their host at a time, so none overtakes another."""
+    """The callables of one run. Only one message to their host is in flight, so no message overtakes another.
+
+    Args:
+        declared: Callables that are known from the start; every host receives them.
+        ready: Called with orders whose callables have arrived.
+        lost: Called with orders whose callables cannot be hosted, and the error.
+    """
 
     def __init__(
         self,
@@ -81,46 +395,36 @@ class CallablesDelivery:
         ready: Callable[[Sequence[WireOrder]], None],
         lost: Callable[[Sequence[WireOrder], BaseException], None],
     ) -> None:
-        """Make it; no process is started before the first order.
-
-        Args:
-            run_id: Whose.
-            groups: Start the host.
-            declared: Those that are known from the beginning; every host has them.
-            ready: Given orders whose callables are at the host.
-            lost: Given orders whose callables cannot be hosted, and why.
-        """
         self._run_id = run_id
         self._groups = groups
         self._declared = declared or _NONE
         self._ready = ready
         self._lost = lost
         self._bundles: RefCountedCache[bytes] = RefCountedCache(on_drop=self._on_drop)
-        #: of the tasks that are not reported yet
+        #: callables of the tasks that are not reported yet
         self._tasks: dict[str, TaskCallables] = {}
         self._waiting: list[WireOrder] = []
         self._done_tasks: list[str] = []
         self._done_bundles: list[str] = []
-        #: bundles that this host was sent
+        #: bundles that were sent to this host
         self._sent: set[str] = set()
         self._host: Lease | None = None
         self._sending: asyncio.Task[None] | None = None
 
     def put(self, bundles: Mapping[str, bytes]) -> None:
-        """Keep callables at least until the next `trim`."""
+        """Store callables at least until the next `trim`."""
         for name, body in bundles.items():
             self._bundles.put(name, body)
 
     def trim(self) -> None:
-        """Drop what no order needs."""
+        """Drop the callables that no order needs."""
         self._bundles.trim()
 
     def knows(self, callables: TaskCallables | None) -> bool:
-        """Return whether all of them are here."""
         return callables is None or all(name in self._bundles for name in callables.bundles)
 
     def send(self, orders: Iterable[tuple[WireOrder, TaskCallables]]) -> None:
-        """Bring the callables of these orders to the host; never waits."""
+        """Send the callables of these orders to the host. Never waits."""
         for order, callables in orders:
             self._tasks[order.key] = callables
             for name in callables.bundles:
@@ -131,18 +435,16 @@ class CallablesDelivery:
 
     @property
     def waiting(self) -> int:
-        """How many orders wait for their callables to arrive at the host."""
         return len(self._waiting)
 
     def withdraw(self, instance: str) -> WireOrder | None:
-        """Return an order that still waits, which is handed out no more; None when it does not."""
+        """Remove and return an order that still waits, or return None."""
         for position, order in enumerate(self._waiting):
             if order.instance == instance:
                 return self._waiting.pop(position)
         return None
 
     def release(self, key: str) -> None:
-        """Forget the callables of a task that was reported."""
         callables = self._tasks.pop(key, None)
         if callables is not None:
             self._done_tasks.append(key)
@@ -150,7 +452,7 @@ class CallablesDelivery:
                 self._bundles.release(name)
 
     def whole(self) -> CallablesUpdate:
-        """Return all that a new host needs."""
+        """Return everything that a new host needs."""
         tasks = self._tasks
         return replace(
             self._declared,
@@ -170,20 +472,20 @@ class CallablesDelivery:
         try:
             while self._waiting:
                 orders, self._waiting = self._waiting, []
-                await self._bring(orders)
+                await self._deliver(orders)
         finally:
             self._sending = None
 
-    async def _bring(self, orders: Sequence[WireOrder]) -> None:
+    async def _deliver(self, orders: Sequence[WireOrder]) -> None:
         try:
-            await ask_host(self._groups, partial(self._hand_over, orders))
+            await ask_host(
+                self._groups,
+                lambda host: host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders))),
+            )
         except ray.exceptions.RayError as error:
             self._lost(orders, error)
         else:
             self._ready(orders)
-
-    async def _hand_over(self, orders: Sequence[WireOrder], host: Lease) -> None:
-        await host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders)))
 
     def _update(self, host: Lease, orders: Sequence[WireOrder]) -> CallablesUpdate:
         if host is not self._host:
@@ -206,362 +508,23 @@ def _bundles_of(tasks: Mapping[str, TaskCallables]) -> set[str]:
     return {name for callables in tasks.values() for name in callables.bundles}
 
 
-_log = bounded_logger(__name__)
+async def ask_host(
+    groups: ProcessGroups, ask: Callable[[Lease], Awaitable[Answer]], *, most_lost: int | None = None
+) -> Answer:
+    """Call the process of the run's callables. A process that dies is replaced and called again.
 
-#: A predicate whose process died so often while it was asked is not asked again: it may well be what kills them.
-_MOST_LOST = 3
+    Args:
+        most_lost: How many processes may die during this question; None: as many as are replaced.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """What the processes of a run are held to."""
-
-    #: how many of its own it may have
-    max_own: int
-    #: how many a group may get whose agents say nothing
-    most_replicas: int
-    #: what the cluster has
-    nodes: tuple[ClusterNode, ...] = ()
-
-    @property
-    def spread_over(self) -> tuple[ClusterNode, ...]:
-        """The nodes that processes are spread over; none where there is no choice."""
-        return self.nodes if len(self.nodes) > 1 else ()
-
-
-class ReportReceiver(Protocol):
-    """Who gets what comes of orders."""
-
-    async def receive(self, reports: Sequence[WireResult]) -> None:
-        """Take results, each once."""
-        ...
-
-    def return_order(self, instance: str) -> None:
-        """Take back an order that was not begun, since something that it needs is not known."""
-        ...
-
-
-class RunSession:
-    """One run's processes and orders."""
-
-    def __init__(
-        self,
-        opening: SessionOpening,
-        pool: ProcessPool,
-        receiver: ReportReceiver,
-        *,
-        hub: Any,
-        limits: SessionLimits,
-        is_managed: bool = False,
-        beside_callables: frozenset[str] = frozenset(),
-        check: Callable[[AgentTemplate, SessionLimits], None] | None = None,
-        warn: Callable[[str], None] | None = None,
-    ) -> None:
-        """Make it; nothing is started before `open` or the first order.
-
-        Args:
-            opening: The run.
-            pool: Where processes come from.
-            receiver: Gets what comes of orders.
-            hub: Has its events; None: nobody listens.
-            limits: How many processes it may have.
-            is_managed: Whether one of its agents is a manager, which has a process of its own type.
-            beside_callables: Agents that live in the process of its callables.
-            check: Refuses an agent that comes while the run goes on and asks for what the cluster cannot give.
-            warn: Tells the run's driver something; None: the log of this process is told.
-        """
-        self._opening = opening
-        self._receiver = receiver
-        self._hub = hub
-        self._limits = limits
-        self._check = check
-        self._warn = warn or _log.warning
-        self._is_managed = is_managed
-        self._beside_callables = beside_callables
-        is_recorded = opening.location is not None
-        # Without a record, what dies with a process that another run brings down could not go on.
-        may_share = is_recorded and bool(opening.program)
-        self._groups = ProcessGroups(
-            self,
-            pool,
-            hub=hub,
-            is_recorded=is_recorded,
-            nodes=limits.spread_over,
-            program=opening.program,
-            share_from=limits.max_own if may_share else None,
-        )
-        self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
-        self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
-        #: those that are known from the beginning; processes of their groups are bound to them
-        self._declared = frozenset(template.key for template in opening.templates)
-        for template in opening.templates:
-            self._templates.put(template.key, template)
-            self._templates.use(template.key)
-        placed = (each for each in opening.templates if each.key not in beside_callables)
-        self._placement.place(template.placement for template in placed)
-        self._callables = CallablesDelivery(
-            opening.run_id, self._groups, opening.callables, ready=self._hand_out, lost=self._lose
-        )
-        #: instance -> template of its agent, empty for a handler; of tasks that are not reported
-        self._in_flight: dict[str, str] = {}
-        self._background = BackgroundTasks()
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self._opening.run_id
-
-    @property
-    def context(self) -> RunContext:
-        """What all its tasks share."""
-        return self._opening.context
-
-    def open(self) -> None:
-        """Start the processes of all agents that are known, at the same time; nobody waits for one that is not its own."""
-        if self._opening.callables is not None:
-            self._groups.host_callables()
-        for group in self._placement.groups:
-            self._grow(group, 0)
-
-    def resize(self, limits: SessionLimits) -> None:
-        """Use the cluster as it is now: nodes came or went."""
-        self._limits = limits
-        self._groups.use_cluster(limits.spread_over, most=limits.max_own)
-        self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
-        if not self._groups.is_closed:
-            for group in self._placement.groups:
-                if self._groups.load(group):
-                    self._grow(group, 0)
-
-    # Orders.
-
-    def submit(
-        self,
-        orders: Iterable[WireOrder],
-        *,
-        callables: Mapping[str, TaskCallables] | None = None,
-        templates: Iterable[AgentTemplate] = (),
-        bundles: Mapping[str, bytes] | None = None,
-    ) -> None:
-        """Do these tasks; never waits.
-
-        Args:
-            orders: The tasks; one that is not reported yet is nothing new.
-            callables: Callables of tasks, by instance, where they are not at their host from the beginning.
-            templates: Agents that they need and that were not sent before.
-            bundles: The same for callables.
-        """
-        for template in templates:
-            self._templates.put(template.key, template)
-        self._callables.put(bundles or {})
-        own = callables or {}
-        accepted = [order for order in orders if self._accept(order, own.get(order.instance))]
-        self._callables.send((each, own[each.instance]) for each in accepted if each.instance in own)
-        self._hand_out([order for order in accepted if order.instance not in own])
-        self._callables.trim()
-        self._templates.trim()
-
-    def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; processes that hold on to one are ended after a grace."""
-        for instance in instances:
-            waiting = self._callables.withdraw(instance)
-            if waiting is not None:
-                self._report_undone(waiting, None)
-        self._groups.stop(instances)
-        asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._groups.end_stuck, tuple(instances))
-
-    async def report(self, reports: Sequence[WireResult]) -> None:
-        """Take what processes report; late reports are left out."""
-        for report in reports:
-            if report.status == "unknown_template":
-                self._groups.retry(report)
-        fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
-        for report in fresh:
-            self._release(report.instance, report.key)
-        if fresh:
-            await self._receiver.receive(fresh)
-
-    @property
-    def waiting(self) -> int:
-        """How many orders wait for their callables."""
-        return self._callables.waiting
-
-    @property
-    def callables_host(self) -> Lease | None:
-        """The process of the run's callables; None when there is none."""
-        return self._groups.callables
-
-    async def ask_callables(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Ask the process of the run's callables; one that dies is replaced, and asked again a few times.
-
-        Raises:
-            RuntimeError: it died each time.
-        """
+    Raises:
+        RayError: the last one died, too.
+    """
+    for lost in itertools.count(1):
+        host = groups.host_callables()
         try:
-            return await ask_host(self._groups, lambda host: ask(host.handle), most_lost=_MOST_LOST)
+            return await ask(host)
         except ray.exceptions.RayError as error:
-            lost = last_line(error)
-            msg = f"the process of the run's callables died again and again when it was asked: {lost}"
-            raise RuntimeError(msg) from None
-
-    def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of the processes of an agent, for another that asks it; none when the run has ended.
-
-        Args:
-            agent_key: Whose.
-            lost: Name of one that failed a call of the asker.
-        """
-        return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
-
-    async def close(self, *, keep: Keep | None) -> None:
-        """Let all processes go. From here on nothing is started, whatever dies."""
-        await self._groups.close(keep=keep)
-
-    def _accept(self, order: WireOrder, callables: TaskCallables | None) -> bool:
-        """Return whether the order is new here and can be handed out; who sent it hears when something is missing."""
-        if order.instance in self._in_flight:
-            return False
-        key = order.agent_key or ""
-        template = self._templates.get(key)
-        if (key and template is None) or not self._callables.knows(callables):
-            self._receiver.return_order(order.instance)
-            return False
-        self._in_flight[order.instance] = key
-        if template is not None:
-            self._templates.use(key)
-            try:
-                if self._check is not None and template.requirements and key not in self._placement:
-                    self._check(template, self._limits)  # later it waits for nodes that were lost
-            except ValidationError as error:
-                self._report_undone(order, error)
-                return False
-            if key not in self._beside_callables:
-                self._placement.place((template.placement,))
-        return True
-
-    def _hand_out(self, orders: Sequence[WireOrder]) -> None:
-        coming: dict[str, int] = {}
-        for order in orders:
-            group = self.group_of(order)
-            coming[group] = coming.get(group, 0) + 1
-        for group, count in coming.items():
-            if group != CALLABLES:
-                self._grow(group, count)
-        self._groups.start(orders)
-
-    def _grow(self, group: str, coming: int) -> None:
-        """Start the processes that a group should have for what it does and what comes."""
-        requirements = self._placement.requirements_of(group)
-        missing = self._placement.missing(
-            group,
-            room=room_for(requirements, self._limits.nodes) if requirements else math.inf,
-            alive=len(self._groups.alive(group)),
-            in_flight=coming + self._groups.load(group),
-            in_run=self._groups.size,
-            starting=self._groups.starting(group),
-        )
-        for _ in range(missing):
-            self._groups.start_process(group)
-
-    def _lose(self, orders: Sequence[WireOrder], error: BaseException) -> None:
-        why = EnsembleError(f"The process of the run's handlers and guardrails died again and again: {error}")
-        for order in orders:
-            self._report_undone(order, why)
-
-    def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
-        """Report a task that was not handed out."""
-        self._release(order.instance, order.key)
-        result = pack_result(make_undone_result(order, error, "cancelled" if error is None else "failed"))
-        self._background.start(self._receiver.receive((result,)))
-
-    def _release(self, instance: str, key: str) -> None:
-        template = self._in_flight.pop(instance)
-        if template:
-            self._templates.release(template)
-        self._callables.release(key)
-
-    def _on_drop(self, key: str, _: AgentTemplate) -> None:
-        """Let the processes of an agent go that nobody needs any more, where they were its own."""
-        group = self._placement.release(key)
-        if group is not None:
-            self._background.start(self._groups.leave(group, keep=None))
-
-    # What its processes ask of a run.
-
-    def group_of(self, order: WireOrder) -> str:
-        """Return which group does that order."""
-        return self._home_of(order.agent_key)
-
-    def is_beside_callables(self, agent_key: str | None) -> bool:
-        """Return whether that agent lives in the process of the run's callables; None: the handlers, which do."""
-        return agent_key is None or agent_key in self._beside_callables
-
-    def _home_of(self, agent_key: str | None) -> str:
-        """Return the group of an agent; None: of the handlers."""
-        beside = agent_key is None or agent_key in self._beside_callables
-        return CALLABLES if beside else self._placement.group_of(agent_key or "")
-
-    def roles_of(self, group: str) -> Sequence[str]:
-        """Return the roles of the agents of a group."""
-        keys = sorted(self._beside_callables) if group == CALLABLES else self._placement.members(group)
-        found = (self._templates.get(key) for key in keys)
-        return list(dict.fromkeys(each.role for each in found if each is not None))
-
-    def process_type(self, group: str) -> ProcessType:
-        """Return what a group's processes are for."""
-        if group == CALLABLES:
-            return "callables"
-        is_manager = self._is_managed and group == self._placement.group_of(MANAGER_KEY)
-        return "manager" if is_manager else "agent"
-
-    def requirements_of(self, group: str) -> ResourceRequirements:
-        """Return what a group's processes ask of their nodes."""
-        return NOTHING if group == CALLABLES else self._placement.requirements_of(group)
-
-    def may_share(self, group: str) -> bool:
-        """Return whether processes of a group may have other runs, too."""
-        return group == CALLABLES or not self._placement.is_isolated(group)
-
-    def on_ready(self, group: str) -> None:
-        """Start the next process of a group, since one has started that had to wait for a node."""
-        if not self._groups.is_closed and group in self._placement.groups:
-            self._grow(group, 0)
-
-    def on_wait(self, group: str, waited_s: float) -> None:
-        """Tell people that a process waits for a node, and for how long it has."""
-        if group not in self._placement.groups:
-            return  # nobody needs it any more
-        found = (self._templates.get(key) for key in self._placement.members(group))
-        who = ", ".join(dict.fromkeys(f"Agent '{each.role}'" for each in found if each is not None))
-        self._warn(
-            f"{who}: its process waits for a node that has {self._placement.requirements_of(group)} free, {waited_s:.0f} s "
-            f"so far. {show_nodes(self._limits.nodes)}, in use or not"
-        )
-
-    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
-        """Return the templates of agents that these orders need and that process was not sent."""
-        keys = {order.agent_key: None for order in orders if order.agent_key not in self._declared}
-        missing: dict[str, bytes] = {}
-        for key in keys:
-            template = None if key is None or key in lease.templates else self._templates.get(key)
-            if template is not None:
-                missing[template.key] = template.body
-        for key in keys:
-            lease.templates[key or ""] = None
-            lease.templates.move_to_end(key or "")
-        while len(lease.templates) > MOST_TEMPLATES:
-            lease.templates.popitem(last=False)
-        return missing
-
-    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
-        """Make a new process of a group ready for the run."""
-        if group == CALLABLES:
-            members, callables = self._beside_callables, None
-            await lease.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
-            if self._groups.is_closed:
-                return  # it was released, and is not to have the run for ever
-        else:
-            members = self._declared.intersection(self._placement.members(group))
-        templates = {key: found.body for key in members if (found := self._templates.get(key)) is not None}
-        body = pack_binding(Binding(self.context, templates, self._opening.location))
-        await lease.handle.bind.remote(body, hub=self._hub, callables=callables)
+            groups.lose(host, error)
+            if lost == most_lost or groups.callables is host:  # it was replaced too often
+                raise
+    raise AssertionError("unreachable")

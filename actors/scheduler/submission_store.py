@@ -1,8 +1,8 @@
-"""Where the submissions of running runs lie, so that a scheduler that was started again finds them (S-DUR-32).
+"""Stores the submissions of active runs, so that a restarted scheduler can resume them (S-DUR-32).
 
-In the cluster's own key-value store: it lives as long as the cluster does and no longer, as a run's definition should;
-what must survive the cluster is in the record. A submission holds keys of models and is a pickle, so it lies there sealed,
-and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC-37). Never: a submission on disk.
+They are in the cluster's key-value store, which ends with the cluster; the record contains what must survive. A submission is a
+pickle and contains keys of models. So it is stored encrypted, never on disk, and loaded only if this user's scheduler encrypted
+it (S-SEC-36, S-SEC-37).
 """
 
 from __future__ import annotations
@@ -29,20 +29,76 @@ if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import Submission
 
 
+_log = bounded_logger(__name__)
+#: Name of the key's file in the directory of the records.
+KEY_NAME = "package.key"
+_NAMESPACE = b"ensemble_ray"
+_PREFIX = "run:"
+#: The store of Ray's own libraries; these functions have only private names.
+_put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
+
+
+class SubmissionStore:
+    """The submissions of a cluster's runs. Each call takes some milliseconds, in a thread.
+
+    Args:
+        key_file: Key that encrypts the submissions; default: in the directory of this process's records.
+        scheduler: The scheduler that owns the runs; a cluster may have several, and none resumes another's runs.
+    """
+
+    def __init__(self, key_file: Path | None = None, *, scheduler: str = "") -> None:
+        self._prefix = _PREFIX if scheduler in {"", spawn.SCHEDULER} else f"{scheduler}:{_PREFIX}"
+        self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
+
+    async def keep(self, submission: Submission) -> None:
+        await threads.run(self._keep, submission)
+
+    async def drop(self, run_id: str) -> None:
+        await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
+
+    async def load_unfinished(self) -> list[Submission]:
+        """Return the submissions of runs that have not ended. One that was not sealed here, or has another version, is dropped."""
+        names = cast("list[bytes]", await threads.run(_list, self._prefix, namespace=_NAMESPACE))
+        found = [await threads.run(self._open, name) for name in names]
+        return [submission for submission in found if submission is not None]
+
+    def _keep(self, submission: Submission) -> None:
+        sealed = self._seal.seal(submission.run_id, dump_submission(submission))
+        _put(f"{self._prefix}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
+
+    def _open(self, name: bytes) -> Submission | None:
+        sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
+        if sealed is None:
+            return None
+        run_id = name.decode(errors="replace").removeprefix(self._prefix)
+        try:
+            body = self._seal.open(run_id, sealed)
+            return load_submission(body)  # sealed by this user's scheduler, as just checked
+        except Exception as error:  # noqa: BLE001  one such run must not stop the others
+            _log.error(
+                "Run %s cannot resume by itself: its package in the cluster's store is refused: %s. Its record is kept: %s",
+                ascii(run_id),
+                message_of(error),
+                resume_advice(ascii(run_id)[1:-1], None),
+            )
+            _delete(name, namespace=_NAMESPACE)
+            return None
+
+
 class Seal:
-    """Seals and opens submissions. The key is read anew for each: a run has one, and a lost key must show."""
+    """Encrypts and decrypts submissions. It reads the key file each time, so that a lost key is noticed."""
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
 
     def seal(self, run_id: str, body: bytes) -> bytes:
-        """Return the body, encrypted and authenticated as that of this run; the key is created when there is none.
+        """Return the body, encrypted and authenticated for this run. Create the key if there is none.
 
         Raises:
-            EnsembleError: the key cannot be kept from others, or is damaged.
+            EnsembleError: the key cannot be protected from others, or is damaged.
             OSError: it cannot be read or written.
         """
-        # Imported where a run begins: drivers and agents seal nothing, and it takes 10 ms.
+        # Imported here because drivers and agents do not need it, and it takes 10 ms.
         from cryptography.fernet import Fernet
 
         if not self._key_file.exists():
@@ -82,65 +138,5 @@ class Seal:
 
 
 def _digest(run_id: str) -> bytes:
-    """Return a digest of one length, so that no id and body can be read as another id and another body."""
+    # Of a fixed length, so that no id and body can be read as another id and another body.
     return hashlib.sha256(run_id.encode()).digest()
-
-
-_log = bounded_logger(__name__)
-#: Name of the key's file in the directory of the records.
-KEY_NAME = "package.key"
-_NAMESPACE = b"ensemble_ray"
-_PREFIX = "run:"
-#: The store that Ray's own libraries keep their state in; its functions have no other names.
-_put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
-
-
-class SubmissionStore:
-    """The submissions of a cluster's runs. Calls take some milliseconds each, in a thread."""
-
-    def __init__(self, key_file: Path | None = None, *, scheduler: str = "") -> None:
-        """Make one.
-
-        Args:
-            key_file: The key of the submissions; default: in the directory of this process's records.
-            scheduler: Name of the one whose runs these are; a cluster may have several, and none goes on with another's.
-        """
-        self._prefix = _PREFIX if scheduler in {"", spawn.SCHEDULER} else f"{scheduler}:{_PREFIX}"
-        self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
-
-    async def keep(self, submission: Submission) -> None:
-        """Keep a run's submission until it is dropped."""
-        await threads.run(self._keep, submission)
-
-    async def drop(self, run_id: str) -> None:
-        """Forget a run that has ended."""
-        await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
-
-    async def load_unfinished(self) -> list[Submission]:
-        """Return the submissions of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
-        names = cast("list[bytes]", await threads.run(_list, self._prefix, namespace=_NAMESPACE))
-        found = [await threads.run(self._open, name) for name in names]
-        return [submission for submission in found if submission is not None]
-
-    def _keep(self, submission: Submission) -> None:
-        sealed = self._seal.seal(submission.run_id, dump_submission(submission))
-        _put(f"{self._prefix}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
-
-    def _open(self, name: bytes) -> Submission | None:
-        sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
-        if sealed is None:
-            return None
-        run_id = name.decode(errors="replace").removeprefix(self._prefix)
-        try:
-            body = self._seal.open(run_id, sealed)
-            return load_submission(body)  # sealed by this user's scheduler, as just checked
-        except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
-            _log.error(
-                "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "
-                "the run is kept: %s",
-                ascii(run_id),
-                message_of(error),
-                resume_advice(ascii(run_id)[1:-1], None),
-            )
-            _delete(name, namespace=_NAMESPACE)
-            return None

@@ -1,1 +1,1 @@
-"""Processes that the whole cluster shares: event hub, rate limiter, journals of a node."""
+"""Actors that the whole cluster shares: event hub, rate limiter and the journals of nodes."""

@@ -1,7 +1,7 @@
-"""EventHub: ordered events per run with cursors, and the requests that its driver answers. One per cluster.
+"""EventHub: the events of each run in order, and the requests to its driver. A cluster has one.
 
-Events come as bytes and leave as bytes; nothing is loaded here. Newest events are kept in memory up to a bound, older
-ones go to an anonymous temporary file, so that a late reader still gets all of them.
+Events stay bytes, which are never loaded here. The newest are in memory and older ones in an anonymous temporary file, so that a late
+reader receives all of them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,130 @@ from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 from ensemble_ray.values.ids import new_object_id
 
-#: Events of one run kept in memory.
+#: Events of one run in memory.
 KEPT_IN_MEMORY = 4096
-#: Runs whose events are kept after they ended.
+#: Ended runs with stored events.
 KEPT_RUNS = 32
-#: A driver that has not asked for events for so long is gone, s: it asks every ten seconds.
+#: A driver that has not polled for so long is gone, s: it polls every ten seconds.
 MOST_SILENT_S = 40.0
-#: How often somebody who waits for a driver's answer looks whether it is still there, s.
+#: How often a waiting request checks that the driver is alive, s.
 _LOOK_S = 5.0
+
+
+class EventHub:
+    """Stores the events of runs, and passes requests to their drivers."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, _HubRun] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._life = new_object_id()
+
+    async def begin(self, run_id: str) -> None:
+        """Start a run. Events and state of an earlier run with the same id are dropped."""
+        left = self._runs.pop(run_id, None)
+        if left is not None:
+            left.log.close()
+            left.changed.set()
+            _mark_driver_gone(left, run_id)  # requests of the earlier run must not reach the new one
+
+    async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
+        """Append events of one producer in order. Returning is the acknowledgement."""
+        run = self._run(run_id)
+        run.log.extend(events)
+        run.changed.set()
+
+    async def poll(
+        self, run_id: str, cursor: int, wait_s: float, *, is_driver: bool = False, limit: int = 512
+    ) -> EventPage:
+        """Return the events after the first `cursor` ones. Wait up to `wait_s` if there are none.
+
+        Args:
+            wait_s: Longest wait.
+            is_driver: Whether the reader is the driver, which also receives the open requests.
+        """
+        run = self._run(run_id)
+        if is_driver:
+            run.heartbeat_at = time.monotonic()
+        if cursor >= run.log.length and not (is_driver and run.requests) and wait_s > 0:
+            run.changed.clear()
+            try:
+                await asyncio.wait_for(run.changed.wait(), wait_s)
+            except TimeoutError:
+                return EventPage((), cursor, (), self._life)
+        requests: list[DriverRequest] = []
+        if is_driver:
+            requests, run.requests = run.requests, []
+        events = run.log.read(cursor, limit)
+        return EventPage(events, cursor + len(events), requests, self._life)
+
+    async def ask(self, run_id: str, name: str, payload: Mapping[str, object]) -> bytes:
+        """Send a request to the driver of a run and return its pickled answer.
+
+        Raises:
+            IllegalStateError: the driver is gone.
+        """
+        run = self._run(run_id)
+        if run.is_driver_gone:
+            raise IllegalStateError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
+        number = next(self._numbers)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        run.waiting[number] = answer
+        run.requests.append(DriverRequest(name, payload, number))
+        run.changed.set()
+        try:
+            # A killed driver never answers; no request waits for it forever (S-DUR-33).
+            while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
+                if time.monotonic() - run.heartbeat_at > MOST_SILENT_S:
+                    _mark_driver_gone(run, run_id)
+            return answer.result()
+        finally:
+            run.waiting.pop(number, None)
+
+    async def notify(self, run_id: str, requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        """Send requests without an answer to the driver of a run."""
+        run = self._run(run_id)
+        run.requests.extend(DriverRequest(name, payload, None) for name, payload in requests)
+        run.changed.set()
+
+    async def answer(self, run_id: str, answers: Mapping[int, bytes]) -> None:
+        """Accept the driver's answers by request number."""
+        run = self._run(run_id)
+        for number, body in answers.items():
+            waiting = run.waiting.get(number)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(body)
+
+    async def mark_driver_gone(self, run_id: str) -> None:
+        _mark_driver_gone(self._run(run_id), run_id)
+
+    async def describe(self) -> bytes:
+        """Describe this process and its number of events, packed by `dump_actor`."""
+        events = sum(run.log.length for run in self._runs.values())
+        requests = sum(len(run.waiting) for run in self._runs.values())
+        note = f"runs: {len(self._runs)}, events kept: {events}, requests that wait for drivers: {requests}"
+        return dump_actor(ActorDescription(process=describe_this_process("events", "event_hub", note=note)))
+
+    def _run(self, run_id: str) -> _HubRun:
+        if run_id not in self._runs:
+            self._runs[run_id] = _HubRun()
+            self._drop_old()
+        return self._runs[run_id]
+
+    def _drop_old(self) -> None:
+        """Drop the oldest runs without a driver. Runs with a driver stay, however many."""
+        now = time.monotonic()
+        left = [
+            name for name, run in self._runs.items() if run.is_driver_gone or now - run.heartbeat_at > MOST_SILENT_S
+        ]
+        for run_id in left[: max(0, len(left) - KEPT_RUNS)]:
+            dropped = self._runs.pop(run_id)
+            dropped.log.close()
+            _mark_driver_gone(dropped, run_id)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverRequest:
-    """Something only the driver can answer; `number` None: it needs no answer."""
+    """A request that only the driver can handle; `number` None: without an answer."""
 
     name: str
     payload: Mapping[str, object]
@@ -42,17 +153,17 @@ class DriverRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """What a reader gets: events from its cursor on, the next cursor, and open requests."""
+    """Events after a reader's cursor, its next cursor, and open requests."""
 
     events: Sequence[bytes]
     cursor: int
     requests: Sequence[DriverRequest]
-    #: which life of the hub this is from; cursors of an earlier life mean nothing in it
+    #: id of the hub's process; cursors are only valid within one
     life: str
 
 
 class HubEventLog:
-    """A run's events in order; bounded in memory, complete in sum."""
+    """A run's events in order. Limited in memory, complete with its file."""
 
     def __init__(self, kept_in_memory: int = KEPT_IN_MEMORY) -> None:
         self._kept = kept_in_memory
@@ -62,11 +173,10 @@ class HubEventLog:
 
     @property
     def length(self) -> int:
-        """Events so far."""
         return len(self._offsets) + len(self._recent)
 
     def extend(self, events: Sequence[bytes]) -> None:
-        """Add events; the oldest go to disk when there are too many."""
+        """Append events; the oldest are moved to the file if there are too many."""
         self._recent.extend(events)
         excess = len(self._recent) - self._kept
         if excess > 0:
@@ -74,7 +184,6 @@ class HubEventLog:
             del self._recent[:excess]
 
     def read(self, cursor: int, limit: int) -> list[bytes]:
-        """Return at most so many events from a cursor on."""
         found: list[bytes] = []
         if self._spilled is not None and cursor < len(self._offsets):
             self._spilled.seek(self._offsets[cursor])
@@ -86,7 +195,7 @@ class HubEventLog:
         return found
 
     def close(self) -> None:
-        """Let the file go; it has no name and vanishes."""
+        """Close the temporary file, which deletes it."""
         if self._spilled is not None:
             self._spilled.close()
 
@@ -106,129 +215,12 @@ class _HubRun:
     waiting: dict[int, asyncio.Future[bytes]] = field(default_factory=dict[int, "asyncio.Future[bytes]"])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_driver_gone: bool = False
-    #: when the driver was last heard, s of the steady clock
+    #: when the driver last polled, s of the monotonic clock
     heartbeat_at: float = field(default_factory=time.monotonic)
 
 
-class EventHub:
-    """Keeps the events of runs, newest runs last."""
-
-    def __init__(self) -> None:
-        self._runs: OrderedDict[str, _HubRun] = OrderedDict()
-        self._numbers = itertools.count(1)
-        self._life = new_object_id()
-
-    async def begin(self, run_id: str) -> None:
-        """Begin a run. What an earlier one of the same id left is dropped: its events, and that its driver is gone."""
-        left = self._runs.pop(run_id, None)
-        if left is not None:
-            left.log.close()
-            left.changed.set()
-            _mark_driver_gone(left, run_id)  # who still asks in it is not to hear of the new one, nor it of them
-
-    async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
-        """Add events of one producer, in its order; returning is the acknowledgement."""
-        run = self._run(run_id)
-        run.log.extend(events)
-        run.changed.set()
-
-    async def poll(
-        self, run_id: str, cursor: int, wait_s: float, *, is_driver: bool = False, limit: int = 512
-    ) -> EventPage:
-        """Return events from a cursor on; waits up to that long for something to come.
-
-        Args:
-            run_id: Which run.
-            cursor: Number of events the reader has had.
-            wait_s: Longest wait when there is nothing new.
-            is_driver: Whether the reader is the driver, who also takes the open requests.
-            limit: Most events of one page.
-        """
-        run = self._run(run_id)
-        if is_driver:
-            run.heartbeat_at = time.monotonic()
-        if cursor >= run.log.length and not (is_driver and run.requests) and wait_s > 0:
-            run.changed.clear()
-            try:
-                await asyncio.wait_for(run.changed.wait(), wait_s)
-            except TimeoutError:
-                return EventPage((), cursor, (), self._life)
-        requests: list[DriverRequest] = []
-        if is_driver:
-            requests, run.requests = run.requests, []
-        events = run.log.read(cursor, limit)
-        return EventPage(events, cursor + len(events), requests, self._life)
-
-    async def ask(self, run_id: str, name: str, payload: Mapping[str, object]) -> bytes:
-        """Ask the driver of a run and return its pickled answer.
-
-        Raises:
-            IllegalStateError: the driver is gone.
-        """
-        run = self._run(run_id)
-        if run.is_driver_gone:
-            raise IllegalStateError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
-        number = next(self._numbers)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        run.waiting[number] = answer
-        run.requests.append(DriverRequest(name, payload, number))
-        run.changed.set()
-        try:
-            # A driver that was killed says nothing; nobody is to wait for it for ever (S-DUR-33).
-            while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
-                if time.monotonic() - run.heartbeat_at > MOST_SILENT_S:
-                    _mark_driver_gone(run, run_id)
-            return answer.result()
-        finally:
-            run.waiting.pop(number, None)
-
-    async def notify(self, run_id: str, requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-        """Send requests to the driver of a run that need no answer."""
-        run = self._run(run_id)
-        run.requests.extend(DriverRequest(name, payload, None) for name, payload in requests)
-        run.changed.set()
-
-    async def answer(self, run_id: str, answers: Mapping[int, bytes]) -> None:
-        """Take the driver's answers by request number."""
-        run = self._run(run_id)
-        for number, body in answers.items():
-            waiting = run.waiting.get(number)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(body)
-
-    async def mark_driver_gone(self, run_id: str) -> None:
-        """Note that the driver answers no more."""
-        _mark_driver_gone(self._run(run_id), run_id)
-
-    async def describe(self) -> bytes:
-        """Return how many events it has, as `dump_actor` does."""
-        kept, asked = (
-            sum(run.log.length for run in self._runs.values()),
-            sum(len(r.waiting) for r in self._runs.values()),
-        )
-        note = f"runs: {len(self._runs)}, events kept: {kept}, requests that wait for drivers: {asked}"
-        return dump_actor(ActorDescription(process=describe_this_process("events", "event_hub", note=note)))
-
-    def _run(self, run_id: str) -> _HubRun:
-        if run_id not in self._runs:
-            self._runs[run_id] = _HubRun()
-            self._drop_old()
-        return self._runs[run_id]
-
-    def _drop_old(self) -> None:
-        """Forget the oldest runs whose drivers have left, or were killed; runs with a driver stay, however many."""
-        now = time.monotonic()
-        left = [
-            name for name, run in self._runs.items() if run.is_driver_gone or now - run.heartbeat_at > MOST_SILENT_S
-        ]
-        for run_id in left[: max(0, len(left) - KEPT_RUNS)]:
-            forgotten = self._runs.pop(run_id)
-            forgotten.log.close()
-            _mark_driver_gone(forgotten, run_id)
-
-
 def _mark_driver_gone(run: _HubRun, run_id: str) -> None:
-    """Let everybody who waits for the run's driver know that it is gone."""
+    """Fail all requests that wait for the run's driver."""
     run.is_driver_gone = True
     gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
     for waiting in run.waiting.values():

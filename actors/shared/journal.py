@@ -1,8 +1,4 @@
-"""JournalActor: writes for processes that cannot reach the store of files themselves (S-DUR-7).
-
-A file of records can be written on the machine that it lies on and nowhere else. Processes on other nodes send their
-groups here. Never: an order of one writer's facts that is not that in which it appended them.
-"""
+"""Shared actors: the journal of a node's record files (S-DUR-7), and the cluster's rate limiter."""
 
 from __future__ import annotations
 
@@ -25,33 +21,12 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.descriptions import ActorDescription, ActorKind, ProcessDescription, dump_actor
 
-
-def describe_this_process(kind: ActorKind, name: str, **more: Any) -> ProcessDescription:
-    """Return what this process is.
-
-    Args:
-        kind: What it is for.
-        name: How others call it.
-        more: Other fields of the description.
-    """
-    context = ray.get_runtime_context()
-    return ProcessDescription(
-        name=name,
-        kind=kind,
-        node_id=str(context.get_node_id()),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        memory_bytes=psutil.Process().memory_info().rss,
-        **more,
-    )
-
-
-#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Persistence`).
+#: The facts of one call, their epoch, and the `Persistence` that it waits for.
 AppendCall = tuple[Sequence[Fact], int, int]
 
 
 class JournalActor:
-    """Holds the journals of runs as one process of the store's node."""
+    """Writes record files for processes on other nodes. Only processes on the node with the files can write them."""
 
     def __init__(self) -> None:
         self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
@@ -59,31 +34,29 @@ class JournalActor:
     async def append(
         self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[AppendCall]
     ) -> list[BaseException | None]:
-        """Append groups of facts in order; return what became of each: None, or why it was refused."""
+        """Append groups of facts in order. Return None or the error for each group."""
         journal = await self._journal(address, run_id, writer)
-        # At the same time, so that they share a commit; each is asked for itself, since it may be refused for its epoch.
+        # Concurrent calls share a commit. Each group is a call, since its epoch may be refused.
         appended = (journal.append(facts, epoch=epoch, until=Persistence(until)) for facts, epoch, until in groups)
         return await asyncio.gather(*appended, return_exceptions=True)
 
     async def lookup_recorded(
         self, address: StoreAddress, run_id: str, writer: str, instance: str
     ) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance."""
         return await (await self._journal(address, run_id, writer)).lookup_recorded(instance)
 
     async def close(self, run_id: str, writer: str) -> None:
-        """Close the journal of a writer that has nothing more to write."""
         opening = self._journals.pop((run_id, writer), None)
         if opening is not None:
             await (await opening).close()
 
     async def leave(self, writer: str) -> None:
-        """Close the journals of a writer that died."""
+        """Close the journals of a dead writer."""
         for run_id, _ in [key for key in self._journals if key[1] == writer]:
             await self.close(run_id, writer)
 
     async def describe(self) -> bytes:
-        """Return for how many it writes, as `dump_actor` does."""
+        """Describe this process and its number of writers, packed by `dump_actor`."""
         runs, writers = (len({key[part] for key in self._journals}) for part in (0, 1))
         note = f"runs: {runs}, processes of other nodes that write here: {writers}"
         return dump_actor(ActorDescription(process=describe_this_process("journal", "journal", note=note)))
@@ -96,29 +69,43 @@ class JournalActor:
         try:
             return await asyncio.shield(self._journals[key])
         except EnsembleError:
-            self._journals.pop(key, None)  # the next group tries again
+            self._journals.pop(key, None)  # the next call tries again
             raise
 
 
 class RateLimiter:
-    """Holds all buckets of the cluster, and the accounts of its runs."""
+    """The permits of the cluster's buckets, and the accounts of its runs."""
 
     def __init__(self) -> None:
         self._permits = LimiterService()
         self._accounts = BudgetService()
 
     async def receive(self, message: Message) -> Reply:
-        """Take a message of a process; see `limits.limiter_service`."""
+        """Handle a message of a process; see `LimiterService`."""
         if isinstance(message, HolderGone):
             self._accounts.leave(message.holder)
         return await self._permits.receive(message)
 
     async def account(self, message: BudgetMessage) -> BudgetReply:
-        """Take a message about a run's budget; see `limits.budget_service`."""
+        """Handle a message about a run's budget; see `BudgetService`."""
         return await self._accounts.receive(message)
 
     async def describe(self) -> bytes:
-        """Return how the buckets stand, as `dump_actor` does (S-CLU-102)."""
+        """Describe the buckets, packed by `dump_actor` (S-CLU-102)."""
         buckets, more = self._permits.describe()
         process = describe_this_process("limiter", "rate_limiter")
         return dump_actor(ActorDescription(process=process, buckets=tuple(buckets), more_buckets=more))
+
+
+def describe_this_process(kind: ActorKind, name: str, **more: Any) -> ProcessDescription:
+    """Describe this process."""
+    context = ray.get_runtime_context()
+    return ProcessDescription(
+        name=name,
+        kind=kind,
+        node_id=str(context.get_node_id()),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        memory_bytes=psutil.Process().memory_info().rss,
+        **more,
+    )

@@ -1,1 +1,1 @@
-"""Processes that run user code: agents, managers, the callables of a run."""
+"""Processes that run user code: agents, managers and the callables of a run."""

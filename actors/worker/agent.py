@@ -1,7 +1,7 @@
-"""AgentActor: a disposable process for agents. Its own tools, its own model clients, many tasks at once.
+"""AgentActor: a disposable process for agents, with its own tools and model clients. It runs many tasks concurrently.
 
-It is bound to agents of runs and can be bound anew; a process that is left with a thread nobody waits for says so when
-it is released, and is replaced instead of used again.
+It is bound to agents of runs, and can be bound again. A process with an abandoned thread reports that when it is released, and
+is replaced.
 """
 
 from __future__ import annotations
@@ -48,27 +48,10 @@ from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
 
 
-class SilentSink:
-    """An `EventSink` for runs that nobody listens to."""
-
-    def wants(self, event_type: object) -> bool:  # noqa: ARG002  nobody wants anything
-        """Return False."""
-        return False
-
-    def emit(self, event: object) -> None:
-        """Do nothing; it is never called, since nothing is wanted."""
-
-
 class AgentActor:
     """Hosts agents."""
 
     def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
-        """Make it.
-
-        Args:
-            name: Its name.
-            scheduler: Name of the scheduler that made it.
-        """
         freeze_modules()
         self._name = name
         self._scheduler = spawn.existing(scheduler)
@@ -79,16 +62,16 @@ class AgentActor:
         self._limiter = MeasuredLimiter(LeasingLimiter(self._remote_limiter, holder=name))
         self._cpu = RayCpuPool(spawn.cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
-        #: run -> the way to its callables
+        #: run -> its callables
         self._remote_callables: dict[str, RemoteCallables] = {}
 
     async def bind(self, body: bytes, *, hub: Any = None, callables: Any = None) -> None:
-        """Be ready for tasks of a run.
+        """Prepare for tasks of a run.
 
         Args:
-            body: Of `pack_binding`.
-            hub: Has its events; None: nobody listens.
-            callables: The process of its callables; None: it is started when somebody needs it.
+            body: Output of `pack_binding`.
+            hub: Has its events; None: no listener.
+            callables: The process of its callables; None: it is started when a task needs it.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
@@ -146,16 +129,16 @@ class AgentActor:
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:
-        """Return what is done when this process is ready for that run; messages may come before `bind` does."""
+        """Return a future that is done when this process is bound to the run. Messages may arrive before `bind` does."""
         if run_id not in self._bound:
             self._bound[run_id] = asyncio.get_running_loop().create_future()
         return self._bound[run_id]
 
     async def accept(self, body: bytes) -> None:
-        """Run tasks; returns when they are under way, not when they are done.
+        """Start tasks and return.
 
         Args:
-            body: Of `pack_dispatch`.
+            body: Output of `pack_dispatch`.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
@@ -165,31 +148,30 @@ class AgentActor:
         self._host.accept(run_id, orders, templates)
 
     async def perform(self, body: bytes) -> bytes:
-        """Run one task and return its report, as `pack_report` does.
+        """Run one task and return its report, packed by `pack_report`.
 
         Args:
-            body: Of `pack_dispatch`, with one order.
+            body: Output of `pack_dispatch` with one order.
         """
         run_id, (order,), templates = unpack_dispatch(body)
         await asyncio.shield(self._binding(run_id))
         return pack_report(await self._perform(run_id, order, templates))
 
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
-        """Run one task and return its report."""
         return await self._host.perform(run_id, order, templates)
 
     async def holds(self, run_id: str, instance: str) -> bool:
-        """Return whether that is at work here, also where what asked for it still waits for `bind`."""
+        """Whether a task is running here. Calls that wait for `bind` are counted, too."""
         await asyncio.wait([self._binding(run_id)])
         return self._host.holds(run_id, instance)
 
     async def stop(self, run_id: str, instances: Sequence[str]) -> None:
-        """Stop running tasks, also those that still wait for `bind`: whoever came first goes on first."""
+        """Stop running tasks, including those that wait for `bind`, since calls resume in order of arrival."""
         await asyncio.wait([self._binding(run_id)])
         self._host.stop(run_id, instances)
 
     async def release(self, run_id: str) -> bool:
-        """Forget a run; return whether this process may be bound to another."""
+        """Remove a run. Return whether this process may serve another run."""
         self._remote_callables.pop(run_id, None)
         self._forwarder.close(run_id)
         bound = self._bound.pop(run_id, None)
@@ -199,26 +181,25 @@ class AgentActor:
         return is_idle and threads.abandoned == 0
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:
-        """Return the run's callables as tasks in this process ask them."""
         remote = self._remote_callables[run_id] = RemoteCallables(host, run_id)
         return remote
 
     async def move_callables(self, run_id: str, host: Any) -> None:
-        """Ask another process for the run's callables from now on."""
+        """Use another process for the run's callables from now on."""
         await asyncio.wait([self._binding(run_id)])
         remote = self._remote_callables.get(run_id)
         if remote is not None:
             remote.move(host)
 
     async def on_endpoint_update(self, update: EndpointUpdate) -> None:
-        """Take what another process knows of an endpoint (S-DUR-64, S-DUR-65)."""
+        """Apply what another process learned about an endpoint (S-DUR-64, S-DUR-65)."""
         process_endpoints().on_update(update)
 
     async def answer(self) -> None:
-        """Answer, which a process does whose loop is not blocked."""
+        """Return, unless this process's loop is blocked."""
 
     async def describe(self) -> bytes:
-        """Return what is at work here, and how this process sees endpoints, as `dump_actor` does (S-CLU-101)."""
+        """Return the running tasks and the state of endpoints here, packed by `dump_actor` (S-CLU-101)."""
         tasks = list(self._host.activities())
         shown = heapq.nsmallest(MOST_TASKS, tasks, key=lambda each: each[0] or math.inf)
         process = describe_this_process(
@@ -232,8 +213,22 @@ class AgentActor:
         return dump_actor(ActorDescription(process=process))
 
     async def watch(self) -> None:
-        """Wait for ever; its failure tells the scheduler that this process is gone."""
+        """Wait forever. The call fails when this process dies."""
         await asyncio.Event().wait()
+
+
+class ManagerActor(AgentActor):
+    """Hosts the manager of a run. Lists of processes show it under this name."""
+
+
+class SilentSink:
+    """An `EventSink` for runs without listeners."""
+
+    def wants(self, event_type: object) -> bool:  # noqa: ARG002  no listener
+        return False
+
+    def emit(self, event: object) -> None:
+        """Never called, since no event is wanted."""
 
 
 def _load(key: str, body: bytes) -> Any:
@@ -244,7 +239,3 @@ def _load(key: str, body: bytes) -> Any:
             f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "
             "Install the module it comes from on every node, or use runtime='inline'"
         ) from error
-
-
-class ManagerActor(AgentActor):
-    """Hosts the manager of a run; lists of processes show it under this name."""

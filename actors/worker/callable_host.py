@@ -1,7 +1,7 @@
-"""CallableHost: the process with the one copy of a run's own callables: handlers, guardrails, predicates, policies (S-SET-31).
+"""CallableHost: the process with the only copy of a run's handlers, guardrails, predicates and policies (S-SET-31).
 
-It also runs the handler tasks themselves, since all they do is call one of these, and agents whose tasks are followed by
-questions to predicates (`plan.placement`). The scheduler runs no user code.
+It also runs handler tasks, and agents whose tasks are followed by predicates (`plan.placement`). The scheduler runs no user
+code.
 """
 
 from __future__ import annotations
@@ -30,41 +30,130 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import UnitQuestion
 
 
-#: How long the report of a task waits for verdicts, s. A message to and fro takes about 1 ms; of a predicate that takes longer
-#: than this nobody notices it, and a run that is cancelled meanwhile hears of its task.
+#: How long the report of a task waits for verdicts, s. A round trip takes about 1 ms, which does not matter for a slower
+#: predicate, and a run that is cancelled meanwhile receives the task's report.
 _WAIT_S = 0.01
+
+
+class CallableHost(AgentActor):
+    """Hosts the callables of runs."""
+
+    def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
+        super().__init__(name, scheduler)
+        self._held: dict[str, HeldCallables] = {}
+        self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
+        self._predicates: dict[str, HeldPredicates] = {}
+
+    async def hold(self, body: bytes) -> None:
+        """Store callables, and drop those of finished tasks.
+
+        Args:
+            body: Output of `pack_update`.
+
+        Raises:
+            ValidationError: callables of the whole run cannot be loaded in this process.
+        """
+        run_id, update = unpack_update(body)
+        held = self._held.setdefault(run_id, HeldCallables())
+        held.update(update)
+        callables = self._callables_in(run_id)
+        if callables.done():
+            return
+        try:
+            policies = [held.load(ref) for ref in update.policies]
+            predicates = {path: held.load(ref) for path, ref in update.predicates.items()}
+            for bundle in update.bundles if update.is_complete else ():
+                held.load(CallableRef(bundle))
+        except Exception as error:
+            refusal = ValidationError(
+                f"The run's handlers, guardrails, predicates and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
+                "Install the modules they come from on every node, or use runtime='inline'"
+            )
+            refuse(callables, refusal)
+            refuse(self._binding(run_id), refusal)  # no `bind` will follow
+            raise refusal from error
+        self._predicates[run_id] = HeldPredicates(LocalPredicates(predicates))
+        callables.set_result(LocalCallables(held, policies))
+
+    async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
+        """Call a callable. Return `(value, None)` or `(None, error)` as bytes."""
+        try:
+            # An agent's process may call before the scheduler's message with the callables has arrived.
+            held = await asyncio.shield(self._callables_in(run_id))
+            value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
+            return dumps((value, None))
+        except USER_ERRORS as error:  # it is raised in the calling task; `sys.exit` in a guardrail ends no process
+            return dumps((None, Chain(error)))
+
+    async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
+        """Evaluate a predicate or a condition. Return None if this process lacks the history that was sent before (S-LOOP-54).
+
+        Args:
+            body: Output of `pack_question`.
+        """
+        run_id, question, sent_count, new = unpack_question(body)
+        try:
+            await asyncio.shield(self._callables_in(run_id))
+        except USER_ERRORS as error:  # the callables cannot be loaded here
+            return packed_evaluation(EvaluationFailed.of(error))
+        return await self._predicates[run_id].holds(question, sent_count=sent_count, new=new)
+
+    async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
+        """Run one task and return its report with the verdicts that follow its output (S-LOOP-189)."""
+        report = await super()._perform(run_id, order, templates)
+        held = self._predicates.get(run_id)  # None: the run was released meanwhile
+        if order.asks is None or held is None or report.status != "completed" or report.output is None:
+            return report
+        return replace(report, verdicts=await held.ask_after(order.asks, report.output))
+
+    async def forget_history(self, run_id: str, unit: str) -> None:
+        if run_id in self._predicates:
+            self._predicates[run_id].forget(unit)
+
+    async def release(self, run_id: str) -> bool:
+        """Remove a run and its callables. Return whether this process may serve another run."""
+        self._held.pop(run_id, None)
+        predicates = self._predicates.pop(run_id, None)
+        callables = self._callables.pop(run_id, None)
+        if callables is not None:
+            callables.cancel()
+        is_idle = await super().release(run_id)
+        return is_idle and (predicates is None or not predicates.is_asking)
+
+    def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
+        """Return a future of the run's callables."""
+        if run_id not in self._callables:
+            self._callables[run_id] = asyncio.get_running_loop().create_future()
+        return self._callables[run_id]
+
+    def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
+        return self._callables[run_id].result()
 
 
 class HeldPredicates:
     """The predicates of one run."""
 
     def __init__(self, predicates: LocalPredicates) -> None:
-        """Make them of those that are asked here."""
         self._predicates = predicates
-        #: asked with a task, and not answered when its report left
+        #: evaluations that were not ready when their task's report left
         self._open: dict[UnitQuestion, asyncio.Task[bool | EvaluationFailed | None]] = {}
         self._asking = 0
 
     @property
     def is_asking(self) -> bool:
-        """Whether one of them has not answered."""
+        """Whether a predicate is still being evaluated."""
         return self._asking > 0
 
     async def holds(
         self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
-        """Ask one, or wait for its answer where it was asked already; None: what was sent before is not here."""
+        """Evaluate a predicate, or wait for an evaluation in progress. Return None if this process lacks the earlier history."""
         asked = self._open.pop(question, None)
         answer = None if asked is None else await asyncio.shield(asked)
         return await self._ask(question, sent_count, new) if answer is None else answer
 
     async def ask_after(self, asks: FollowingQuestions[bytes], output: bytes) -> tuple[bool | EvaluationFailed, ...]:
-        """Ask what follows a task, until one holds; return the verdicts that are there in time.
-
-        Args:
-            asks: What to ask.
-            output: Of the task, packed: a predicate gets a copy, as from another process.
-        """
+        """Evaluate the questions after a task until one holds. Return the verdicts that are ready in time."""
         *earlier, last = asks.new
         sent_count = asks.sent_count
         new: Sequence[HistoryPart[bytes]] = (*earlier, replace(last, outputs=(*last.outputs, output)))
@@ -79,7 +168,7 @@ class HeldPredicates:
                 break
             verdict = asking.result()
             if verdict is None:
-                break  # the scheduler asks, with all that this process lacks
+                break  # the scheduler asks again and sends what this process lacks
             verdicts.append(verdict)
             if verdict is not False:
                 break
@@ -87,7 +176,7 @@ class HeldPredicates:
         return tuple(verdicts)
 
     def forget(self, unit: str) -> None:
-        """Let the history of a unit go that has ended."""
+        """Drop the history of an ended unit."""
         self._open = {question: asked for question, asked in self._open.items() if question.unit != unit}
         self._predicates.forget(unit)
 
@@ -101,7 +190,7 @@ class HeldPredicates:
                 for part in new
             ]
             answer = await self._predicates.holds(question, sent_count=sent_count, new=parts)
-        except USER_ERRORS as error:  # such as an output whose class is not here
+        except USER_ERRORS as error:  # such as an output whose class is missing here
             answer = EvaluationFailed.of(error)
         finally:
             self._asking -= 1
@@ -110,15 +199,13 @@ class HeldPredicates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldTask:
-    """The callables of one task."""
-
     handler: object
     input_guardrails: tuple[object, ...]
     output_guardrails: tuple[object, ...]
 
 
 class HeldCallables(Mapping[str, _HeldTask]):
-    """Callables of a run by task; what tasks share is one object (S-SET-31)."""
+    """Callables of a run by task. Tasks that share an object receive the same one (S-SET-31)."""
 
     def __init__(self) -> None:
         self._bundles: dict[str, bytes] = {}
@@ -126,7 +213,7 @@ class HeldCallables(Mapping[str, _HeldTask]):
         self._tasks: dict[str, TaskCallables] = {}
 
     def update(self, update: CallablesUpdate) -> None:
-        """Take what is new, and forget what is needed no longer. What cannot be loaded is found when it is asked."""
+        """Add new callables and drop finished ones. A callable that cannot be loaded raises when it is used."""
         for key in update.done_tasks:
             self._tasks.pop(key, None)
         for name in update.done_bundles:
@@ -157,107 +244,9 @@ class HeldCallables(Mapping[str, _HeldTask]):
         return len(self._tasks)
 
     def load(self, ref: CallableRef) -> object:
-        """Return a callable; whatever loading its bundle raises is raised."""
+        """Return a callable. It raises whatever loading its bundle raises."""
         if ref.bundle not in self._loaded:
             body = self._bundles[ref.bundle]
             self._loaded[ref.bundle] = cast("object", pickle.loads(body))  # noqa: S301  our own driver's bytes
         held = self._loaded[ref.bundle]
         return held if ref.position is None else cast("tuple[object, ...]", held)[ref.position]
-
-
-class CallableHost(AgentActor):
-    """Hosts the callables of runs."""
-
-    def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
-        """Make it, as an `AgentActor`."""
-        super().__init__(name, scheduler)
-        self._held: dict[str, HeldCallables] = {}
-        self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
-        self._predicates: dict[str, HeldPredicates] = {}
-
-    async def hold(self, body: bytes) -> None:
-        """Take callables that are asked here, and forget those of tasks that are done.
-
-        Args:
-            body: Of `pack_update`.
-
-        Raises:
-            ValidationError: those of the whole run cannot be loaded in this process.
-        """
-        run_id, update = unpack_update(body)
-        held = self._held.setdefault(run_id, HeldCallables())
-        held.update(update)
-        callables = self._callables_in(run_id)
-        if callables.done():
-            return
-        try:
-            policies = [held.load(ref) for ref in update.policies]
-            predicates = {path: held.load(ref) for path, ref in update.predicates.items()}
-            for bundle in update.bundles if update.is_complete else ():
-                held.load(CallableRef(bundle))
-        except Exception as error:
-            refusal = ValidationError(
-                f"The run's handlers, guardrails, predicates and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
-                "Install the modules they come from on every node, or use runtime='inline'"
-            )
-            refuse(callables, refusal)
-            refuse(self._binding(run_id), refusal)  # no `bind` will follow
-            raise refusal from error
-        self._predicates[run_id] = HeldPredicates(LocalPredicates(predicates))
-        callables.set_result(LocalCallables(held, policies))
-
-    async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
-        """Call one; return `(value, None)` or `(None, error)` as bytes."""
-        try:
-            # An agent's process may ask before the scheduler's message with the callables has come.
-            held = await asyncio.shield(self._callables_in(run_id))
-            value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
-            return dumps((value, None))
-        except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
-            return dumps((None, Chain(error)))
-
-    async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
-        """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54).
-
-        Args:
-            body: Of `pack_question`.
-        """
-        run_id, question, sent_count, new = unpack_question(body)
-        try:
-            await asyncio.shield(self._callables_in(run_id))
-        except USER_ERRORS as error:  # they cannot be loaded here
-            return packed_evaluation(EvaluationFailed.of(error))
-        return await self._predicates[run_id].holds(question, sent_count=sent_count, new=new)
-
-    async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
-        """Run one task and return its report, with the verdicts that follow its output (S-LOOP-189)."""
-        report = await super()._perform(run_id, order, templates)
-        held = self._predicates.get(run_id)  # None: the run was released meanwhile
-        if order.asks is None or held is None or report.status != "completed" or report.output is None:
-            return report
-        return replace(report, verdicts=await held.ask_after(order.asks, report.output))
-
-    async def forget_history(self, run_id: str, unit: str) -> None:
-        """Let the history of a unit go that has ended."""
-        if run_id in self._predicates:
-            self._predicates[run_id].forget(unit)
-
-    async def release(self, run_id: str) -> bool:
-        """Forget a run and its callables; return whether this process may be bound to another."""
-        self._held.pop(run_id, None)
-        predicates = self._predicates.pop(run_id, None)
-        callables = self._callables.pop(run_id, None)
-        if callables is not None:
-            callables.cancel()
-        is_idle = await super().release(run_id)
-        return is_idle and (predicates is None or not predicates.is_asking)
-
-    def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
-        """Return the callables of a run, when they have come."""
-        if run_id not in self._callables:
-            self._callables[run_id] = asyncio.get_running_loop().create_future()
-        return self._callables[run_id]
-
-    def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
-        """Return them as the handler tasks that run here ask them: here."""
-        return self._callables[run_id].result()

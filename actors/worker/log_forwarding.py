@@ -1,7 +1,7 @@
-"""From an agent's process to its driver: warnings of the library and of user code, and what user code prints (S-SET-57).
+"""Forwards warnings and printed lines from an agent's process to its driver (S-SET-57).
 
-A handler of the root logger, and standard streams that are listened to; the driver's `log_listener` logs each line again. The
-process's own log files have everything, as before. Must never happen: a run that fails with what it says.
+It uses a handler of the root logger and wraps the standard streams; the driver logs each line again. The process's own log
+files stay complete. A run never fails because of a line.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.text.foreign_text import one_line
 
-#: Longest part of a line that is held back until its end comes, characters.
+#: Longest incomplete line that is kept until its end is written, characters.
 _MOST_HELD = 4000
-#: Longest line of a traceback, characters; and how many lines of it.
+#: Limits of a traceback: characters per line, and lines.
 _TRACE_LINE, _TRACE_LINES = 300, 40
-#: How often a process says how many lines it left out, s.
+#: How often a process reports the number of omitted lines, s.
 _LEFT_OUT_S = 1.0
 
 
 class LineForwarder:
-    """What this process says, on its way to the drivers of the runs that it hosts."""
+    """Sends the lines of this process to the drivers of its runs. It forwards nothing before `open`.
+
+    Args:
+        clock: Returns the time, s.
+    """
 
     def __init__(self, service: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make it; `service` is the scheduler's handle. Nothing is listened to before `open`."""
         self._service = service
         self._clock = clock
-        #: the process's, from `open` on
+        #: the process's loop, set by `open`
         self._loop: Any = None
-        #: in the order in which they came; all are of one program
+        #: in order of arrival; all belong to one program
         self._runs: dict[str, None] = {}
         self._budget = LineBudget()
         self._lock = threading.Lock()
@@ -50,7 +53,7 @@ class LineForwarder:
         self._counting = False
 
     def open(self, run_id: str) -> None:
-        """Forward what this process says in that run; called on the process's loop."""
+        """Forward the lines of a run. Call it on the process's loop."""
         self._loop = asyncio.get_running_loop()
         self._runs[run_id] = None
         if not self._is_installed:
@@ -61,28 +64,27 @@ class LineForwarder:
             sys.stderr = _ObservedStream(sys.stderr, self.forward_text)
 
     def close(self, run_id: str) -> None:
-        """Forward nothing more of that run."""
         self._runs.pop(run_id, None)
 
     async def flush(self) -> None:
-        """Return when the scheduler has everything that was said so far."""
-        await asyncio.sleep(0)  # what other threads said is added in the loop's next turn
+        """Return when the scheduler has all lines so far."""
+        await asyncio.sleep(0)  # lines of other threads are added in the loop's next turn
         if self._counting:
-            self._say_left_out()
+            self._report_left_out()
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
     def forward_text(self, text: str) -> None:
-        """Take a line that was printed, in any thread."""
+        """Forward a printed line. Thread-safe."""
         if text.strip():
-            self._say(lambda role: LogLine(text=str(one_line(text)), agent_role=role))
+            self._forward(lambda role: LogLine(text=str(one_line(text)), agent_role=role))
 
     def forward_record(self, record: logging.LogRecord) -> None:
-        """Take a log record, in any thread."""
+        """Forward a log record. Thread-safe."""
         error = record.exc_info[1] if record.exc_info else None
         trace = "" if error is None else user_traceback(error)
         lines = [str(one_line(line, _TRACE_LINE)) for line in trace.splitlines()[:_TRACE_LINES]]
-        self._say(
+        self._forward(
             lambda role: LogLine(
                 text=str(one_line(record.getMessage())),
                 agent_role=role,
@@ -93,10 +95,10 @@ class LineForwarder:
             )
         )
 
-    def _say(self, line_of: Callable[[str], LogLine]) -> None:
+    def _forward(self, line_of: Callable[[str], LogLine]) -> None:
         fields = current_log_context()
         named, role = fields.get("ensemble.id"), fields.get("agent.role", "")
-        # What no run says in particular, such as a thread of a tool, is the program's, which is told once.
+        # A line that belongs to no run, such as one from a tool's thread, goes to the program once.
         run_id = next(iter(self._runs), None) if named is None else named
         if run_id is None or run_id not in self._runs:
             return
@@ -111,14 +113,14 @@ class LineForwarder:
     def _count(self) -> None:
         if not self._counting:
             self._counting = True
-            self._loop.call_later(_LEFT_OUT_S, self._say_left_out)
+            self._loop.call_later(_LEFT_OUT_S, self._report_left_out)
 
-    def _say_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         self._counting = False
         with self._lock:
             count = self._budget.reset_left_out()
         if not count:
-            return  # it was said already
+            return  # already reported
         text = f"{count} more lines were left out; the logs of Ray have all"
         for run_id in list(self._runs)[:1]:
             self._add(run_id, LogLine(text=text, agent_role=""))
@@ -133,7 +135,7 @@ class LineForwarder:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
                 for run_id in dict.fromkeys(run for run, _ in waiting):
-                    # A scheduler that is being started again loses lines; the run is not concerned.
+                    # A restarting scheduler loses lines, which does not affect the run.
                     with contextlib.suppress(ray.exceptions.RayError):
                         await self._service.put_lines.remote(run_id, [line for run, line in waiting if run == run_id])
         finally:
@@ -141,7 +143,7 @@ class LineForwarder:
 
 
 class _ForwardingHandler(logging.Handler):
-    """Hands warnings to the forwarder, and writes them to the process's own log as Python does without a handler."""
+    """Forwards warnings, and writes them to the process's own log as Python does without a handler."""
 
     def __init__(self, forwarder: LineForwarder, own_log: TextIO) -> None:
         super().__init__(logging.WARNING)
@@ -149,26 +151,24 @@ class _ForwardingHandler(logging.Handler):
         self._own_log = own_log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one; the records of Ray are the business of Ray."""
         self._own_log.write(f"{self.format(record)}\n")
         if record.name != "ray" and not record.name.startswith("ray."):
             try:
                 self._forwarder.forward_record(record)
-            except Exception:  # noqa: BLE001  a message that cannot be made must not fail what logs it
+            except Exception:  # noqa: BLE001  a record that cannot be formatted must not fail its caller
                 self.handleError(record)
 
 
 class _ObservedStream(io.TextIOBase):
-    """A stream of the process whose lines are forwarded too."""
+    """A standard stream whose lines are forwarded too. Bytes written to `buffer` are not."""
 
     def __init__(self, stream: TextIO, on_line: Callable[[str], None]) -> None:
         self._stream = stream
         self._on_line = on_line
-        #: what each thread has written of a line that has not ended
+        #: thread -> its incomplete line
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        """Write it, and hand on each line that ended."""
         self._stream.write(text)
         thread = threading.get_ident()
         *lines, rest = (self._held.pop(thread, "") + text).split("\n")
@@ -181,27 +181,21 @@ class _ObservedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._stream.flush()
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """Ask the stream."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Ask the stream."""
         return self._stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Ask the stream."""
         return self._stream.encoding
 
     @property
     def buffer(self) -> Any:
-        """The bytes below the stream; what is written there is not forwarded."""
         return self._stream.buffer

@@ -1,7 +1,7 @@
-"""What a node says of itself, found out in a process of that node. Travels by value.
+"""Describes a node from a process on that node. This module is sent by value.
 
-In: names of distributions, pickles, endpoints. Out: plain data. Only Python's own library is used here, since a node
-may have another version of this package, or none; nothing is asked of a model, and no key is sent.
+It uses only Python's standard library, since a node may have another version of this package, or none. It calls no model and
+sends no key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ _OPENAI = "https://api.openai.com/v1"
 def describe_node(
     packages: Sequence[str], payloads: Mapping[str, bytes], endpoints: Sequence[tuple[str, bool]], timeout_s: float
 ) -> dict[str, object]:
-    """Return versions, what cannot be loaded and endpoints that cannot be used, of this process's node.
+    """Return the versions of packages, the payloads that do not load and the endpoints that cannot be used on this node.
 
     Args:
-        packages: Names of distributions.
-        payloads: Pickles to load, by what their user calls them.
-        endpoints: Base URLs, and whether the model has a key of its own; an empty one: as this environment says.
+        endpoints: Base URLs, and whether the model has its own key; an empty URL: as in this environment.
         timeout_s: How long an endpoint may take to answer.
     """
     began = time.monotonic()
@@ -49,23 +47,23 @@ def _version_of(name: str) -> str:
 
 
 def _load(body: bytes) -> str:
-    """Load a pickle; return why it cannot be, empty where it can."""
+    """Load a pickle. Return why it failed, or an empty string."""
     try:
         pickle.loads(body)  # noqa: S301  bytes of our own driver
-    except Exception as error:  # noqa: BLE001  whatever a user's module raises is the answer
+    except Exception as error:  # noqa: BLE001  the answer is whatever a user's module raises
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Takes any answer as it is: a server that answers is there."""
+    """Accepts any answer: a server that answers is reachable."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
-        """Follow none."""
+        pass
 
 
 def _reach(url: str, *, has_key: bool, timeout_s: float) -> tuple[str, str]:
-    """Ask an endpoint without a key; return its URL as it may be shown, and why it cannot be used."""
+    """Call an endpoint without a key. Return its URL without credentials, and why it cannot be used."""
     whole = (url or os.environ.get("OPENAI_BASE_URL", "").strip() or _OPENAI).rstrip("/")
     parts = urlsplit(whole)
     host = parts.netloc.rpartition("@")[2]
@@ -73,7 +71,7 @@ def _reach(url: str, *, has_key: bool, timeout_s: float) -> tuple[str, str]:
     if whole == _OPENAI and not has_key and not os.environ.get("OPENAI_API_KEY", "").strip():
         return shown, "OPENAI_API_KEY is not set on the node"
     handlers: dict[str, str] | None = {} if parts.hostname in {"localhost", "127.0.0.1", "::1"} else None
-    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(handlers))  # as calls of models do
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(handlers))  # as model calls do
     try:
         with opener.open(f"{shown}/models", timeout=timeout_s):
             return shown, ""
@@ -81,6 +79,6 @@ def _reach(url: str, *, has_key: bool, timeout_s: float) -> tuple[str, str]:
         error.close()
         return shown, ""
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # A reason, since other texts repeat parts of the URL.
+        # The reason, since other texts contain parts of the URL.
         reason = (getattr(error, "reason", None) or error) if isinstance(error, OSError) else type(error).__name__
         return shown, f"cannot be reached: {reason}"

@@ -1,9 +1,8 @@
-"""RemotePeers: agents of a run as a task sees them that hands work to them, wherever they live.
+"""RemotePeers: runs delegated work in the processes of a run's agents.
 
-In: an order of delegated work. Out: its result; a process that died on the way is a failed one. The asking process owns
-the delegation: it asks the scheduler once where an agent lives, calls its process directly, stops what it asked for when
-it is stopped itself, and sends it again, under a higher epoch, where the worker's process died.
-Never: a class of Ray's in a result; a worker that is asked again for what it recorded.
+The delegating process owns the delegation. It asks the scheduler once where an agent's processes are, calls one directly, and stops
+the work when it is stopped itself. If the worker's process dies, it sends the work again under a higher epoch, and work that the
+worker recorded is not repeated. A result contains no class of Ray.
 """
 
 from __future__ import annotations
@@ -27,39 +26,32 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder
 
 _log = bounded_logger(__name__)
-#: A process of an agent: its name, which the scheduler knows it by, and its handle.
+#: A process of an agent: its name at the scheduler, and its handle.
 _Location = tuple[str, Any]
 
 
 class RemotePeers:
-    """The agents of one run, for tasks of one process. Fulfils `Peers`."""
+    """The agents of one run, for tasks of one process. Implements `Peers`."""
 
     def __init__(self, scheduler: Any, context: RunContext, *, flush: Callable[[], Awaitable[None]]) -> None:
-        """Make one.
-
-        Args:
-            scheduler: Knows where agents live.
-            context: What all tasks of the run share.
-            flush: Returns when the events published here so far have arrived.
-        """
         self._scheduler = scheduler
         self._run_id = context.run_id
         self._flush = flush
-        #: Where nothing is recorded, a second process would begin anew and repeat what the first one did.
+        #: Without a record, a second process would repeat the work of the first one.
         self._retries = 0 if context.durability == Durability.OFF else context.delegation.retries
-        #: agent key -> its processes, as they were when the scheduler was asked
+        #: agent key -> its processes when the scheduler was asked
         self._locations: dict[str, asyncio.Task[Sequence[_Location]]] = {}
-        #: agent key -> name of a process of it that failed a call
+        #: agent key -> name of its process that failed a call
         self._lost: dict[str, str] = {}
-        #: agent key -> how often it was asked, so that its processes are asked in turn
+        #: agent key -> number of calls, so that its processes are called in turn
         self._asked: dict[str, int] = {}
-        #: instance -> handle of the process that was asked for it
+        #: instance -> handle of the process that runs it
         self._working: dict[str, Any] = {}
         self._background = BackgroundTasks()
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run that task to its end where its agent lives; a cancelled caller stops it (S-DUR-31)."""
-        await self._flush()  # what told of this delegation comes before what the worker tells
+        """Run a task to its end in a process of its agent. If the caller is cancelled, the task is stopped (S-DUR-31)."""
+        await self._flush()  # events of this delegation come before the worker's
         left = self._retries
         while True:
             try:
@@ -76,7 +68,7 @@ class RemotePeers:
                 left -= 1
                 order = replace(order, epoch=order.epoch + resend_step(order.depth))
                 _log.warning(
-                    "The process of agent '%s' died with work that was delegated to it, which goes on in another: %s",
+                    "The process of agent '%s' died with delegated work, which continues in another: %s",
                     order.agent_role,
                     last_line(error),
                 )
@@ -103,12 +95,12 @@ class RemotePeers:
             self._working.pop(order.instance, None)
         try:
             return unpack_result(unpack_report(report))
-        except Exception as error:  # noqa: BLE001  whatever loading raised, the asking model must be told
-            text = f"The result of agent '{order.agent_role}' cannot be loaded by its asker: {message_of(error)}"
+        except Exception as error:  # noqa: BLE001  the delegating model must be told, whatever loading raised
+            text = f"The result of agent '{order.agent_role}' cannot be loaded by the delegating process: {message_of(error)}"
             return _make_failure(order, text)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these where they are at work; never waits. What has not been sent yet ends with its asker's patience."""
+        """Stop these tasks. Never waits. An order that is not sent yet ends with its caller."""
         for instance in instances:
             if instance in self._working:
                 self._background.start(self._stop(self._working[instance], instance))
@@ -119,15 +111,13 @@ class RemotePeers:
         except ray.exceptions.RayError as error:
             _log.warning("Delegated work '%s' could not be stopped: %s", instance, last_line(error))
 
-    # Where they live.
-
     async def _next_location(self, order: TaskOrder) -> _Location | None:
-        """Return the next process of an agent, in turn, or the one where this is at work already; None when its run has ended."""
+        """Return the agent's next process in turn, or the process that already runs this task. None: the run has ended."""
         key = order.agent_key or ""
         locations = await self._locate(key)
         if order.epoch and len(locations) > 1:
-            # Whoever asked for it before may have died while one of them went on with it. A second one would do beside it
-            # what the first one is doing, and neither would know: what they begin is not recorded yet.
+            # An earlier caller may have died while one of these processes still runs the task. A second process would
+            # repeat that work, since steps in progress are not recorded yet.
             held = await asyncio.gather(*(self._holds(each, order.instance) for each in locations))
             if True in held:
                 return locations[held.index(True)]
@@ -138,30 +128,25 @@ class RemotePeers:
         try:
             return bool(await location[1].holds.remote(self._run_id, instance))
         except ray.exceptions.RayError:
-            return False  # one that is gone holds nothing
+            return False  # it is gone
 
     async def _locate(self, key: str) -> Sequence[_Location]:
-        """Return all processes of an agent; none when its run has ended."""
+        """Return all processes of an agent; empty if its run has ended."""
         locating = self._locations.get(key)
         if locating is None:
-            asking = self._ask_scheduler(key, self._lost.pop(key, None))
+            locate, lost = self._scheduler.locate.remote, self._lost.pop(key, None)
+            # An unreachable scheduler is asked again: this process ends with it.
+            asking = reach(lambda: locate(self._run_id, key, lost), patiently())
             locating = self._locations[key] = asyncio.get_running_loop().create_task(asking)
         try:
             return await asyncio.shield(locating)
         except ray.exceptions.RayError:
             if self._locations.get(key) is locating:
-                del self._locations[key]  # the next one asks again
+                del self._locations[key]  # the next caller asks again
             raise
 
-    async def _ask_scheduler(self, key: str, lost: str | None) -> Sequence[_Location]:
-        """Ask the scheduler where an agent lives. One that is out of reach for a moment is asked again; this process ends with it."""
-        locations: Sequence[_Location] = await reach(
-            lambda: self._scheduler.locate.remote(self._run_id, key, lost), patiently()
-        )
-        return locations
-
     def _forget(self, name: str) -> None:
-        """Look anew for the agents of a process that failed a call."""
+        """Locate the agents of a process that failed a call again."""
         for key, locating in list(self._locations.items()):
             is_located = locating.done() and not locating.cancelled() and locating.exception() is None
             if is_located and any(found == name for found, _ in locating.result()):
@@ -170,7 +155,7 @@ class RemotePeers:
 
 
 def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
-    """Return whether it only tells that an earlier dispatch of this work, which was met at work, is out of the way now."""
+    """Whether the result only says that an earlier dispatch of this work, still running there, has now ended."""
     if result.epoch >= order.epoch:
         return False
     error = result.error

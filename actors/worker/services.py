@@ -1,4 +1,4 @@
-"""CPU-heavy tools on the cluster: a stateless function, one CPU, any node. Adapter of the `CpuPool` port."""
+"""Services of agent processes: CPU-heavy tools on any node, and a limiter that measures waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RayCpuPool:
-    """Runs functions as tasks with one CPU each."""
+    """Runs functions as Ray tasks with one CPU each. Implements `CpuPool`."""
 
     def __init__(self, remote: Any) -> None:
         self._remote = remote
@@ -36,11 +36,11 @@ class RayCpuPool:
         timeout_s: float | None,
         may_repeat: bool = True,  # noqa: ARG002  a lost worker's call is never repeated here
     ) -> object:
-        """Call a packed function with keyword arguments somewhere in the cluster; what it raises is raised here.
+        """Call a packed function with keyword arguments somewhere in the cluster. What it raises is raised here.
 
         Raises:
-            CannotTravelError: function or arguments cannot be loaded there.
-            TimeoutError: it took longer; its worker is stopped.
+            CannotTravelError: the function or its arguments cannot be loaded there.
+            TimeoutError: it took too long; its worker is stopped.
             ToolExecutionError: its worker died.
         """
         reference = self._remote.remote(function, pack(dict(arguments)))
@@ -55,13 +55,13 @@ class RayCpuPool:
         return unpack_reply(reply)
 
 
-#: Upper ends of the histogram's parts, s.
+#: Upper bounds of the histogram's buckets, s.
 _BOUNDARIES_S = [0.001, 0.01, 0.1, 1.0, 10.0, 60.0]
 
 
 @functools.cache
 def _histogram() -> Any:
-    # Buckets have names that teams choose, and as many as they like, so there is no label.
+    # No label: teams choose any number of names for their buckets.
     return cast("Any", metrics).Histogram(
         "ensemble_ray_limiter_wait_seconds",
         description="How long model calls waited for a permit of the cluster's rate limiter",
@@ -75,11 +75,10 @@ def report_wait(waited_s: float) -> None:
 
 
 class MeasuredLimiter:
-    """A `Limiter` that reports waits, also those that ended without a permit.
+    """A `Limiter` that reports waits, including those that ended without a permit.
 
     Args:
-        limiter: Hands out the permits.
-        report: Takes the wait, s.
+        report: Receives the wait, s.
     """
 
     def __init__(self, limiter: Limiter, report: Callable[[float], None] = report_wait) -> None:
@@ -87,7 +86,6 @@ class MeasuredLimiter:
         self._report = report
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Take one permit; see `Limiter.acquire`."""
         began = time.monotonic()
         try:
             await self._limiter.acquire(bucket, limit, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""TaskHost: what an actor that runs tasks is made of; a plain class. It holds runners of runs, nothing else.
+"""TaskHost: runs the tasks of an actor, and the ports through which they reach the scheduler and the driver.
 
-Work comes by `accept`, results leave through `ReportTarget` in batches: what finishes while a report is on its way goes with
-the next one, so no result waits for a slow neighbour and many short tasks share a message.
+`accept` receives orders; results leave in batches through `ReportTarget`. Results that finish while a report is in flight share
+the next one. So no result waits for a slow task, and many short tasks share a message.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import ray.exceptions
@@ -37,64 +38,26 @@ if TYPE_CHECKING:
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
+#: How long a lost host of callables may take to be replaced, s.
+_MOVE_S = 30.0
+#: How many processes may die during one call. The callable itself may be the cause.
+_MOST_LOST = 3
 
 
 class TemplateUnknownError(Exception):
-    """The template of a task's agent is not known here."""
+    """The template of a task's agent is not stored here."""
 
 
 class ReportTarget(Protocol):
-    """Who takes reports."""
+    """Receives reports."""
 
     async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
-        """Return when they have arrived."""
+        """Return when the reports have arrived."""
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _HostedRun:
-    executor: LocalExecutor
-    journal: Journal
-    flush: Callable[[], Awaitable[None]]
-    #: agents that orders may name
-    templates: RefCountedCache[Agent]
-    #: instance -> the template of its agent
-    template_of: dict[str, str] = field(default_factory=dict[str, str])
-    outbox: list[WireResult] = field(default_factory=list["WireResult"])
-    sender: asyncio.Task[None] | None = None
-
-    def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
-        """Return an order with its user objects.
-
-        Raises:
-            TemplateUnknownError: that of its agent was not sent, or is kept no longer.
-        """
-        key = order.agent_key
-        if key is None:
-            return unpack_order(order)
-        if key in templates and key not in self.templates:
-            self.templates.put(key, load_agent(templates[key]))
-        agent = self.templates.get(key)
-        if agent is None:
-            raise TemplateUnknownError(key)
-        if order.agent is not None:
-            overrides = cast("Mapping[str, object]", pickle.loads(order.agent))  # noqa: S301  bytes of our own driver
-            agent = apply_overrides(agent, overrides)
-        loaded = unpack_order(order, agent)
-        if order.instance not in self.template_of:
-            self.templates.use(key)
-            self.template_of[order.instance] = key
-        return loaded
-
-    def release(self, instance: str) -> None:
-        """Let go of the template of a task that is over."""
-        key = self.template_of.pop(instance, None)
-        if key is not None:
-            self.templates.release(key)
-
-
 class TaskHost:
-    """Runs the tasks of any number of runs in this process."""
+    """Runs tasks of any number of runs in this process."""
 
     def __init__(self, target: ReportTarget) -> None:
         self._target = target
@@ -116,21 +79,14 @@ class TaskHost:
         peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
-        """Be ready for tasks of that run.
+        """Prepare for tasks of a run.
 
         Args:
-            context: What all its tasks share.
-            agents: Who lives here as long as the run; others come with their orders.
-            journal: Where facts go.
-            sink: Where events go.
-            callables: The run's own.
-            services: What tools and models of this process use.
-            tool_metrics: Counts calls.
-            spending: What model calls of this process may spend; None: as much as they like.
-            memory: The run's; None: it has none.
-            reflections: What is learned of its tasks; None: nothing is kept.
-            peers: Do what tasks of this process delegate; None: the agents that live here.
-            flush: Returns when all that was published and told has arrived.
+            agents: Agents that stay as long as the run; others come with their orders.
+            spending: Budget of model calls in this process; None: no limit.
+            memory: The run's memory; None: it has none.
+            reflections: Stores reflections on tasks; None: the run has none.
+            peers: Perform work that tasks delegate; None: the agents in this process.
         """
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -143,12 +99,8 @@ class TaskHost:
             memory=memory,
             reflections=reflections,
         )
-        run_id = context.run_id
-
-        def deliver(results: Sequence[TaskResult]) -> None:
-            self._deliver(run_id, results)
-
-        executor = LocalExecutor(TaskRunner(context, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
+        run_id, runner = context.run_id, TaskRunner(context, ports, {}, peers)
+        executor = LocalExecutor(runner, {}, partial(self._deliver, run_id), grace_s=GRACE_S)
         templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.forget(key))
         for key, agent in agents.items():
             templates.put(key, agent)
@@ -156,12 +108,12 @@ class TaskHost:
         self._runs[run_id] = _HostedRun(executor=executor, journal=journal, flush=flush, templates=templates)
 
     def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
-        """Run these tasks; never waits. A task that cannot be loaded here is reported as failed.
+        """Start these tasks. Never waits. A task that cannot be loaded here is reported as failed.
 
         Args:
-            run_id: Whose tasks.
+            run_id: The run.
             orders: The tasks.
-            templates: Agents that the tasks need and that were not sent before.
+            templates: Agents of these orders that were not sent before.
         """
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
@@ -169,7 +121,7 @@ class TaskHost:
                 loaded.append(hosted.load(order, templates))
             except TemplateUnknownError:
                 self._post(run_id, hosted, [_unknown_template(order)])
-            except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+            except Exception as error:  # noqa: BLE001  the task must be reported, whatever loading raised
                 self._deliver(run_id, [_loading_failure(order, error)])
         hosted.templates.trim()
         hosted.executor.start(loaded)
@@ -179,14 +131,14 @@ class TaskHost:
     ) -> WireResult:
         """Run one task and return its report instead of sending it.
 
-        Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
+        If the task is already running here, because an earlier caller was replaced, the caller receives that report.
         """
         hosted = self._runs[run_id]
         try:
             loaded = hosted.load(order, templates)
         except TemplateUnknownError:
             return _unknown_template(order)
-        except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+        except Exception as error:  # noqa: BLE001  the task must be reported, whatever loading raised
             result = _loading_failure(order, error)
         else:
             try:
@@ -197,24 +149,23 @@ class TaskHost:
         return pack_result(result)
 
     def holds(self, run_id: str, instance: str) -> bool:
-        """Return whether that is at work here."""
+        """Whether a task is running here."""
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
-        """Yield the tasks that are not reported: when each began, None where it waits for a slot, its run, its instance."""
+        """Yield the start time, run and instance of each unreported task; the time is None while it waits for a slot."""
         for run_id, hosted in self._runs.items():
             for instance, began_at in hosted.executor.activities():
                 yield began_at, run_id, instance
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
-        """Stop running tasks of a run."""
         if run_id in self._runs:
             self._runs[run_id].executor.stop(instances)
 
     async def release(self, run_id: str) -> bool:
-        """Forget a run, its journal flushed; return whether nothing of it is still at work here.
+        """Remove a run and flush its journal. Return whether none of its work is left in this process.
 
-        What still runs, such as work for an agent whose process died, is stopped: nobody waits for it any more.
+        Running tasks, such as work for an agent whose process died, are stopped: no caller waits for them.
         """
         hosted = self._runs.pop(run_id, None)
         if hosted is None:
@@ -237,7 +188,7 @@ class TaskHost:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
 
     async def _send(self, run_id: str, hosted: _HostedRun) -> None:
-        """Flush events first, then send the reports they belong to: a dependent's start can't overtake them (S-PAR-41)."""
+        """Flush events before the reports that they belong to, so that the start of a dependent task cannot overtake them (S-PAR-41)."""
         try:
             while hosted.outbox:
                 batch, hosted.outbox = hosted.outbox, []
@@ -245,6 +196,47 @@ class TaskHost:
                 await self._target.report(run_id, batch)
         finally:
             hosted.sender = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _HostedRun:
+    executor: LocalExecutor
+    journal: Journal
+    flush: Callable[[], Awaitable[None]]
+    #: agents by the key in an order
+    templates: RefCountedCache[Agent]
+    #: instance -> key of its agent's template
+    template_of: dict[str, str] = field(default_factory=dict[str, str])
+    outbox: list[WireResult] = field(default_factory=list["WireResult"])
+    sender: asyncio.Task[None] | None = None
+
+    def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
+        """Return an order with its user objects.
+
+        Raises:
+            TemplateUnknownError: its agent's template was not sent, or was evicted.
+        """
+        key = order.agent_key
+        if key is None:
+            return unpack_order(order)
+        if key in templates and key not in self.templates:
+            self.templates.put(key, load_agent(templates[key]))
+        agent = self.templates.get(key)
+        if agent is None:
+            raise TemplateUnknownError(key)
+        if order.agent is not None:
+            overrides = cast("Mapping[str, object]", pickle.loads(order.agent))  # noqa: S301  bytes of our own driver
+            agent = apply_overrides(agent, overrides)
+        loaded = unpack_order(order, agent)
+        if order.instance not in self.template_of:
+            self.templates.use(key)
+            self.template_of[order.instance] = key
+        return loaded
+
+    def release(self, instance: str) -> None:
+        key = self.template_of.pop(instance, None)
+        if key is not None:
+            self.templates.release(key)
 
 
 def _unknown_template(order: WireOrder) -> WireResult:
@@ -262,24 +254,22 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
 
 
 class ReportSender:
-    """Sends reports to the scheduler."""
-
     def __init__(self, scheduler: Any, source: str) -> None:
         self._scheduler = scheduler
         self._source = source
 
     async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
-        """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm.
+        """Return when the scheduler has the reports. It ignores duplicates, so they may be sent again.
 
-        Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.
+        It never gives up: a run whose report is lost never ends, and this process ends together with its scheduler.
         """
         await reach(lambda: self._scheduler.report.remote(run_id, self._source, list(reports)), patiently())
 
 
 class RemoteDriverServices:
-    """The driver's services, for processes away from the driver. Fulfils the `DriverServices` port.
+    """The driver's services in other processes. Implements `DriverServices`.
 
-    One batch of notifications is on its way at a time: Ray may start calls of an asynchronous actor out of order (S-MET-35).
+    Only one batch of notifications is in flight: Ray may start calls of an asynchronous actor out of order (S-MET-35).
     """
 
     def __init__(self, hub: Any, run_id: str) -> None:
@@ -290,10 +280,10 @@ class RemoteDriverServices:
         self._sending: asyncio.Task[None] | None = None
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
-        """Ask and wait.
+        """Call a service and wait for its answer.
 
         Raises:
-            IllegalStateError: the driver is gone or has no such service.
+            IllegalStateError: the driver is gone, or has no such service.
         """
         try:
             body = await self._hub.ask.remote(self._run_id, name, dict(payload))
@@ -301,7 +291,7 @@ class RemoteDriverServices:
             cause = getattr(error, "cause", None)
             if isinstance(cause, IllegalStateError):
                 raise cause from None
-            text = f"Run {self._run_id}: the event hub cannot be reached, so the driver cannot be asked"
+            text = f"Run {self._run_id}: the event hub cannot be reached, so the driver cannot answer"
             raise IllegalStateError(f"{text}: {last_line(error)}") from None
         answer = pickle.loads(body)  # noqa: S301  our own driver's bytes
         if isinstance(answer, BaseException):
@@ -309,12 +299,12 @@ class RemoteDriverServices:
         return answer
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
-        """Notify it, without an answer, in the order of the calls; may be called from any thread."""
+        """Call a service without an answer, in the order of the calls. Thread-safe."""
         self._loop.call_soon_threadsafe(self._add, name, dict(payload))
 
     async def flush(self) -> None:
-        """Return when the hub has everything that was sent so far."""
-        await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
+        """Return when the hub has all requests so far."""
+        await asyncio.sleep(0)  # notifications of other threads are added in the loop's next turn
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
@@ -333,47 +323,35 @@ class RemoteDriverServices:
 
 
 class ReportedToolMetrics:
-    """`ToolMetrics` whose counts go to the driver's own object (S-CONV-33)."""
+    """`ToolMetrics` that sends its counts to the driver's object (S-CONV-33)."""
 
     def __init__(self, services: RemoteDriverServices) -> None:
         self._services = services
 
     def increment_success(self, tool_name: str, agent_role: str) -> None:
-        """Count a call that succeeded."""
         self._send("increment_success", tool_name, agent_role)
 
     def increment_failure(self, tool_name: str, agent_role: str) -> None:
-        """Count a call that returned a failure."""
         self._send("increment_failure", tool_name, agent_role)
 
     def increment_error(self, tool_name: str, agent_role: str) -> None:
-        """Count a call that raised."""
         self._send("increment_error", tool_name, agent_role)
 
     def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
-        """Note how long a call took, s."""
         self._send("record_duration", tool_name, agent_role, duration_s)
 
     def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
-        """Count something of a tool's own."""
         self._send("increment_counter", metric, tool_name, tags)
 
     def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Note a value of a tool's own."""
         self._send("record_value", metric, tool_name, value, tags)
 
     def _send(self, method: str, *arguments: object) -> None:
         self._services.notify("tool_metrics", {"method": method, "arguments": arguments})
 
 
-#: How long a lost host of callables may take to be replaced, s.
-_MOVE_S = 30.0
-#: A callable whose process died so often while it was asked is not asked again: it may well be what kills them.
-_MOST_LOST = 3
-
-
 class RemoteCallables:
-    """Asks the run's callables in the process that hosts them; None: in one that is started when somebody needs it."""
+    """Calls the run's callables in their host. Without a host, `evaluate` waits until one is started."""
 
     def __init__(self, host: Any, run_id: str) -> None:
         self._host: Any = host
@@ -381,13 +359,13 @@ class RemoteCallables:
         self._moved = asyncio.Event()
 
     def move(self, host: Any) -> None:
-        """Ask another process from now on; what the lost one was asked is asked again there."""
+        """Use another host from now on. Calls that the lost one did not answer are repeated there."""
         self._host = host
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call it there; what it raises is raised here."""
+        """Call it there. What it raises is raised here."""
         asked = dumps(argument)
         lost = ""
         if self._host is None:
@@ -396,12 +374,17 @@ class RemoteCallables:
             host: Any = self._host
             moved = self._moved
             try:
-                return _load_reply(await host.evaluate.remote(self._run_id, path, asked))
-            except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
+                reply: bytes = await host.evaluate.remote(self._run_id, path, asked)
+            except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray, not even as a cause
                 lost = last_line(error)
+            else:
+                value, raised = pickle.loads(reply)  # noqa: S301  bytes of our own cluster
+                if raised is not None:
+                    raise raised
+                return value
             if count + 1 < _MOST_LOST:
                 await self._until_moved(moved, lost)
-        raise RuntimeError(f"the process of the run's callables died {_MOST_LOST} times when it was asked: {lost}")
+        raise RuntimeError(f"the process of the run's callables died {_MOST_LOST} times when it was called: {lost}")
 
     @staticmethod
     async def _until_moved(moved: asyncio.Event, why: str) -> None:
@@ -409,11 +392,3 @@ class RemoteCallables:
             await asyncio.wait_for(moved.wait(), _MOVE_S)
         except TimeoutError:
             raise RuntimeError(f"the process of the run's callables cannot be reached: {why}") from None
-
-
-def _load_reply(body: bytes) -> object:
-    """Return the value that came as bytes, or raise the error: `(value, None)` or `(None, error)`."""
-    value, error = pickle.loads(body)  # noqa: S301  bytes of our own cluster
-    if error is not None:
-        raise error
-    return value

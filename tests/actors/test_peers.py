@@ -272,7 +272,7 @@ async def test_asker_is_told_when_a_result_cannot_be_loaded() -> None:
         return TaskResult(key=order.key, instance=order.instance, status="completed", at=1.0, output=b"no pickle")
 
     result = await peers_of(Scheduler([("w1", Worker(odd))])).perform(ORDER)
-    assert str(result.error).startswith("The result of agent 'Digger' cannot be loaded by its asker: ")
+    assert str(result.error).startswith("The result of agent 'Digger' cannot be loaded by the delegating process: ")
 
 
 @pytest.mark.parametrize("answer", [[], ActorDiedError()])

@@ -57,7 +57,7 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
     assert next(looks, None) is None
     ours = [record for record in caplog.records if record.name == connection.__name__]  # other threads log too
     assert [record.message for record in ours] == [
-        "Run r: the scheduler's process died; the run goes on when it is back"
+        "Run r: the scheduler's process died; the run continues when it is back"
     ]
 
 
