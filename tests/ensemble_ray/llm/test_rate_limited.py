@@ -24,7 +24,7 @@ from ensemble_ray import (
 from ensemble_ray.llm.limits.limiter import LocalLimiter
 from ensemble_ray.ports import Services, use_services
 from ensemble_ray.testing import ManualClock, ScriptedModel
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 HELLO = (ChatMessage("user", "hello"),)
 SEARCH = (ToolSpec("search", "Search the web"),)

@@ -27,7 +27,7 @@ from ensemble_ray.llm.limits.limiter import LocalLimiter
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 WITHOUT_DELAYS = RetryPolicy(first_delay=0, max_delay=0)
 

@@ -9,8 +9,8 @@ import pytest
 from ensemble_ray import InMemoryReflectionStore, PostgresReflectionStore, SqliteReflectionStore
 from ensemble_ray.teamfile import load_runnable
 from ensemble_ray.testing import ScriptedModel
-from tests.ensemble_ray.loader.conftest import Load, Refused
-from tests.ensemble_ray.loader.test_json_schema import schema_errors
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.test_json_schema import schema_errors
 
 CODE = """
 from ensemble_ray import TaskReflection

@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import RemoteAgent
 from ensemble_ray.tools import A2ATool
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 TEAM = """
 agents:

@@ -16,8 +16,8 @@ from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.teamfile import Runnable, load_ensemble, load_runnable
 from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.teamfile.sections import ItemTaskKeys, MapReduceKeys, MapTeamKeys
-from tests.ensemble_ray.loader.conftest import Refused
-from tests.ensemble_ray.loader.test_json_schema import schema_errors
+from tests.ensemble_ray.teamfile.conftest import Refused
+from tests.ensemble_ray.teamfile.test_json_schema import schema_errors
 
 Loaded = Callable[[str], Runnable]
 

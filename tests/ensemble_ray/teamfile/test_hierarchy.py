@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray import HierarchicalConstraints, OpenAIChatModel, Workflow
 from ensemble_ray.teamfile.team import team_schema
-from tests.ensemble_ray.loader.conftest import Load, Refused
-from tests.ensemble_ray.loader.test_json_schema import schema_errors
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.test_json_schema import schema_errors
 
 NEWSROOM = """
 llm: local

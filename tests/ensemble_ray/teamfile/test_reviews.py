@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ensemble_ray import Ensemble, Review, ReviewDecision, ReviewPolicy, ReviewRequest, ReviewTiming, ValidationError
-from tests.ensemble_ray.loader.conftest import Load
+from tests.ensemble_ray.teamfile.conftest import Load
 
 REQUEST = ReviewRequest(task_description="Draft", timing=ReviewTiming.AFTER_EXECUTION)
 

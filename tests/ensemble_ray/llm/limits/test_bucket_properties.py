@@ -22,7 +22,7 @@ from ensemble_ray.llm.limits.machines import (
     WaiterCancelled,
     WakeAt,
 )
-from tests.ensemble_ray.limits.test_bucket import asked, full_bucket, told
+from tests.ensemble_ray.llm.limits.test_bucket import asked, full_bucket, told
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=60)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedModel
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 RUNNERS = """
 from ensemble_ray import OpenAIChatModel as Imported

@@ -23,8 +23,8 @@ from ensemble_ray.definition import validate
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedModel
-from tests.ensemble_ray.loader.conftest import Load, Refused
-from tests.ensemble_ray.loader.test_json_schema import schema_errors
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.test_json_schema import schema_errors
 
 LOOPS = """
 llm: local

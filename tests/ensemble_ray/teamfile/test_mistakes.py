@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.teamfile import load_ensemble
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 TASKS = "tasks: {t: {description: d}}\n"
 

@@ -20,7 +20,7 @@ from ensemble_ray.llm.limits.machines import (
     WaiterCancelled,
 )
 from ensemble_ray.testing import ManualClock
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)
 

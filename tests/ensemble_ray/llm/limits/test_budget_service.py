@@ -18,7 +18,7 @@ from ensemble_ray.llm.limits.accounts import (
     RemoteAccount,
 )
 from ensemble_ray.values.metrics import Amount, RunBudget
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 BUDGET = RunBudget(max_tokens=100, account="run/1")
 

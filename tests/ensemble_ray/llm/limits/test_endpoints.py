@@ -12,7 +12,7 @@ import pytest
 from ensemble_ray import CircuitOpenError
 from ensemble_ray.llm.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
 from ensemble_ray.testing import ManualClock
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 HOME = "http://h/v1 m"
 

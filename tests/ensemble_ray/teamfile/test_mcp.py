@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import MCP
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 TEAM = """
 llm: local

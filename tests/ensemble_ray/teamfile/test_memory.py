@@ -10,8 +10,8 @@ import pytest
 from ensemble_ray import LocalEmbeddingModel, MemoryScope, PostgresMemory, SqliteMemory
 from ensemble_ray.memory.lasting import StoredEntityMemory, StoredLongTermMemory
 from ensemble_ray.memory.store import InMemoryStore
-from tests.ensemble_ray.loader.conftest import Load, Refused
-from tests.ensemble_ray.loader.test_json_schema import schema_errors
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.test_json_schema import schema_errors
 
 CODE = """
 class Store:

@@ -19,7 +19,7 @@ from ensemble_ray.llm.limits.limiter import (
 )
 from ensemble_ray.llm.limits.machines import LEASE_S, HolderGone, Requested, Returned, Used
 from ensemble_ray.testing import ManualClock
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)
 

@@ -33,7 +33,7 @@ from ensemble_ray.teamfile.fields import ConstraintKeys
 from ensemble_ray.teamfile.section import FileSection
 from ensemble_ray.teamfile.sections import AgentKeys, GraphKeys, LoopKeys, PhaseKeys, TaskKeys, TeamKeys
 from ensemble_ray.testing import ScriptedModel
-from tests.ensemble_ray.loader.conftest import Load
+from tests.ensemble_ray.teamfile.conftest import Load
 
 WHOLE = """
 llm: openai:gpt-4o-mini

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from ensemble_ray.teamfile.team import team_schema
-from tests.ensemble_ray.loader.test_mistakes import MISTAKES
-from tests.ensemble_ray.loader.test_team import WHOLE
+from tests.ensemble_ray.teamfile.test_mistakes import MISTAKES
+from tests.ensemble_ray.teamfile.test_team import WHOLE
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.teamfile.references import Expected, Provenance, definer_of, find_permitted, module_provenance
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 OWN = '''
 import functools

@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.llm.limits.accounts import LocalAccount
 from ensemble_ray.values.metrics import Amount, RunBudget
-from tests.ensemble_ray.limits.settling import settle
+from tests.ensemble_ray.llm.limits.settling import settle
 
 
 def account_of(max_tokens: int) -> LocalAccount:

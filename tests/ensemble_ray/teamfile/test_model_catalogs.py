@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, ValidationError
 from ensemble_ray.teamfile import load_runnable
 from ensemble_ray.teamfile.fields import load_model
-from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.teamfile.conftest import Load, Refused
 
 TEAM = "tasks: {t: {description: d}}\nllm: openai:own\n"
 
