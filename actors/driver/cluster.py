@@ -246,7 +246,7 @@ async def check_version(scheduler: Any) -> None:
 
 
 async def describe_cluster() -> ClusterDescription:
-    """Return the descriptions of the cluster's actors, and notes on those that did not answer.
+    """Return the descriptions of the cluster's actors, and notes on actors that did not answer.
 
     Raises:
         EnsembleError: this process is not connected, or the cluster does not list its nodes and actors.

@@ -67,7 +67,7 @@ class DriverConnection:
         self._hub_life = ""
         self._polling: asyncio.Task[None] | None = None
         self._is_leaving = False
-        #: requests whose caller waits for the answer
+        #: requests with a caller that waits for the answer
         self._answers = BackgroundTasks()
         #: requests without an answer, such as counts for the user's metrics
         self._notifications = BackgroundTasks()
@@ -84,7 +84,7 @@ class DriverConnection:
         self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     def keep_last_lines(self, lines: Sequence[LogLine] | None) -> None:
-        """Store the last lines of the run's processes if they came with the run's end."""
+        """Store the last lines of the run's processes if the run's end contained them."""
         if self._listener is not None:
             self._listener.keep_last(lines)
 
@@ -237,7 +237,7 @@ class LineListener:
         self._service = service
         self._run_id = run_id
         self._is_leaving = False
-        #: the last lines, if they came with the run's end; None: they are still to be requested
+        #: the last lines, if the run's end contained them; None: they are still to be requested
         self._last: Sequence[LogLine] | None = None
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 

@@ -57,14 +57,14 @@ _EVERYWHERE = sys.stdlib_module_names | {
     "__main__",  # sent by value
     "__mp_main__",
 }
-#: Distributions whose objects are sent between processes, so that their versions matter.
+#: Distributions with objects that are sent between processes, so that their versions matter.
 _PACKAGES = ("ensemble-ray", "ray", "cloudpickle", "pydantic", "pydantic-core", "openai")
 #: How long an endpoint may take to answer a node, s; less than the node's own limit.
 _ENDPOINT_S = 10.0
 
 
 def question_about(definition: object | None) -> NodeQuestion:
-    """Return what a team needs on each node; None: what any team needs.
+    """Return the requirements of a team on each node; None: the requirements of any team.
 
     Raises:
         ValidationError: something that must be sent cannot be pickled (S-CONV-34).
@@ -108,7 +108,7 @@ def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
 
 
 def _distributions_of(modules: Iterable[str]) -> list[str]:
-    """Return the installed distributions of these modules, except those that are always checked."""
+    """Return the installed distributions of these modules, except the ones that are always checked."""
     known = importlib.metadata.packages_distributions()
     found = {name for module in modules for name in known.get(module.partition(".")[0], ())}
     return sorted(found - {*_PACKAGES})

@@ -1,4 +1,4 @@
-"""Pickles what a driver sends: a planned run, or the orders of a dynamic run, whose shared parts are sent once under a name.
+"""Pickles what a driver sends: a planned run, or the orders of a dynamic run, with shared parts that are sent once under a name.
 
 A name never refers to another object later, and shared parts are dropped with the last order that needs them.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
-#: Classes whose objects pickle but do not work in another process.
+#: Classes with objects that pickle but do not work in another process.
 _SILENTLY_WRONG = (
     asyncio.Lock,
     asyncio.Event,
@@ -76,7 +76,7 @@ def pack_submission(
     """Return the submission of a planned run.
 
     Args:
-        keep: How agent processes are kept for the next run.
+        keep: How long agent processes stay for the next run.
         is_connected: Whether this process receives events and requests.
         goes_on_alone: Whether the run resumes without this process after a review.
         program: Its runs may share processes with this one; empty: no other run may.
@@ -237,7 +237,7 @@ class Packer:
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return a packed order. Its shared parts are kept until `release`.
+        """Return a packed order. Its shared parts stay until `release`.
 
         Raises:
             ValidationError: a part cannot be pickled; the message names the path to it (S-CONV-34).
@@ -252,7 +252,7 @@ class Packer:
         names, keys = self._locate_callables(task, where)
         agent_key = None if template is None else template.wire.key
         wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
-        # Nothing fails from here on, so each `use` has its `release`.
+        # No step fails from here on, so each `use` has its `release`.
         if template is not None:
             self._templates.use(order.agent_key or "")
         for key in keys:
@@ -262,7 +262,7 @@ class Packer:
         return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
 
     def release(self, packed: PackedOrder) -> None:
-        """Release the shared parts of an order whose result has arrived."""
+        """Release the shared parts of an order after its result has arrived."""
         if packed.template is not None:
             self._templates.release(packed.template)
         for key in packed.callables:
@@ -365,7 +365,7 @@ def dump(value: object, path: str) -> bytes:
 
 
 class Dumped(NamedTuple):
-    """A pickle and what it needs where it is loaded."""
+    """A pickle and the modules that loading it needs."""
 
     body: bytes
     models: Sequence[OpenAIChatModel]

@@ -60,10 +60,10 @@ _GATHER_S = 0.01
 
 
 class RemoteExecutor:
-    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts nothing before `open`.
+    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts no process before `open`.
 
     Args:
-        keep: How its processes are kept for the next run.
+        keep: How long its processes stay for the next run.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RemoteExecutor:
         self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
         self._driver = new_object_id()
-        #: what this process itself spends from the run's account (S-BUD-8)
+        #: the share of this process in the run's account (S-BUD-8)
         self.spending = shared_spending(request.context, RemoteLimiter(), self._driver)
         self._numbers = itertools.count(1)
         #: the current session: its name, batch numbers, received entries, and names of sent templates and bundles
@@ -88,7 +88,7 @@ class RemoteExecutor:
         self._cursor = 0
         self._sent: OrderedDict[str, None] = OrderedDict()
         self._packer = Packer()
-        #: orders without a result, and how many sessions were lost with each
+        #: orders without a result, and how many sessions were lost with it
         self._in_flight: dict[str, PackedOrder] = {}
         self._lost: dict[str, int] = {}
         self._queue: list[str] = []
@@ -203,7 +203,7 @@ class RemoteExecutor:
         )
 
     def _was_sent(self, name: str) -> bool:
-        """Whether the scheduler should have it by now. If it does not, it returns the order."""
+        """Whether the scheduler should have it. If it does not, it returns the order."""
         was_sent = name in self._sent
         self._sent[name] = None
         self._sent.move_to_end(name)

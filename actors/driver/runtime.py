@@ -63,7 +63,7 @@ CHECK_S = 25.0
 
 
 class RayRuntime:
-    """Runs on Ray: on an existing cluster, or on a local one that lives until this process ends. It starts nothing before the first run."""
+    """Runs on Ray: on an existing cluster, or on a local one that lives until this process ends. It starts no process before the first run."""
 
     name = "ray"
 
@@ -174,7 +174,7 @@ class RayRuntime:
         """Ask every node of the cluster whether a team can run there. No model is called.
 
         Args:
-            definition: The team; None: what any team needs.
+            definition: The team; None: the requirements of any team.
             timeout_s: How long the nodes may take; the report names those that have not answered.
 
         Raises:
@@ -202,7 +202,7 @@ class RayRuntime:
         return JobServer(address)
 
     async def close(self) -> None:
-        """End the agent processes that are kept for the next run. The cluster keeps running."""
+        """End the idle agent processes that wait for the next run. The cluster keeps running."""
         self._keeps_warm = False
         if self._schedulers is not None and ray.is_initialized():
             try:
@@ -236,7 +236,7 @@ class RayRuntime:
         return schedulers.of(request.run_id)
 
     async def _connect(self, cancelled: asyncio.Event) -> Schedulers:
-        """Return the cluster's schedulers. The first caller starts those that are missing.
+        """Return the cluster's schedulers. The first caller starts the missing ones.
 
         Raises:
             CancelledError: the run was cancelled meanwhile. The connection continues for the next run.
@@ -429,7 +429,7 @@ class Schedulers:
 
     @classmethod
     async def connect(cls, shards: int, namespace: str) -> Schedulers:
-        """Return the first `shards` schedulers of a namespace. Start those that are missing.
+        """Return the first `shards` schedulers of a namespace. Start the missing ones.
 
         Raises:
             ValidationError: a scheduler's version differs from this process's.
@@ -454,7 +454,7 @@ class Schedulers:
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
 
     async def evict_idle(self) -> None:
-        """End the agent processes that are kept for the next run."""
+        """End the idle agent processes that wait for the next run."""
         await asyncio.gather(*(each.evict_idle.remote() for each in self._handles))
 
 
@@ -502,7 +502,7 @@ def _may_have_doubles() -> bool:
 
 
 def _has_doubles(planned: Planned) -> bool:
-    """Whether scripted models of this process take part; their calls come back here."""
+    """Whether scripted models of this process take part; their calls return here."""
     import sys
 
     scripted = sys.modules.get("ensemble_ray.testing.scripted")

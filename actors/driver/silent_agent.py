@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-#: Services of Ray's agent; the raylet waits for the port of each. -1: the service is not in use.
+#: Services of Ray's agent; the raylet waits for their ports. -1: the service is not in use.
 _SERVICES = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 _POLL_S = 1.0
 

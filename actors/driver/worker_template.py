@@ -25,7 +25,7 @@ import wrapt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Imported before the first fork: the actors, what their first model call needs, and what Ray imports when a worker connects.
+#: Imported before the first fork: the actors, the modules of their first model call, and the modules that Ray imports when a worker connects.
 _IMPORTS = (
     "ensemble_ray.actors.scheduler.scheduler",
     "ensemble_ray.actors.worker.agent",

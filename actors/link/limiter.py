@@ -87,7 +87,7 @@ class EndpointUpdateSender:
 
 
 class EndpointBoard:
-    """Stores the failures of each endpoint since its last answer, for processes that start later."""
+    """Stores the failures of every endpoint since its last answer, for processes that start later."""
 
     def __init__(self) -> None:
         self._failures: dict[str, deque[tuple[float, EndpointUpdate]]] = {}

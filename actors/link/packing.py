@@ -160,7 +160,7 @@ def packed_evaluation(failed: EvaluationFailed) -> EvaluationFailed:
 
 
 def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:
-    """Return the failure of a task whose result cannot be pickled."""
+    """Return the failure of a task with a result that cannot be pickled."""
     text = f"The result of task '{task}' cannot leave its agent's process: {message_of(error)}"
     return AgentExecutionError(text, agent_role, task)
 

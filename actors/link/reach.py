@@ -60,7 +60,7 @@ def patiently() -> Iterator[float]:
 
 
 def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
-    """Return the error that `run()` raises for a failed call to an actor; `origin` is that of `resume_advice`."""
+    """Return the error that `run()` raises for a failed call to an actor; `origin` is the one of `resume_advice`."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EnsembleError | IllegalStateError):
         return cause

@@ -164,7 +164,7 @@ class WireFailure:
     is_out_of_credit: bool = False
 
 
-#: How a process is kept after its last run: some seconds for a run of the same program, or longer for a run of any program.
+#: How long a process stays after its last run: some seconds for a run of the same program, or longer for a run of any program.
 #: None: it ends.
 Keep: TypeAlias = Literal["briefly", "warm"]
 #: The order of a coordinator or a delegating agent, and its result.
@@ -188,7 +188,7 @@ class AgentTemplate:
     is_declared: bool = True
     #: for messages; if the roles of orders differ, the role of the first
     role: str = ""
-    #: requirements of each of its processes
+    #: requirements of every process of it
     requirements: ResourceRequirements = NOTHING
 
     @property
@@ -204,12 +204,12 @@ class AgentTemplate:
 
 
 class Binding(NamedTuple):
-    """What a process receives of a run before its first order."""
+    """The part of a run that a process receives before its first order."""
 
     context: RunContext
     #: agents that may receive delegated work, by key; other agents arrive with their orders
     templates: Mapping[str, bytes]
-    #: where the run is recorded; None: it is not recorded
+    #: store of the run's record; None: it is not recorded
     location: RecordLocation | None
 
 
@@ -274,13 +274,13 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpening:
-    """What the scheduler receives of a run before its first order."""
+    """The part of a run that the scheduler receives before its first order."""
 
     run_id: str
     #: the driver's id, and a number; the next session replaces this one
     session: str = ""
     context: RunContext
-    #: the process that started it, whose runs may share processes of the cluster; empty: they are not shared
+    #: the process that started it, its runs may share processes of the cluster; empty: they are not shared
     program: str = ""
     #: None: it is not recorded
     location: RecordLocation | None = None
@@ -314,16 +314,16 @@ class Submission:
     tasks: Mapping[str, bytes]
     #: None: the run has none
     callables: CallablesUpdate | None = None
-    #: where the run is recorded, seen from the cluster's nodes; None: it is not recorded
+    #: store of the run's record, seen from the cluster's nodes; None: it is not recorded
     store: StoreAddress | None = None
     reason: SubmissionReason = SubmissionReason.FIRST
     #: whether the driver receives events or requests to its services
     is_connected: bool = False
     #: whether a decision at its gate resumes it without the driver
     goes_on_alone: bool = False
-    #: how agent processes are kept for the next run
+    #: how long agent processes stay for the next run
     keep: Keep = "briefly"
-    #: the process that started it, whose runs may share processes of the cluster; empty: they are not shared
+    #: the process that started it, its runs may share processes of the cluster; empty: they are not shared
     program: str = ""
 
 

@@ -93,7 +93,7 @@ class DynamicRun:
 
     @property
     def waiting(self) -> int:
-        """How many tasks are not yet dispatched to a process."""
+        """How many tasks wait for a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
@@ -190,7 +190,7 @@ class SessionService:
     async def open_session(self, opening: SessionOpening) -> Any:
         """Prepare for a run's tasks. Return the handle of its event hub, or None when it has no listener.
 
-        A driver that took over the run, or lost its session, replaces the open session.
+        A driver that claimed the run, or lost its session, replaces the open session.
 
         Raises:
             RunExistsError: another driver coordinates a run with this id, and no record decides who owns it.

@@ -81,7 +81,7 @@ _READ_S = 60.0
 
 
 class PlannedRun:
-    """One planned run in the scheduler, and the executor of its coordinator. It starts nothing before `begin`.
+    """One planned run in the scheduler, and the executor of its coordinator. It starts no process before `begin`.
 
     Args:
         hub: Has its events; None: no listener.
@@ -171,7 +171,7 @@ class PlannedRun:
 
     @property
     def waiting(self) -> int:
-        """How many tasks are not yet dispatched to a process."""
+        """How many tasks wait for a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
@@ -445,7 +445,7 @@ class _Page:
     """One page of several sequences that count as one. Each body is read once."""
 
     def __init__(self, begin: int) -> None:
-        #: entries before those of the next sequence
+        #: entries before the next sequence
         self.total = 0
         #: the first entry of the next page
         self.stop = begin

@@ -166,7 +166,7 @@ class ProcessGroups:
                 self._send(lease, lease.handle.accept.remote(body))
 
     async def _perform(self, lease: Lease, order: WireOrder) -> None:
-        """Make one call for one order. The reply is its report, which saves a message."""
+        """Call the process for one order. The reply is its report, which saves a message."""
         templates = self._owner.templates_for(lease, (order,))
         body: bytes = await lease.handle.perform.remote(pack_dispatch(self._run_id, (order,), templates))
         await self._owner.report([unpack_report(body)])
@@ -262,7 +262,7 @@ class ProcessGroups:
             return False
 
     async def _check_answers(self, lease: Lease) -> None:
-        """End a shared process whose loop is blocked; its tasks are dispatched again."""
+        """End a shared process with a blocked loop; its tasks are dispatched again."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await lease.handle.answer.remote()
@@ -453,7 +453,7 @@ def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopp
 
 
 def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:
-    """Return the failed event of a task whose process can no longer send one (S-EVT-10)."""
+    """Return the failed event of a task after its process can no longer send one (S-EVT-10)."""
     total = order.total_tasks
     event = TaskFailedEvent(
         run_id=context.run_id,

@@ -36,7 +36,7 @@ from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
-#: How long an idle process is kept for the next run, s.
+#: How long an idle process waits for the next run, s.
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
 #: How long a node that lost a process is avoided, s: Ray may not have noticed yet that the node itself is lost.
 _DOUBT_S = 30.0
@@ -104,7 +104,7 @@ class ProcessPool:
         return None
 
     def _make_room(self, program: str) -> None:
-        """End one process that is kept briefly for another program, so that a series of short programs does not add up."""
+        """End one process that waits briefly for another program, so that a series of short programs does not add up."""
         for process in self._idle:
             if process.keep == "briefly" and process.program != program:
                 self._expire(process)
@@ -255,7 +255,7 @@ class AgentProcess:
     #: whether it gets no more runs because a task is stuck in it; it ends with its last run
     is_retired: bool = False
     timer: asyncio.TimerHandle | None = None
-    #: how it is kept while it is idle
+    #: how long it stays while it is idle
     keep: Keep | None = None
 
     @property

@@ -98,7 +98,7 @@ class SchedulerActor(LineService, SessionService):
         self._describing: asyncio.Task[bytes] | None = None
         self._described_at = 0.0
         self._recovering: asyncio.Task[None] | None = None
-        # A constructor runs before the loop, so the first call to the loop comes from a thread.
+        # A constructor runs before the loop, so a thread makes the first call to the loop.
         actor = cast("Any", ray.get_runtime_context().current_actor)
         threading.Thread(target=start_recovery, args=(actor,), name="recovery", daemon=True).start()
 
@@ -218,7 +218,7 @@ class SchedulerActor(LineService, SessionService):
             del self._ends[run_id]
 
     async def states(self) -> dict[str, str]:
-        """Return the state of each run that has not ended."""
+        """Return the state of every run that has not ended."""
         return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
 
     async def describe(self) -> bytes:
@@ -539,7 +539,7 @@ async def _load_on(node: str, payloads: Mapping[str, bytes]) -> list[tuple[str, 
 
 
 def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """Load these in this process. Return the names of those that failed, and why."""
+    """Load these in this process. Return the names of the failed ones, and why."""
     failed: list[tuple[str, str]] = []
     for name, body in payloads.items():
         try:

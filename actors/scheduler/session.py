@@ -69,7 +69,7 @@ class ReportReceiver(Protocol):
         ...
 
     def return_order(self, instance: str) -> None:
-        """Take back an order that was not started because a template or callable is missing here."""
+        """Return an order that was not started because a template or callable is missing here."""
         ...
 
 
@@ -452,7 +452,7 @@ class CallablesDelivery:
                 self._bundles.release(name)
 
     def whole(self) -> CallablesUpdate:
-        """Return everything that a new host needs."""
+        """Return the data that a new host needs."""
         tasks = self._tasks
         return replace(
             self._declared,

@@ -129,7 +129,7 @@ class AgentActor:
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:
-        """Return a future that is done when this process is bound to the run. Messages may arrive before `bind` does."""
+        """Return a future that completes when this process is bound to the run. Messages may arrive before `bind` does."""
         if run_id not in self._bound:
             self._bound[run_id] = asyncio.get_running_loop().create_future()
         return self._bound[run_id]
@@ -166,7 +166,7 @@ class AgentActor:
         return self._host.holds(run_id, instance)
 
     async def stop(self, run_id: str, instances: Sequence[str]) -> None:
-        """Stop running tasks, including those that wait for `bind`, since calls resume in order of arrival."""
+        """Stop running tasks, including tasks that wait for `bind`, since calls resume in order of arrival."""
         await asyncio.wait([self._binding(run_id)])
         self._host.stop(run_id, instances)
 
@@ -228,7 +228,7 @@ class SilentSink:
         return False
 
     def emit(self, event: object) -> None:
-        """Never called, since no event is wanted."""
+        """Never called, since no listener wants an event."""
 
 
 def _load(key: str, body: bytes) -> Any:

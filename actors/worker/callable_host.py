@@ -45,7 +45,7 @@ class CallableHost(AgentActor):
         self._predicates: dict[str, HeldPredicates] = {}
 
     async def hold(self, body: bytes) -> None:
-        """Store callables, and drop those of finished tasks.
+        """Store callables, and drop callables of finished tasks.
 
         Args:
             body: Output of `pack_update`.
@@ -168,7 +168,7 @@ class HeldPredicates:
                 break
             verdict = asking.result()
             if verdict is None:
-                break  # the scheduler asks again and sends what this process lacks
+                break  # the scheduler asks again and sends the missing parts
             verdicts.append(verdict)
             if verdict is not False:
                 break

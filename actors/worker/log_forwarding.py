@@ -23,7 +23,7 @@ from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.text.foreign_text import one_line
 
-#: Longest incomplete line that is kept until its end is written, characters.
+#: Longest incomplete line that waits for its end, characters.
 _MOST_HELD = 4000
 #: Limits of a traceback: characters per line, and lines.
 _TRACE_LINE, _TRACE_LINES = 300, 40
@@ -32,7 +32,7 @@ _LEFT_OUT_S = 1.0
 
 
 class LineForwarder:
-    """Sends the lines of this process to the drivers of its runs. It forwards nothing before `open`.
+    """Sends the lines of this process to the drivers of its runs. It forwards no line before `open`.
 
     Args:
         clock: Returns the time, s.
@@ -160,7 +160,7 @@ class _ForwardingHandler(logging.Handler):
 
 
 class _ObservedStream(io.TextIOBase):
-    """A standard stream whose lines are forwarded too. Bytes written to `buffer` are not."""
+    """A standard stream that forwards its lines too. Bytes written to `buffer` are not."""
 
     def __init__(self, stream: TextIO, on_line: Callable[[str], None]) -> None:
         self._stream = stream

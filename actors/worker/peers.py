@@ -39,7 +39,7 @@ class RemotePeers:
         self._flush = flush
         #: Without a record, a second process would repeat the work of the first one.
         self._retries = 0 if context.durability == Durability.OFF else context.delegation.retries
-        #: agent key -> its processes when the scheduler was asked
+        #: agent key -> its processes at the last call of the scheduler
         self._locations: dict[str, asyncio.Task[Sequence[_Location]]] = {}
         #: agent key -> name of its process that failed a call
         self._lost: dict[str, str] = {}
@@ -135,7 +135,7 @@ class RemotePeers:
         locating = self._locations.get(key)
         if locating is None:
             locate, lost = self._scheduler.locate.remote, self._lost.pop(key, None)
-            # An unreachable scheduler is asked again: this process ends with it.
+            # Calls of an unreachable scheduler are repeated: this process ends with it.
             asking = reach(lambda: locate(self._run_id, key, lost), patiently())
             locating = self._locations[key] = asyncio.get_running_loop().create_task(asking)
         try:

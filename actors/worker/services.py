@@ -36,7 +36,7 @@ class RayCpuPool:
         timeout_s: float | None,
         may_repeat: bool = True,  # noqa: ARG002  a lost worker's call is never repeated here
     ) -> object:
-        """Call a packed function with keyword arguments somewhere in the cluster. What it raises is raised here.
+        """Call a packed function with keyword arguments somewhere in the cluster. Its exception is raised here.
 
         Raises:
             CannotTravelError: the function or its arguments cannot be loaded there.
@@ -75,7 +75,7 @@ def report_wait(waited_s: float) -> None:
 
 
 class MeasuredLimiter:
-    """A `Limiter` that reports waits, including those that ended without a permit.
+    """A `Limiter` that reports waits, including waits that ended without a permit.
 
     Args:
         report: Receives the wait, s.

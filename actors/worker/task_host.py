@@ -82,7 +82,7 @@ class TaskHost:
         """Prepare for tasks of a run.
 
         Args:
-            agents: Agents that stay as long as the run; others come with their orders.
+            agents: Agents that stay as long as the run; others arrive with their orders.
             spending: Budget of model calls in this process; None: no limit.
             memory: The run's memory; None: it has none.
             reflections: Stores reflections on tasks; None: the run has none.
@@ -153,7 +153,7 @@ class TaskHost:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
-        """Yield the start time, run and instance of each unreported task; the time is None while it waits for a slot."""
+        """Yield the start time, run and instance of every unreported task; the time is None while it waits for a slot."""
         for run_id, hosted in self._runs.items():
             for instance, began_at in hosted.executor.activities():
                 yield began_at, run_id, instance
@@ -365,7 +365,7 @@ class RemoteCallables:
         self._moved = asyncio.Event()
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call it there. What it raises is raised here."""
+        """Call it there, and raise its exception here."""
         asked = dumps(argument)
         lost = ""
         if self._host is None:

@@ -75,7 +75,10 @@ def test_a_command_is_a_list(refused: Refused) -> None:
         ("agents: {a: {instructions: g}}\ntasks: {t: {description: d}}", "Here it is called 'goal'."),
         ("process: sequential\ntasks: {t: {description: d}}", "unknown key of a team. Here it is called 'workflow'."),
         ("graph: {name: g, nodes: {}, edges: [], start: a}", "Here it is called 'states'."),
-        ("tasks: {t: {description: d, async_execution: true}}", "Tasks run in parallel in an ensemble with the workflow"),
+        (
+            "tasks: {t: {description: d, async_execution: true}}",
+            "Tasks run in parallel in an ensemble with the workflow",
+        ),
     ],
 )
 def test_a_key_of_another_framework_is_named_as_ours(refused: Refused, text: str, told: str) -> None:
