@@ -334,7 +334,7 @@ def log_of(path: Path) -> Path:
 
 
 def make_deleted_error(path: Path) -> RecordError:
-    """Return the error for a record that was removed while a writer had it open, or that has notes but no file."""
+    """Return the error for a record that was removed during a write, or that has notes but no file."""
     return RecordError(
         f"The run's record was removed: {path} is missing or another file. Its facts are lost. "
         "Restore it, or run again under another run id",
@@ -433,7 +433,7 @@ def _scan(log: Path) -> LogScan | None:
 
 
 def _is_log_damaged(log: Path) -> bool:
-    """Whether the log of a record without notes has commits behind its end. A writer may be active meanwhile."""
+    """Whether the log of a record without notes has commits behind its end. A writer may be active."""
     key = str(log)
     found = _identity(log)
     if found is None or _in_order.get(key) == found:
@@ -499,7 +499,7 @@ def forget(path: Path) -> None:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether the index of an open record is complete and writable. A removed index keeps its memory, so it is sound."""
+    """Whether the index of an open record is complete and writable; a removed index keeps its memory."""
     index = str(index_of(path))
     try:
         found = os.stat(index)  # noqa: PTH116  called often, and faster than `Path.stat`

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How long SQLite waits for a lock, s. Writers share `COMMIT_LOCK`, so only readers that recover a log wait here.
+#: How long SQLite waits for a lock, s. Writers use `COMMIT_LOCK`, so only readers that recover a log wait here.
 BUSY_S = 10.0
 #: Attempts to copy a record while a writer changes it.
 _TRIES = 5
