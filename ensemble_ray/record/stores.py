@@ -41,7 +41,7 @@ class RecordedRun:
 
     run_id: str
     created_at: datetime
-    #: where its definition came from: a YAML path, `module:attribute`, or empty
+    #: source of its definition: a YAML path, `module:attribute`, or empty
     origin: str
     #: its state; a run without an owner that has not ended is interrupted
     state: RunState
@@ -139,7 +139,7 @@ class RunStore(Protocol):
 
         Args:
             run_id: The run's id.
-            origin: Where its definition came from.
+            origin: Source of its definition.
             is_buffered: Whether `append` may return before facts are committed (durability `run`).
 
         Raises:
@@ -182,7 +182,7 @@ class RunStore(Protocol):
 
         Raises:
             RunExistsError: another process owns the run.
-            RecordError: no facts are left, the rest cannot be read, or the record cannot be written.
+            RecordError: no facts remain, the rest cannot be read, or the record cannot be written.
             ValidationError: the run does not exist.
         """
         ...
@@ -208,7 +208,7 @@ class RunStore(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Yield the facts that are committed when reading begins, in order, page by page. One page is in memory at a time.
+        """Yield the facts that are committed when reading begins, in order. One page is in memory at a time.
 
         Args:
             run_id: The run's id; if the run does not exist, there are no pages.
@@ -223,7 +223,7 @@ class RunStore(Protocol):
         ...
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return the facts of one instance in order, without stimuli. The number of other instances hardly affects the cost.
+        """Return the facts of one instance in order, without stimuli. Other instances hardly affect the cost.
 
         Raises:
             RecordError: the record is damaged, or has a newer format.
@@ -239,7 +239,7 @@ class RunStore(Protocol):
         ...
 
     async def find(self, text: str) -> RecordedRun:
-        """Return the run with this id, the only run whose id starts with the text, or the newest run for `latest`.
+        """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
 
         Raises:
             ValidationError: no run matches, or several do; the message names the nearest.
@@ -258,7 +258,7 @@ class RunStore(Protocol):
     async def gates(self) -> list[GatesOfRun]:
         """Return the runs that have not ended and have review gates, oldest first. Other runs hardly affect the cost.
 
-        A run whose record cannot be read is omitted and logged. Reading that run raises the error.
+        An unreadable record is logged and its run omitted. Reading that run raises the error.
 
         Raises:
             RecordError: the store cannot be read.
@@ -481,7 +481,7 @@ def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: 
 
     Args:
         run_id: The run.
-        origin: Where its definition came from. Empty: only the program that began it has the definition. None: unknown.
+        origin: Source of its definition. Empty: only the program that began it has the definition. None: unknown.
         field: An additional argument of `resume`: `max_tokens=N`, `allow_loss=True`.
         command: The name of the command line here.
     """
@@ -496,7 +496,7 @@ def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str
 
     Args:
         run_id: The failed run.
-        origin: Where its definition came from. Empty: only the program that began it has the definition.
+        origin: Source of its definition. Empty: only the program that began it has the definition.
         facts: The run's facts.
         command: The name of the command line here.
     """

@@ -383,7 +383,9 @@ async def _lock(connection: Connection, run_id: str, location: str, *, is_free: 
         RunExistsError: the run has an owner and `is_free` requires none.
     """
     if is_free:
-        await _refuse_owned(connection, run_id)  # before waiting for the row: its owner may have frozen with the row locked
+        await _refuse_owned(
+            connection, run_id
+        )  # before waiting for the row: its owner may have frozen with the row locked
     cursor = await connection.execute(_FOUND, {"run": run_id})
     row = await cursor.fetchone()
     if row is None:

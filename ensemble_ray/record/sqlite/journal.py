@@ -236,9 +236,7 @@ class CommitLock:
         if not pid or pid == os.getpid() or not hasattr(os, "pidfd_open"):
             return
         try:
-            process = os.pidfd_open(
-                pid
-            )  # first: all later checks refer to this process, even if its id is reused
+            process = os.pidfd_open(pid)  # first: all later checks refer to this process, even if its id is reused
         except OSError:
             return
         try:

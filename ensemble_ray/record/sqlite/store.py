@@ -235,7 +235,7 @@ class SqliteStore:
         return file, epoch
 
     def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
-        """Record the loss, atomically for other processes, and release the run. A copy of the log is kept."""
+        """Record the loss, atomically for other processes, keep a copy of the log, and release the run."""
         if loss_in(directory.path, has_texts=True) is None:
             return False
         with self._owning(directory, by_force=by_force):
@@ -292,7 +292,7 @@ def _raised_epoch(file: SqliteFile) -> int:
 
 
 async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
-    """Run the work that acquires the run. If the caller is cancelled, release the run when the work is done."""
+    """Run the work that acquires the run. If the caller is cancelled, release the run after the work."""
 
     def release(job: asyncio.Future[T]) -> None:
         if not job.cancelled():
