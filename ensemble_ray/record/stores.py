@@ -239,7 +239,7 @@ class RunStore(Protocol):
         ...
 
     async def find(self, text: str) -> RecordedRun:
-        """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
+        """Return the run with this id, the only run with an id starting with the text, or the newest for `latest`.
 
         Raises:
             ValidationError: no run matches, or several do; the message names the nearest.
