@@ -1,7 +1,4 @@
-"""MemoryJournal, and what every journal shares: who may write, and what is known.
-
-In: facts of one run. Out: what is recorded of an instance. Never: a write of a writer that a newer one replaced.
-"""
+"""MemoryJournal, the JSON form of facts with their long texts, and the fence that refuses writers of an older epoch."""
 
 from __future__ import annotations
 
@@ -25,41 +22,41 @@ from ensemble_ray.values.trace import jsonable
 FORMAT = 2
 #: Longest text that stays in its fact, characters.
 BODY_LIMIT = 1024
-#: Longest text that is one body, characters. Longer ones lie there in pieces, so that texts that grow at their end, such as
-#: the prompts of a long loop with short-term memory, share what they begin with.
+#: Longest text in one body, characters. Longer ones are stored in pieces. Growing texts, such as the prompts of a long
+#: loop with short-term memory, then share their first pieces.
 WHOLE_LIMIT = 16_384
-#: Length of a piece, characters; the last one is as long as what is left.
+#: Length of a piece, characters; the last piece may be shorter.
 _PIECE = 8192
-#: Key of a text that lies among the bodies.
+#: Key of a reference to a body.
 _BODY = "$body"
-#: Key of the pieces of a text, each as a text that lies among the bodies.
+#: Key of the pieces of a text, each a reference to a body.
 _PIECES = "$pieces"
-#: What every fact's text holds that refers to one.
+#: Part of the JSON text of every fact that refers to a body.
 BODY_MARK = f'"{_BODY}"'
-#: What users' own keys of that look are written as, with one `$` more each time.
+#: Users' own keys of this form; writing adds one `$`.
 _ESCAPED = re.compile(r"\$+(?:body|pieces)")
 
-#: In JSON text without escaped quotes: a long text. What stands between two texts may be taken for one; it only costs time.
+#: A long text in JSON text without escaped quotes. It may match text between two strings, which only costs time.
 _LONG = re.compile(rb'"[^"]{%d}' % (BODY_LIMIT + 1))
 
-#: Keeps a long text and gives its hash.
+#: Stores a long text and returns its hash.
 Keep = Callable[[str], str]
-#: Gives the text of a hash.
+#: Returns the text of a hash.
 Resolve = Callable[[str], str]
 
 
 def body_digest(text: str) -> str:
-    """Return the SHA-256 of a text in hex; the name of a body."""
+    """Return the SHA-256 of a text in hex: the name of a body."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def plain_data(data: Mapping[str, object]) -> dict[str, object]:
-    """Return some data as JSON data."""
+    """Convert data to its JSON form."""
     return cast("dict[str, object]", json.loads(_as_text(data)))
 
 
 def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None) -> Fact:
-    """Return the fact as a reader of the record gets it: what it tells as JSON data."""
+    """Return the fact as a reader of the record receives it, with its data in JSON form."""
     return replace(
         fact,
         data=fact.data.from_data(plain_data(fact.data.to_data()), fact.at),
@@ -69,7 +66,7 @@ def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None
 
 
 def text_of(data: Mapping[str, object], keep: Keep) -> str:
-    """Return a fact's data as JSON text; long texts go to `keep`."""
+    """Return a fact's data as JSON text; `keep` receives the long texts."""
     text = _as_text(data)
     if _may_need_lifting(text):
         text = _as_text(_lift(_parse(text), keep))
@@ -77,7 +74,7 @@ def text_of(data: Mapping[str, object], keep: Keep) -> str:
 
 
 def _may_need_lifting(text: bytes) -> bool:
-    """Whether JSON text may hold a long text or a key to escape; looking costs far less than taking it apart."""
+    """Whether JSON text may contain a long text or a key to escape. Much cheaper than parsing it."""
     if b'$body"' in text or b'$pieces"' in text:
         return True
     # No text is longer than its JSON form.
@@ -85,10 +82,10 @@ def _may_need_lifting(text: bytes) -> bool:
 
 
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
-    """Return the data of a fact from its JSON text.
+    """Parse the data of a fact from its JSON text.
 
     Raises:
-        ValueError: it is no data of a fact.
+        ValueError: the text is no data of a fact.
     """
     read: object = json.loads(text)
     if not isinstance(read, dict):
@@ -98,7 +95,7 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
 
 
 def stored_text(body: object) -> str:
-    """Return a body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
+    """Return a stored body as text. An empty text means that it is invalid, because no body is empty."""
     if not isinstance(body, bytes):
         return body if isinstance(body, str) else ""
     try:
@@ -108,23 +105,23 @@ def stored_text(body: object) -> str:
 
 
 def missing_text(digest: str) -> str:
-    """Return what a reader shows in place of a body that is not there."""
+    """Return the text that a reader shows instead of a missing body."""
     return f"[text {digest} is missing from the record]"
 
 
 def accepted_loss(text: object) -> LossAccepted:
-    """Return what the JSON text of a fact tells of a loss that somebody accepted; an empty one where it cannot be read."""
+    """Parse the JSON text of a fact about an accepted loss; return an empty one if it is invalid."""
     try:
         read: object = json.loads(str(text))
         return LossAccepted.from_data(cast("dict[str, object]", read) if isinstance(read, dict) else {}, 0.0)
-    except ValueError:  # the reader of that fact is told
+    except ValueError:  # reading that fact raises
         return LossAccepted.from_data({}, 0.0)
 
 
 def _as_text(data: object) -> bytes:
     try:
         return to_json(data, fallback=str, inf_nan_mode="strings")
-    except Exception:  # noqa: BLE001  cycles, halves of surrogate pairs, objects whose own serializers fail
+    except Exception:  # noqa: BLE001  cycles, halves of surrogate pairs, failing serializers of objects
         return json.dumps(jsonable(data)).encode()
 
 
@@ -136,7 +133,7 @@ def _parse(text: bytes) -> object:
 
 
 def _lift(value: object, keep: Keep) -> object:
-    """JSON data with its long texts replaced by references."""
+    """Replace long texts in JSON data by references."""
     if isinstance(value, str):
         return _lifted_text(value, keep) if len(value) > BODY_LIMIT else value
     if isinstance(value, dict):
@@ -161,7 +158,7 @@ def _lifted_mapping(value: dict[str, object], keep: Keep) -> dict[str, object]:
 
 
 def _lower(value: object, resolve: Resolve) -> object:
-    """JSON data with its references replaced by their texts."""
+    """Replace references in JSON data by their texts."""
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
         if len(mapping) == 1:
@@ -179,7 +176,7 @@ def _lower(value: object, resolve: Resolve) -> object:
 
 
 def _join(value: object, resolve: Resolve) -> object:
-    """Return the text of some pieces; data of users of before there were pieces is left as it is."""
+    """Return the text of some pieces. Users' data from before pieces existed is returned unchanged."""
     pieces = cast("list[dict[str, object]]", value) if isinstance(value, list) else []
     if not pieces or not all(isinstance(each, dict) and list(each) == [_BODY] for each in pieces):
         return {_PIECES: _lower(value, resolve)}
@@ -187,31 +184,31 @@ def _join(value: object, resolve: Resolve) -> object:
 
 
 class EpochFence:
-    """Knows the newest epoch of a run and of each of its instances; refuses older ones."""
+    """Stores the newest epoch of a run and of its instances, and refuses older ones."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._newest: dict[str, int] = {}
 
     def learn(self, instance: str, epoch: int) -> None:
-        """From now on, facts of that instance (`run`: of all) need that epoch or a newer one."""
+        """Require this epoch or a newer one for facts of that instance (`run`: of all instances)."""
         if epoch > self._newest.get(instance, 0):
             self._newest[instance] = epoch
 
     def admit(self, facts: Sequence[Fact], epoch: int) -> None:
-        """Let these facts pass, all or none.
+        """Admit all of these facts, or raise.
 
         Raises:
-            StaleEpochError: a newer epoch of the run or of an instance has been seen.
+            StaleEpochError: a newer epoch of the run or of an instance is known.
         """
-        if epoch or self._newest:  # else the hot path: nothing was ever dispatched twice
+        if epoch or self._newest:  # skipped on the hot path, without repeated dispatches
             self.admit_instances({fact.fence for fact in facts}, epoch)
 
     def admit_instances(self, instances: Collection[str], epoch: int) -> None:
-        """Let facts of these instances pass, all or none.
+        """Admit facts of all of these instances, or raise.
 
         Raises:
-            StaleEpochError: a newer epoch of the run or of an instance has been seen.
+            StaleEpochError: a newer epoch of the run or of an instance is known.
         """
         of_run = self._newest.get(RUN, 0)
         for instance in instances:
@@ -224,10 +221,10 @@ class EpochFence:
 
 
 class MemoryJournal:
-    """One run's facts in memory, gone with the process."""
+    """One run's facts in memory, lost with the process. See `ensemble_ray.ports.Journal`."""
 
     def __init__(self, run_id: str, known: Sequence[Fact] = ()) -> None:
-        """Begin with facts that are known already."""
+        """Start with existing facts."""
         self.run_id = run_id
         self._facts: list[tuple[Fact, int]] = []
         self._fence = EpochFence(run_id)
@@ -237,12 +234,6 @@ class MemoryJournal:
             self._facts.append((fact, fact.epoch))
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  memory is as safe as it gets
-        """Add facts in order; their data must not change afterwards.
-
-        Raises:
-            StaleEpochError: a newer epoch has been seen.
-            IllegalStateError: the journal is closed.
-        """
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
@@ -250,7 +241,6 @@ class MemoryJournal:
         self._facts += [(fact, epoch) for fact in facts]
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
             for seq, (fact, epoch) in enumerate(self._facts, start=1)
@@ -258,37 +248,31 @@ class MemoryJournal:
         }
 
     def facts(self) -> list[Fact]:
-        """All facts in order, as a reader of a file would get them."""
+        """Return all facts in order, as a reader of a file would receive them."""
         return [in_json_form(fact, epoch=epoch, seq=seq) for seq, (fact, epoch) in enumerate(self._facts, start=1)]
 
     async def flush(self) -> None:
-        """Nothing to wait for."""
+        """Return immediately: there is no pending write."""
 
     async def close(self) -> None:
-        """Take no more facts; they stay readable."""
+        """Accept no more facts. Recorded facts stay readable."""
         self._is_closed = True
 
 
 class ForgetfulJournal:
-    """The journal of a run that is recorded nowhere and may have millions of facts: it refuses stale epochs, keeps nothing."""
+    """The journal of an unrecorded run with possibly millions of facts: refuses stale epochs, stores no facts."""
 
     def __init__(self, run_id: str) -> None:
         self._fence = EpochFence(run_id)
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  as safe as it gets
-        """Let facts pass.
-
-        Raises:
-            StaleEpochError: a newer epoch has been seen.
-        """
         self._fence.admit(facts, epoch)
 
-    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
-        """Nothing."""
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  no instance has facts
         return {}
 
     async def flush(self) -> None:
-        """Nothing to wait for."""
+        """Return immediately: there is no pending write."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""

@@ -1,4 +1,4 @@
-"""Which store an address names. Package: record; composition only, so that stores need not know each other."""
+"""Open the store of an address, and choose a run's capture mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def store_at(address: StoreAddress) -> RunStore:
     """Return the store of an address.
 
     Raises:
-        ValidationError: no store speaks that URL, or its extra is not installed.
+        ValidationError: no store supports that URL, or its extra is not installed.
     """
     if not address.url:
         from ensemble_ray.record.sqlite.store import SqliteStore
@@ -28,14 +28,14 @@ def store_at(address: StoreAddress) -> RunStore:
         from ensemble_ray.record.postgres.store import PostgresStore
 
         return PostgresStore(address.url)
-    # Of a text without a scheme nothing is repeated: it may be a password as well.
+    # Do not repeat a text without a scheme: it may be a password.
     scheme, colon, _ = address.url.partition("://")
     named = f" '{scheme}://...'" if colon else ""
     raise ValidationError(f"Unknown store{named}: use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")
 
 
 _log = bounded_logger(__name__)
-#: Environment variable that chooses the capture mode where the ensemble does not.
+#: Environment variable with the capture mode of ensembles that choose none.
 CAPTURE_MODE_VARIABLE = "ENSEMBLE_RAY_CAPTURE_MODE"
 
 
@@ -48,12 +48,12 @@ def effective_capture_mode(
     """Return the capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
 
     Args:
-        explicit: The ensemble's own choice; None looks at the environment, `off` does not.
+        explicit: The ensemble's choice. None: use the environment. `off` ignores the environment.
         environ: The calling process's environment (S-CAP-5); None: this process's.
-        inform: Takes the line that names a mode other than off (S-CAP-18).
+        inform: Called with the line that names a mode other than off (S-CAP-18).
 
     Raises:
-        ValidationError: the choice is none.
+        ValidationError: the choice is no capture mode.
     """
     said = (os.environ if environ is None else environ).get(CAPTURE_MODE_VARIABLE, "").strip().lower()
     source, value = (CAPTURE_MODE_VARIABLE, said or "off") if explicit is None else ("capture_mode", explicit)

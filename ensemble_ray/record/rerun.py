@@ -1,8 +1,8 @@
-"""What running under an id means that was used before, and whether two definitions are the same. Pure.
+"""Decide the result of a run under a used id, and compare two definitions. Pure.
 
-Rules (S-SET-39): finished, of the same definition and inputs -> its recorded output; interrupted or cancelled -> an
-error that names `resume`; failed -> one that names `fork`; running -> `RunExistsError`; unknown -> a new run.
-Never: a second run under one id, an answer of another definition.
+Results (S-SET-39): a finished run of the same definition and inputs returns its recorded output. An interrupted or
+cancelled run raises an error that names `resume`, a failed one an error that names `fork`, a running one
+`RunExistsError`. An unknown id begins a new run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ensemble_ray.record.trace import output_of
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 
-#: Differences that a message names.
+#: Most differences in one message.
 _NAMED = 20
 
 
@@ -33,20 +33,20 @@ def recorded_output(
     output_types: Mapping[str, OutputType] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput | None:
-    """Return the output of an earlier run of that id; None when it recorded nothing, so that the run begins.
+    """Return the output of an earlier run of that id; None if it has no facts, so that the run can begin.
 
     Args:
-        run_id: The id asked for.
-        state: How the store says that the run stands.
-        facts: What it recorded.
-        header: The first fact that this run would record; None: that has been compared.
+        run_id: The requested id.
+        state: The run's state in the store.
+        facts: The run's facts.
+        header: The first fact that this run would record; None: the caller has compared it.
         output_types: See `fold_output`.
         object_ids: See `fold_output`.
 
     Raises:
         RunExistsError: a run of that id is running.
-        ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
-        RecordError: its record is damaged.
+        ValidationError: the record has no answer: interrupted, cancelled, failed, or another definition.
+        RecordError: the record is damaged.
     """
     facts = list(facts)
     history = RunHistory(facts, has_details=True)
@@ -66,19 +66,19 @@ def is_answered(
     header: PlanRecorded | None,
     fork: str = "",
 ) -> bool:
-    """Whether a run of that id is over, so that its record gives its output; False: it recorded nothing and begins.
+    """Whether a run of that id has completed, so that its record contains its output; False: it has no facts and can begin.
 
     Args:
-        run_id: The id asked for.
-        state: How the store says that the run stands.
-        recorded_state: How its facts say that it stands.
-        recorded: Its first fact; an empty one when it recorded nothing.
-        header: The first fact that this run would record; None: that has been compared.
-        fork: How a new run can use what a failed one did; empty: it cannot.
+        run_id: The requested id.
+        state: The run's state in the store.
+        recorded_state: The run's state by its facts.
+        recorded: Its first fact; an empty one if it has none.
+        header: The first fact that this run would record; None: the caller has compared it.
+        fork: How a new run can reuse the outputs of a failed one; empty: it cannot.
 
     Raises:
         RunExistsError: a run of that id is running.
-        ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
+        ValidationError: the record has no answer: interrupted, cancelled, failed, or another definition.
     """
     if state.is_going_on:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
@@ -86,7 +86,7 @@ def is_answered(
     if recorded.is_empty:
         return False  # it never began
     if recorded_state is not RunState.INTERRUPTED:
-        state = recorded_state  # the facts are the truth: its process may have died before it wrote the state
+        state = recorded_state  # facts take precedence: its process may have died before it stored the state
     if recorded_state is RunState.COMPLETED:
         if header is not None:
             check_same(run_id, recorded, header, doing="run")
@@ -109,16 +109,16 @@ def is_answered(
 
 
 def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, doing: Literal["run", "resume"]) -> None:
-    """Refuse another definition than the recorded one (S-DUR-36, S-SET-39).
+    """Refuse a definition that differs from the recorded one (S-DUR-36, S-SET-39).
 
     Args:
         run_id: The run's id.
         recorded: The run's first fact.
-        current: The first fact that the definition at hand would record.
-        doing: What is refused: answering a run from the record, or going on with it.
+        current: The first fact that the current definition would record.
+        doing: The refused action: returning the recorded output, or resuming the run.
 
     Raises:
-        ValidationError: they differ; each difference is named by its path.
+        ValidationError: the definitions differ; the message lists the differences by path.
     """
     found = what_differs(recorded, current)
     if not found:
@@ -129,20 +129,20 @@ def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, do
         msg = f"Run '{run_id}' is finished, and was of another definition or other inputs: {differing}. Choose another run_id"
     else:
         msg = (
-            f"Run '{run_id}' was of another definition: {differing}. Go on with the one it was begun with, or allow the "
-            "changes (allow_changes=True, --allow-changes): then what is recorded is used as it is"
+            f"Run '{run_id}' was of another definition: {differing}. Resume it with its original definition, or allow the "
+            "changes (allow_changes=True, --allow-changes): then recorded outputs are used unchanged"
         )
     raise ValidationError(msg)
 
 
 def what_differs(recorded: PlanRecorded, current: PlanRecorded) -> list[str]:
-    """List what differs between the first facts of two runs, one line per path: inputs, plan, definition."""
+    """List the differences between the first facts of two runs, one line per path: inputs, plan, definition."""
     plans = (
         {name: each for name, each in (header.plan or {}).items() if name != "inputs"} for header in (recorded, current)
     )
     return [
         *(f"inputs.{difference}" for difference in differences(recorded.inputs or {}, current.inputs or {})),
-        *(f"plan.{difference}" for difference in differences(*plans)),  # its inputs are those above
+        *(f"plan.{difference}" for difference in differences(*plans)),  # the inputs are listed above
         *(
             f"definition.{difference}"
             for difference in differences(recorded.definition or {}, current.definition or {})

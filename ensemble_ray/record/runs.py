@@ -1,7 +1,6 @@
-"""The runs of a home: their directories, states and facts.
+"""Read and write the runs of a home: their directories, ownership, states and facts.
 
-In: a home directory and an id. Out: who owns the run, how it stands, what it recorded. Everything here blocks: it is for
-threads, and for people's own programs. Never: a directory that others may read, a state that is half written.
+All functions block and are for threads. Directories are readable for their owner only.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ _INTERRUPTED = "was interrupted: resume it, or choose another run_id"
 
 
 def describe_conflict(run_id: str, state: RunState) -> str:
-    """Return what to tell somebody who wants to begin a run of an id that nobody owns and that has recorded something."""
+    """Return the message for a new run with the id of a recorded run that has no owner."""
     return f"Run '{run_id}' {_STANDING.get(state, _INTERRUPTED)}"
 
 
 def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], location: str) -> str:
-    """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
+    """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
 
     Args:
-        text: What a user wrote.
+        text: The user's text.
         known: All ids.
-        newest: Gives them with the newest first; only asked where that matters.
-        location: Where they are, for people.
+        newest: Returns the ids, newest first; called only if the order matters.
+        location: The place of the runs, for messages.
 
     Raises:
-        ValidationError: there is none, or several; the message names the nearest.
+        ValidationError: no run matches, or several do; the message names the nearest.
     """
     if text in known:
         return text
@@ -81,15 +80,15 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def runs_directory(home: Path) -> Path:
-    """Return the directory of all runs of a home."""
+    """Return the directory of a home's runs."""
     return home / "runs"
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse ids that cannot name a directory.
+    """Refuse an id that cannot name a directory.
 
     Raises:
-        ValidationError: it has other characters, begins with a dot or a dash, or is too long.
+        ValidationError: it contains other characters, starts with a dot or a dash, or is too long.
     """
     if not _RUN_ID.fullmatch(run_id):
         msg = (
@@ -103,7 +102,7 @@ class RunDirectory:
     """The directory of one run."""
 
     def __init__(self, home: Path, run_id: str) -> None:
-        """Name the directory; nothing is made.
+        """Set the path, without creating the directory.
 
         Raises:
             ValidationError: the id cannot name a directory.
@@ -114,11 +113,11 @@ class RunDirectory:
         self.ownership = Ownership(self.path / "owner.lock")
 
     def begin(self, origin: str, clock: Callable[[], float] = time.time) -> None:
-        """Make the directory as the owner of a new run; what one that recorded nothing left is taken over.
+        """Create the directory as the owner of a new run; replace a run of that id that has no facts.
 
         Raises:
-            RunExistsError: there is a run of that id.
-            RecordError: the directory cannot be written, or what is in it cannot be read.
+            RunExistsError: a run of that id exists.
+            RecordError: the directory cannot be written, or its record cannot be read.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -139,10 +138,10 @@ class RunDirectory:
             raise
 
     def own(self, *, by_force: bool = False) -> None:
-        """Become the owner of a run that is there.
+        """Become the owner of an existing run.
 
         Raises:
-            RunExistsError: somebody else owns it, and it is not taken by force.
+            RunExistsError: another process owns the run, and `by_force` is False.
             RecordError: the directory cannot be written.
         """
         try:
@@ -158,12 +157,12 @@ class RunDirectory:
             raise cannot_write(self.path, error) from error
 
     def write_state(self, state: RunState) -> None:
-        """Say how the run stands; after a final state the run has no owner any more. Only its owner says so.
+        """Store the run's state if this process is the owner; a final state releases ownership.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: the state cannot be written, or the run was removed.
         """
-        if not self.ownership.is_mine():  # taken by force: how it stands is for its new owner to say
+        if not self.ownership.is_mine():  # claimed by force: its new owner stores the state
             self.release()
             if not self.ownership.is_there():
                 raise make_deleted_error(self.path / RECORD)
@@ -177,11 +176,10 @@ class RunDirectory:
             self.release()
 
     def release(self) -> None:
-        """Own the run no more."""
         self.ownership.release()
 
     def state(self) -> RunState:
-        """How the run stands. What nobody owns and has not ended was interrupted."""
+        """Return the run's state. A run without an owner that has not ended is interrupted."""
         return self.summary().state
 
     def summary(self) -> RecordedRun:
@@ -202,35 +200,35 @@ class RunDirectory:
         )
 
     def facts(self, *, is_partial: bool = False) -> list[Fact]:
-        """All committed facts in order, numbered from 1. `is_partial`: what is left of them.
+        """Return all committed facts in order, numbered from 1. `is_partial` reads a damaged record too.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         return read_all(self.path, self.run_id, is_partial=is_partial)
 
     def last_seq(self, kinds: Collection[str] | None = None, *, is_partial: bool = False) -> int:
-        """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
+        """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         return last_seq(self.path, kinds, is_partial=is_partial)
 
     def page(
         self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True, is_partial: bool = False
     ) -> list[Fact]:
-        """Return the next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
+        """Return the next committed facts after a position, at most `PAGE`; see `RunStore.read`.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         return read_page(
             self.path, self.run_id, after=after, size=PAGE, kinds=kinds, has_data=has_data, is_partial=is_partial
         )
 
     def ask_cancel(self) -> None:
-        """Ask the owner to end the run.
+        """Request the cancellation of the run from its owner.
 
         Raises:
             RecordError: the directory cannot be written.
@@ -241,19 +239,19 @@ class RunDirectory:
             raise cannot_write(self.path / _CANCEL, error) from error
 
     def is_cancel_asked(self) -> bool:
-        """Whether somebody asked for the run's end since its owner came."""
+        """Whether a client requested cancellation since the run was claimed."""
         return (self.path / _CANCEL).exists()
 
     def delete(self) -> None:
         """Remove the record.
 
         Raises:
-            RunExistsError: somebody owns it.
-            RecordError: it cannot be removed.
+            RunExistsError: another process owns the run.
+            RecordError: the record cannot be removed.
         """
         try:
             self._acquire_lock()
-            # Under a name that no list shows: what is half removed is no run any more.
+            # Rename it to a name that no list shows: a partly removed run is no run any more.
             hidden = self.path.with_name(f".{self.run_id}.{os.getpid()}.deleted")
             self.path.rename(hidden)
             shutil.rmtree(hidden)
@@ -270,17 +268,17 @@ class RunDirectory:
             raise RunExistsError(msg)
 
     def _unowned_state(self, written: RunState) -> RunState:
-        """How a run stands that nobody owns: as its facts say, where its owner died before it wrote the state."""
+        """Return the state of a run without an owner; its facts decide if the owner died before it stored the state."""
         if not written.is_going_on and (self.path / _META).exists():
             return written
-        with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
+        with contextlib.suppress(RecordError, ValueError):  # a list shows the run anyway; reading the run raises
             last = last_of_run(self.path, self.run_id, kinds_of(RunEnded, RunResumed))
             if last is not None and isinstance(last.data, RunEnded):
                 return last.data.state or RunState.INTERRUPTED
         return RunState.INTERRUPTED
 
     def _clear(self) -> None:
-        """Remove what a run left that recorded nothing."""
+        """Remove the files of a run that has no facts."""
         if self.facts():
             state = self._unowned_state(self._read_meta()[2])
             raise RunExistsError(describe_conflict(self.run_id, state))
@@ -296,7 +294,7 @@ class RunDirectory:
             "state": state.value,
         }
         text = json.dumps(meta, indent=2)
-        # One length for all states: then it is changed in its place, in one piece, on a full disk too.
+        # Pad all states to the same length, so that one write replaces the text, also on a full disk.
         length = len(text) - len(state.value) + max(map(len, RunState)) + 1
         descriptor = os.open(self.path / _META, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -307,13 +305,13 @@ class RunDirectory:
             os.close(descriptor)
 
     def _read_meta(self) -> tuple[float, str, RunState]:
-        """Creation (Unix time, s), origin and state as written; a directory without them was interrupted."""
+        """Return creation time (Unix time, s), origin and stored state. Without them, the run is interrupted."""
         try:
             read: object = json.loads((self.path / _META).read_bytes())
             match read:
                 case {"created_at": str(created_at), "origin": str(origin), "state": str(state)}:
                     began_at = datetime.fromisoformat(created_at).timestamp()
-                    utc_of(began_at)  # a date that cannot be shown in UTC is none
+                    utc_of(began_at)  # refuse a date that UTC cannot represent
                     return began_at, origin, RunState(state)
                 case _:
                     pass
@@ -325,12 +323,11 @@ class RunDirectory:
 
 
 def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[RecordedRun]:
-    """All runs of a home, newest first; none when there is no home.
+    """Return all runs of a home, newest first; an empty list if the home does not exist.
 
     Args:
         home: The home.
-        known: What an earlier call has read of runs that had ended; it is kept up. Such a run's `meta.json` alone says how it
-            stands, so that it is read again only when it was written again.
+        known: A cache of ended runs, updated by this call. A cached run is read again only if its `meta.json` changed.
 
     Raises:
         RecordError: the home cannot be read.
@@ -349,28 +346,28 @@ def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | 
 
 
 def _written_at(path: str) -> int:
-    """Return when a file was written, ns; 0: it is not there."""
+    """Return a file's modification time, ns; 0 if it does not exist."""
     try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116  asked for each of ten thousand runs
+        return os.stat(path).st_mtime_ns  # noqa: PTH116  runs for every one of ten thousand runs
     except OSError:
         return 0
 
 
 def find_run(text: str, home: Path) -> RunDirectory:
-    """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
+    """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
 
     Raises:
-        ValidationError: there is none, or several; the message names the nearest.
+        ValidationError: no run matches, or several do; the message names the nearest.
     """
     found = chosen_id(text, _list_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home)))
     return RunDirectory(home, found)
 
 
 def existing_run(run_id: str, home: Path) -> RunDirectory:
-    """Return the run of exactly that id.
+    """Return the run with exactly this id.
 
     Raises:
-        ValidationError: there is none; the message names the nearest.
+        ValidationError: the run does not exist; the message names the nearest.
     """
     found = RunDirectory(home, run_id)
     if not found.path.is_dir():
@@ -382,11 +379,11 @@ def existing_run(run_id: str, home: Path) -> RunDirectory:
 
 
 def read_facts(run_id: str, home: Path) -> list[Fact]:
-    """All facts of a run, named by its id or the beginning of it.
+    """Return all facts of a run, named by its id or the start of its id.
 
     Raises:
-        ValidationError: there is no such run, or several.
-        RecordError: its record is damaged, or holds nothing.
+        ValidationError: no run matches, or several do.
+        RecordError: the record is damaged or empty.
     """
     directory = find_run(run_id, home)
     facts = directory.facts()
@@ -409,22 +406,22 @@ def _list_ids(home: Path) -> list[str]:
 
 
 _log = bounded_logger(__name__)
-#: Environment variable that has old records removed at the end of each run.
+#: Environment variable with the age at which records are removed when a run ends.
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 #: Hours of each unit.
 _HOURS = {"h": 1, "d": 24, "w": 168}
-#: more digits than these are more than a calendar holds
+#: more digits exceed any calendar
 _AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
-#: A process looks at all records once in so long, s, however many runs end in it: ages are counted in hours.
+#: Shortest time between two removals in one process, s. Ages are in hours, so a short interval has no use.
 _PAUSE_S = 60.0
 _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
 def age_from(text: str) -> timedelta:
-    """Return an age as people write it: `30d`, `12h`, `2w`.
+    """Parse an age: `30d`, `12h`, `2w`.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: the text is no age.
     """
     found = _AGE.fullmatch(text.strip().lower())
     if found is None:
@@ -450,17 +447,17 @@ async def prune(
     """Remove the records of old runs (S-DUR-53).
 
     Args:
-        store: Where they are.
-        older_than: How long ago a run must have begun.
-        keep: So many of the newest are kept, however old they are.
-        states: Only of runs in these states; none named: of those that completed, failed or were cancelled. Runs that
-            somebody owns are never removed.
-        spared: Id of a run that is kept in any case.
-        is_dry: Only say what would be removed.
-        now: What ages are measured by; None: the clock.
+        store: The store of the runs.
+        older_than: Minimum age of a run, from its beginning.
+        keep: Number of the newest runs to keep, independent of their age.
+        states: Only runs in these states; empty: runs that completed, failed or were cancelled. Runs with an owner are
+            never removed.
+        spared: Id of a run to keep in any case.
+        is_dry: Only return the runs that would be removed.
+        now: The current time for ages; None: read the clock.
 
     Returns:
-        What was removed, newest first.
+        The removed runs, newest first.
     """
     wanted = set(states) or _ENDED
     removable = [run for run in await store.runs() if run.state in wanted]
@@ -472,7 +469,7 @@ async def prune(
             if not is_dry:
                 await store.delete(run.run_id)
         except (RunExistsError, ValidationError):
-            continue  # somebody resumed it, or removed it, a moment ago
+            continue  # another process has just resumed or removed it
         removed.append(run)
     return removed
 
@@ -480,9 +477,9 @@ async def prune(
 async def apply_retention(
     store: RunStore, environ: Mapping[str, str] | None = None, *, spared: str = ""
 ) -> Sequence[RecordedRun]:
-    """Remove what `ENSEMBLE_RAY_RETENTION` calls old; nothing where it says nothing. Failures are WARN lines.
+    """Remove the records that are old by `ENSEMBLE_RAY_RETENTION`; no effect if it is unset. Failures are WARN lines.
 
-    The run that has just ended is spared, since it may have begun long ago.
+    `spared` is the run that has just ended, which may have begun long ago.
     """
     value = (os.environ if environ is None else environ).get(RETENTION_VARIABLE, "").strip()
     if not value:
@@ -498,20 +495,20 @@ async def apply_retention(
 
 
 class Retention:
-    """Old records of a process's stores go when runs end in it, and not at each end of many."""
+    """Removes old records when runs end in this process, at most once a minute per store."""
 
     def __init__(self) -> None:
-        #: store -> when its records were looked at
+        #: store -> time of its last removal
         self._looked_at: dict[StoreAddress, float] = {}
 
     async def run_ended(self, address: StoreAddress, store: RunStore, *, spared: str, at: float) -> None:
-        """Remove what is old, as `apply_retention` does, where nobody has looked for a minute.
+        """Remove old records as `apply_retention` does, unless this process has done so within the last minute.
 
         Args:
-            address: Which store it is.
-            store: The same, opened.
+            address: The store's address.
+            store: The opened store.
             spared: Id of the run that ended.
-            at: The time, s of a steady clock.
+            at: The time, s of a monotonic clock.
         """
         is_wanted = bool(os.environ.get(RETENTION_VARIABLE, "").strip())
         if is_wanted and at - self._looked_at.get(address, -_PAUSE_S) >= _PAUSE_S:

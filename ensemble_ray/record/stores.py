@@ -1,7 +1,6 @@
-"""Where runs are recorded: the `RunStore` port, and the store of an address.
+"""The `RunStore` port, store addresses, and locks of ownership.
 
-In: a home directory, or the URL of a database. Out: runs that one process owns, runs that others write to, and what is
-known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
+Adapters: `ensemble_ray.record.sqlite` (one file per run) and `ensemble_ray.record.postgres`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
 
-#: Most facts that `RunStore.read` gives at once.
+#: Most facts in one page of `RunStore.read`.
 PAGE = 500
-#: As stores describe owners.
+#: The text that describes an owner.
 _OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 
 
@@ -42,66 +41,66 @@ class RecordedRun:
 
     run_id: str
     created_at: datetime
-    #: where its definition came from: a YAML path, `module:attribute`, or nothing
+    #: source of its definition: a YAML path, `module:attribute`, or empty
     origin: str
-    #: as it stands; a run that nobody owns and that has not ended is interrupted
+    #: its state; a run without an owner that has not ended is interrupted
     state: RunState
-    #: where its record lies, for people: a path, or a database without its password
+    #: place of its record, for messages: a path, or a database without its password
     location: str
-    #: who owns it now, for people: `process 4711 on HOST`; empty when nobody does or it is not known
+    #: current owner, for messages: `process 4711 on HOST`; empty if there is none or it is unknown
     owner: str = ""
 
     @property
     def owner_process(self) -> tuple[int, str] | None:
-        """The id and the host of the process that owns it; None where they are not known."""
+        """The id and the host of the owning process; None if they are unknown."""
         named = _OWNER.fullmatch(self.owner)
         return None if named is None else (int(named["pid"]), named["host"])
 
 
 class GatesOfRun(NamedTuple):
-    """A run, and what is recorded of its review gates."""
+    """A run and the facts of its review gates."""
 
     run: RecordedRun
-    #: what was asked and decided, in order, and without its data what closed gates (`open_reviews.fold_gates`)
+    #: requests and decisions in order, and facts without data that closed gates (`open_reviews.fold_gates`)
     facts: Sequence[Fact]
 
 
 class OwnedRun(Protocol):
-    """A run that this process owns, until it lets go or dies."""
+    """A run that this process owns until it releases the run or dies."""
 
     @property
     def journal(self) -> Journal:
-        """Where this process writes its facts."""
+        """The journal for this process's facts."""
         ...
 
     @property
     def epoch(self) -> int:
-        """The epoch that this owner writes under: 0 for a new run, above every earlier one for a run taken over."""
+        """The owner's epoch: 0 for a new run, above every earlier one for a claimed run."""
         ...
 
     async def write_state(self, state: RunState) -> None:
-        """Say how the run stands; after a final state the run has no owner any more.
+        """Store the run's state. A final state releases ownership.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: the state cannot be written.
         """
         ...
 
     async def is_cancel_asked(self) -> bool:
-        """Whether somebody asked for the run's end since this owner came; cheap, asked about once a second."""
+        """Whether a client requested cancellation since the run was claimed. Cheap; called about once a second."""
         ...
 
     async def close(self, state: RunState) -> None:
-        """Close the journal and write the state; whatever fails here, the run has no owner any more.
+        """Close the journal and store the state. Ownership is released even if this raises.
 
         Raises:
-            RecordError: the store refused what was appended, or the state.
+            RecordError: the store refused the facts or the state.
         """
         ...
 
 
 class RunReader(Protocol):
-    """Runs of one place or of several, as far as they are looked at."""
+    """Read access to the runs of one or several stores."""
 
     def read(
         self,
@@ -112,15 +111,15 @@ class RunReader(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts behind a position; see `RunStore.read`."""
+        """Yield the facts after a position; see `RunStore.read`."""
         ...
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return what is recorded of one instance; see `RunStore.facts_of`."""
+        """Return the facts of one instance; see `RunStore.facts_of`."""
         ...
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return how a run stands; see `RunStore.summary`."""
+        """Return a run's summary; see `RunStore.summary`."""
         ...
 
     async def runs(self) -> list[RecordedRun]:
@@ -133,18 +132,18 @@ class RunReader(Protocol):
 
 
 class RunStore(Protocol):
-    """All runs of one place."""
+    """All runs of one home or database."""
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
-        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
+        """Create the record of a new run as its owner. Replaces a run of that id that has no facts.
 
         Args:
             run_id: The run's id.
-            origin: Where its definition came from.
-            is_buffered: Whether facts need not be committed before `append` returns (durability `run`).
+            origin: Source of its definition.
+            is_buffered: Whether `append` may return before facts are committed (durability `run`).
 
         Raises:
-            RunExistsError: there is a run of that id; the message says how it stands.
+            RunExistsError: a run of that id exists; the message names its state.
             RecordError: the store cannot be written.
             ValidationError: the id cannot name a record.
         """
@@ -156,46 +155,47 @@ class RunStore(Protocol):
         Args:
             run_id: The run's id.
             is_buffered: As for `begin`.
-            by_force: Take it also from an owner that still holds it (S-DUR-17).
+            by_force: Claim the run even if it has an owner (S-DUR-17).
 
         Raises:
-            RunExistsError: somebody owns it; the message names the process.
+            RunExistsError: another process owns the run; the message names the process.
             RecordError: the record is damaged or cannot be written.
-            ValidationError: there is no such run.
+            ValidationError: the run does not exist.
         """
         ...
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal:
-        """Write to a run that another process owns.
+        """Return a journal for a run that another process owns.
 
         Raises:
             RecordError: the record cannot be written.
+            ValidationError: the id cannot name a record.
         """
         ...
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
-        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
+        """Record that a record's lost facts are lost, so that the run can be resumed; return False if none are.
 
         Args:
             run_id: The run's id.
             by_force: As for `claim`.
 
         Raises:
-            RunExistsError: somebody owns it.
-            RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
-            ValidationError: there is no such run.
+            RunExistsError: another process owns the run.
+            RecordError: no facts remain, the rest cannot be read, or the record cannot be written.
+            ValidationError: the run does not exist.
         """
         ...
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-        """All committed facts in order, numbered from 1; none when there is no such run.
+        """Return all committed facts in order, numbered from 1; an empty list if the run does not exist.
 
         Args:
             run_id: The run's id.
-            is_partial: Give what is left of a record that has lost something.
+            is_partial: Return the remaining facts of a damaged record.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         ...
 
@@ -208,52 +208,57 @@ class RunStore(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
+        """Yield the facts that are committed when reading begins, in order. One page is in memory at a time.
 
         Args:
-            run_id: The run's id; where there is no such run, there are no pages.
-            after: Position of the last fact that is not wanted any more.
-            kinds: Only facts of these kinds; None: all.
-            has_data: Whether their data is read; without it they are only named, which costs much less.
+            run_id: The run's id; if the run does not exist, there are no pages.
+            after: Position after which reading starts.
+            kinds: Only facts of these kinds; None: all kinds.
+            has_data: Whether to read the facts' data. Reading only their names is much cheaper.
             is_partial: As for `facts`.
 
         Raises:
-            RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+            RecordError: the record is damaged, has a newer format, or was removed meanwhile.
         """
         ...
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return what is recorded of one instance, in order, stimuli left out; it costs little how many others there are.
+        """Return the facts of one instance in order, without stimuli. Other instances hardly affect the cost.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         ...
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the run as lists show it; None when there is none."""
+        """Return the run as lists show it; None if it does not exist."""
         ...
 
     async def runs(self) -> list[RecordedRun]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         ...
 
     async def find(self, text: str) -> RecordedRun:
-        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
+        """Return the run with this id, the only run with an id starting with the text, or the newest for `latest`.
 
         Raises:
-            ValidationError: there is none, or several; the message names the nearest.
+            ValidationError: no run matches, or several do; the message names the nearest.
         """
         ...
 
     async def ask_cancel(self, run_id: str) -> None:
-        """Ask the owner of a run to end it."""
+        """Request the cancellation of a run from its owner.
+
+        Raises:
+            ValidationError: the run does not exist.
+            RecordError: the request cannot be written.
+        """
         ...
 
     async def gates(self) -> list[GatesOfRun]:
-        """Return the runs that have not ended and have review gates, oldest first; it costs little how many others there are.
+        """Return the runs that have not ended and have review gates, oldest first. Other runs hardly affect the cost.
 
-        A run whose record cannot be read is left out, which is logged: reading the run tells why.
+        An unreadable record is logged and its run omitted. Reading that run raises the error.
 
         Raises:
             RecordError: the store cannot be read.
@@ -261,27 +266,27 @@ class RunStore(Protocol):
         ...
 
     async def gates_of(self, run_id: str) -> list[Fact]:
-        """Return what is recorded of a run's review gates; see `GatesOfRun.facts`. None when there is no such run.
+        """Return the facts of a run's review gates (see `GatesOfRun.facts`); an empty list if the run does not exist.
 
         Raises:
-            RecordError: the record is damaged, or of a newer format.
+            RecordError: the record is damaged, or has a newer format.
         """
         ...
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
-        """Record a decision at a gate, on the disk, unless something is in its way; both are one step for every process.
+        """Record a decision at a gate on the disk, unless there is an obstacle. The check and the write are atomic.
 
         Args:
             run_id: The run's id.
-            gate: The gate's name; it was asked at.
+            gate: The name of a recorded gate.
             decision: The decision.
 
         Returns:
-            The gate as it stands, and what is in the way (`open_reviews.obstacle_at`); None: the decision counts.
+            The gate and the obstacle (`open_reviews.obstacle_at`), or None if the decision is accepted.
 
         Raises:
             RecordError: the record is damaged, or cannot be written.
-            ValidationError: there is no such run.
+            ValidationError: the run does not exist.
         """
         ...
 
@@ -289,25 +294,27 @@ class RunStore(Protocol):
         """Remove a run's record.
 
         Raises:
-            RunExistsError: somebody owns it.
+            RunExistsError: another process owns the run.
+            ValidationError: the run does not exist.
+            RecordError: the record cannot be removed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Which store, as data that travels; `store_at` opens it."""
+    """The place of a store, as picklable data; `store_at` opens it."""
 
-    #: directory that holds `runs/ID/`
+    #: directory that contains `runs/ID/`
     home: str
-    #: a database in place of files; may hold a password
+    #: a database instead of files; may contain a password
     url: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, home: str | Path | None = None, url: str | None = None) -> StoreAddress:
-        """Return an address from what a user chose; what was not chosen comes from the environment.
+        """Return an address from the user's choices; the environment supplies missing ones.
 
-        A home that was chosen is meant, whatever database the environment names.
+        An explicit home means files, even if the environment names a database.
         """
         settings = Settings.from_environment()
         chosen = settings.store if url is None and home is None else url
@@ -321,16 +328,16 @@ async def pages(
     *,
     after: int = 0,
 ) -> AsyncGenerator[Sequence[Fact]]:
-    """Return the pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
+    """Yield the pages of a record as it is at the first request: the implementation of `RunStore.read`.
 
     Args:
-        last_seq: Gives the position of the last fact to give.
-        page: Gives the facts behind a position, in order; none when there is nothing more.
+        last_seq: Returns the position of the last fact to yield.
+        page: Returns the facts after a position, in order; an empty list after the last one.
         run_id: The run's id, for messages.
-        after: Position behind which they begin.
+        after: Position after which the pages start.
 
     Raises:
-        RecordError: facts that were there are not there any more.
+        RecordError: facts were removed meanwhile.
     """
     last = await last_seq()
     while after < last:
@@ -343,11 +350,11 @@ async def pages(
 
 try:
     import fcntl
-except ImportError:  # a system without file locks: nobody is kept out there, and no run counts as running
+except ImportError:  # a system without file locks: any process can claim a run, and no run counts as running
     fcntl = None  # type: ignore[assignment]
 
-#: Somebody who looks whether a run has an owner holds the lock for a moment, which is long where the machine is busy; so
-#: try again before giving up. A new owner has then said who it is, too.
+#: A check for an owner holds the lock for a moment, which is longer on a busy machine. So retry before giving up. By
+#: then, a new owner has also written its name.
 _TRIES = 20
 _PAUSE_S = 0.01
 
@@ -360,19 +367,19 @@ class Ownership:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Become the owner; False when somebody else is.
+        """Become the owner; return False if there is another owner.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be created.
         """
         if self._descriptor is not None:
             return True
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE_S)
-            with no_fork():  # a child would hold a lock that it does not know of
+            with no_fork():  # a forked child would inherit the lock without tracking it
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-                # A file that was replaced meanwhile is nobody's lock any more.
+                # The lock of a file that was replaced meanwhile has no meaning.
                 if _lock(descriptor) and _is_same(descriptor, self._path):
                     self._hold(descriptor)
                     return True
@@ -380,10 +387,10 @@ class Ownership:
         return False
 
     def acquire_by_force(self) -> None:
-        """Become the owner in place of one that holds the lock: another file takes the place of its file.
+        """Become the owner even if another process has the lock: a new file replaces the locked one.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be created.
         """
         half = self._path.with_suffix(f".{os.getpid()}.tmp")
         with no_fork():
@@ -398,15 +405,15 @@ class Ownership:
             self._hold(descriptor)
 
     def is_mine(self) -> bool:
-        """Whether this object owns it, and nobody took it by force."""
+        """Whether this object is the owner and no forced claim has replaced its file."""
         return self._descriptor is not None and _is_same(self._descriptor, self._path)
 
     def is_there(self) -> bool:
-        """Whether the file is there: it stays as long as the run does."""
+        """Whether the file exists; it exists as long as the run."""
         return self._path.exists()
 
     def is_held(self) -> bool:
-        """Whether anybody owns it, this object included."""
+        """Whether there is an owner, including this object."""
         if self._descriptor is not None:
             return True
         with no_fork():
@@ -420,7 +427,7 @@ class Ownership:
                 os.close(descriptor)
 
     def owner(self) -> str:
-        """Who owns it, or was the last to, for people: `process 4711 on HOST`; empty when it is not known."""
+        """Return the current or last owner for messages: `process 4711 on HOST`; empty if unknown."""
         with contextlib.suppress(OSError, ValueError):
             match json.loads(self._path.read_bytes()):
                 case {"pid": int(pid), "host": str(host)}:
@@ -430,7 +437,6 @@ class Ownership:
         return ""
 
     def release(self) -> None:
-        """Own it no more."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -466,7 +472,7 @@ _held: weakref.WeakSet[Ownership] = weakref.WeakSet()
 
 @after_fork
 def _release_all() -> None:
-    for ownership in list(_held):  # a child that outlives its parent must not keep what the parent owned
+    for ownership in list(_held):  # a child that outlives its parent must not keep the parent's runs
         ownership.release()
 
 
@@ -475,9 +481,9 @@ def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: 
 
     Args:
         run_id: The run.
-        origin: Where its definition came from; empty: a program began it, which alone has the definition; None: not known.
-        field: What is given besides, as an argument of `resume`: `max_tokens=N`, `allow_loss=True`.
-        command: How the command line is called here.
+        origin: Source of its definition. Empty: only the program that began it has the definition. None: unknown.
+        field: An additional argument of `resume`: `max_tokens=N`, `allow_loss=True`.
+        command: The name of the command line here.
     """
     option = f" --{field.replace('_', '-').removesuffix('=True').replace('=', ' ')}" if field else ""
     at_command = f"{command} resume {run_id}{option}"
@@ -486,13 +492,13 @@ def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: 
 
 
 def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str = "ensemble-ray") -> str:
-    """Return how to begin a new run with what a failed run did; empty where no task failed, or there is nothing to use.
+    """Return how to fork a failed run; empty if no task failed, or no output can be reused.
 
     Args:
         run_id: The failed run.
-        origin: Where its definition came from; empty: a program began it, which alone has the definition.
-        facts: What it recorded.
-        command: How the command line is called here.
+        origin: Source of its definition. Empty: only the program that began it has the definition.
+        facts: The run's facts.
+        command: The name of the command line here.
     """
     failed, has_output = "", False
     for fact in facts:
@@ -510,7 +516,7 @@ def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str
 
 
 async def read_fork_advice(store: RunStore, run_id: str, origin: str, *, command: str = "ensemble-ray") -> str:
-    """Return `fork_advice` of a run of a store.
+    """Return `fork_advice` for a run of a store.
 
     Raises:
         RecordError: the record is damaged, or was removed meanwhile.

@@ -1,1 +1,1 @@
-"""What a definition is, as data, and whether two are the same."""
+"""Describe definitions as data and compare them."""

@@ -1,8 +1,7 @@
-"""What a definition is, as data: everything that decides what runs and that the plan does not show (S-DUR-36).
+"""Describe a definition as JSON-able data: all that decides a run and is not in its plan (S-DUR-36).
 
-Package: record. In: a planned run. Out: JSON-able data, by agent and task key, so that a difference has a path. What says
-nothing is left out: a thousand plain tasks cost nothing.
-Never: keys, URLs, headers, captured values.
+The data is by agent and task key, so that each difference has a path. Default values are omitted, so a thousand plain
+tasks add no data. It never contains keys, URLs, headers or captured values.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
 
 
-#: The library's own code is known by its name: another version of the library is no other definition.
+#: Library code is identified by its name only: another version of the library is no other definition.
 _OWN = ("ensemble_ray.", "actors.")
 
 
@@ -51,7 +50,7 @@ def recorded_name(cls: type[object]) -> str:
 
 
 def stable_name(name: str) -> str:
-    """Return a full name; one of the library without its modules, so that code can move and its records stay resumable.
+    """Return a full name, without modules if it is the library's: code can then move, and its records stay resumable.
 
     Examples:
         >>> stable_name("ensemble_ray.tools.builtin.plain.CalculatorTool")
@@ -67,16 +66,16 @@ def stable_name(name: str) -> str:
     return ".".join(["ensemble_ray", *parts])
 
 
-#: Digits of a hash that are kept: enough to tell versions of one function apart.
+#: Recorded digits of a hash: enough to distinguish versions of one function.
 _DIGITS = 16
-#: The library's own code is known by its name: another version of the library is no other definition.
-_OWN_CALLABLES = ("ensemble_ray", "actors")
-#: Modules of classes that users' classes derive from and that are no part of what they wrote.
-_FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_CALLABLES)
+#: Packages of the library's code.
+_OWN_PACKAGES = ("ensemble_ray", "actors")
+#: Packages of base classes that are not the user's code.
+_FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_PACKAGES)
 
 
 def identity_of(target: object) -> dict[str, object]:
-    """Which code a callable runs: a function, a method, a partial, a class, or an object with `__call__`."""
+    """Return name and source hash of a callable: a function, method, partial, class, or object with `__call__`."""
     while isinstance(target, functools.partial):
         target = cast("functools.partial[object]", target).func
     if isinstance(target, type):
@@ -87,15 +86,13 @@ def identity_of(target: object) -> dict[str, object]:
             return _name_of(function.__module__ or "builtins", function.__qualname__)
         return class_identity(type(target))
     named = _name_of(function.__module__, function.__qualname__)
-    return (
-        named if _is_of(function.__module__, _OWN_CALLABLES) else {**named, "source": _source_hash(function.__code__)}
-    )
+    return named if _is_of(function.__module__, _OWN_PACKAGES) else {**named, "source": _source_hash(function.__code__)}
 
 
 def class_identity(cls: type[object]) -> dict[str, object]:
-    """Which class it is, and the hash over its methods, inherited ones of the user's own classes included."""
+    """Return name and source hash of a class. The hash includes methods inherited from the user's other classes."""
     named: dict[str, object] = {"callable": recorded_name(cls)}
-    return named if _is_of(cls.__module__, _OWN_CALLABLES) else {**named, "source": _class_hash(cls)}
+    return named if _is_of(cls.__module__, _OWN_PACKAGES) else {**named, "source": _class_hash(cls)}
 
 
 def _name_of(module: str | None, name: str) -> dict[str, object]:
@@ -115,25 +112,25 @@ def _source_hash(code: CodeType) -> str:
     if cached is None:
         try:
             text = inspect.getsource(code)
-        except (OSError, TypeError, SyntaxError, IndexError):  # a prompt, `exec`, a file that is gone
+        except (OSError, TypeError, SyntaxError, IndexError):  # an interactive prompt, `exec`, a removed file
             text = _bytecode(code)
         cached = _hashes[code] = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
     return cached
 
 
 def _bytecode(code: CodeType) -> str:
-    """Return what a function does where its text is not to be had; constants that are code are looked into."""
+    """Return a text of a function without available source: its bytecode, names and constants."""
     constants = [_bytecode(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
 def _constant(value: object) -> str:
-    """Its text; that of a set in an order that is the same in every process."""
+    """Return a text of a constant that is equal in all processes."""
     return str(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
 def _class_hash(cls: type[object]) -> str:
-    """Over the texts of its functions: asking for a class's whole text would parse its whole file."""
+    """Hash the sources of a class's functions: reading the source of the class would parse its whole file."""
     cached = _class_hashes.get(cls)
     if cached is not None:
         return cached
@@ -150,7 +147,7 @@ def _class_hash(cls: type[object]) -> str:
     return cached
 
 
-#: The hidden id of a definition: for look-up inside a process, never part of the record.
+#: The hidden id of a definition: for look-up inside one process, never recorded.
 _HIDDEN = "object_id"
 _ABSENT = object()
 #: Longest text of a value in a difference, characters.
@@ -158,19 +155,19 @@ _SHOWN = 60
 
 
 def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON form of some data without the hidden ids in it."""
+    """Return the JSON form of data without hidden ids."""
     return cast("dict[str, object]", _strip(jsonable(data)))
 
 
 def digest_of(data: Mapping[str, object]) -> str:
-    """SHA-256 in hex of the canonical JSON text: keys sorted, no spaces, hidden ids left out."""
+    """Return the SHA-256 in hex of the canonical JSON text: sorted keys, no spaces, no hidden ids."""
     text = json.dumps(without_object_ids(data), sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One field that differs; its values as they are shown."""
+    """One different field, with its values as messages show them."""
 
     path: str
     recorded: str
@@ -181,12 +178,12 @@ class FieldDifference:
 
 
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
-    """Return what differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
+    """Return the differences, one line per field: `nodes.0.description: 'a' -> 'b'`; an empty list if equal."""
     return [str(each) for each in compare_fields(recorded, current)]
 
 
 def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
-    """Return what differs, field by field."""
+    """Return the differences, field by field."""
     found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)
     return found
@@ -215,7 +212,7 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
 
 
 def _is_same_name(old: object, new: object) -> bool:
-    """Return whether both are names of the same code of the library, which was in another module before."""
+    """Whether both are names of the same library code, which has moved between modules."""
     return isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new)
 
 
@@ -225,7 +222,7 @@ def _format(value: object) -> str:
 
 
 def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:
-    """Return which kinds of memory it has; None: none."""
+    """Return the kinds of memory of a definition, or None."""
     memory, store = definition.memory, definition.memory_store
     if memory is None and store is None:
         return None
@@ -246,7 +243,7 @@ def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:
     return data
 
 
-#: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
+#: Fields of a task that are recorded unless they are empty; its texts are in the plan.
 _TASK_FIELDS = itemgetter(
     "handler",
     "output_type",
@@ -261,23 +258,23 @@ _TASK_FIELDS = itemgetter(
     "reflection_config",
     "llm",
 )
-#: Those of a task of texts alone.
+#: Their values for a task with texts only.
 _PLAIN = (None, None, (), (), (), None, (), None, None, None, None)
-#: Request options that may hold keys or places. Of the body only its hash is kept.
+#: Request options that may contain keys or addresses. Of the body, only the hash is recorded.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
 _SECRET_ENDINGS = ("key", "secret", "password", "authorization", "url", "token")
 
-#: Where models under a rate limit are defined; most runs do not need to import it.
+#: Module of rate-limited models; most runs do not need to import it.
 _LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
 
 
 def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """Return the data of a definition, as one run sees it.
+    """Return the data of a definition in one run.
 
     Args:
-        planned: Its tasks and agents, as they will run.
-        definition: The rest of what decides what runs.
+        planned: The run's final tasks and agents.
+        definition: The ensemble's other settings.
     """
     data: dict[str, object] = {
         "agents": {key: _agent(agent) for key, agent in planned.agents.items()},
@@ -303,7 +300,7 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
 
 
 def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
-    """Return what a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
+    """Return a run's first fact: plan, definition, inputs, agents, and the digest of plan and definition."""
     plan = planned.plan
     data, described = plan.to_dict(), definition_data(planned, definition)
     return PlanRecorded(
@@ -317,7 +314,7 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
 
 
 def task_data(task: Task) -> dict[str, object]:
-    """Return a task that no plan shows: its texts, its agent, and the rest of what decides what it does."""
+    """Return a task that is in no plan: its texts, its agent, and all other fields that decide its work."""
     data: dict[str, object] = {"description": task.description, "expected_output": task.expected_output}
     agent = task.agent
     if agent is not None:
@@ -329,7 +326,7 @@ def task_data(task: Task) -> dict[str, object]:
 
 
 def _agent(agent: Agent) -> dict[str, object]:
-    """Return what its tasks are done with; role, goal and background stand in the plan."""
+    """Return the model, tools and settings of an agent; its role, goal and background are in the plan."""
     data: dict[str, object]
     if agent.runner is None:
         data = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
@@ -348,7 +345,7 @@ def _agent(agent: Agent) -> dict[str, object]:
 
 
 def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """Return what decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
+    """Return the settings that decide whether work may be delegated. Limits of time and repetitions are omitted."""
     data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
     if definition.delegation_policies:
         data["policies"] = [_describe_method(policy, "evaluate") for policy in definition.delegation_policies]
@@ -358,12 +355,12 @@ def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, o
 
 
 def _describe_method(target: object, method: str) -> dict[str, object]:
-    """Return the code of a callable, or of an object of the user's with that method."""
+    """Return the identity of a callable, or of a user's object with that method."""
     return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
 
 
 def _task(task: Task) -> dict[str, object] | None:
-    fields = task.__dict__  # past pydantic's attribute hook: this is asked of every task of a run
+    fields = task.__dict__  # bypass pydantic's attribute hook: this runs for every task
     if _TASK_FIELDS(fields) == _PLAIN:
         return None
     data: dict[str, object] = {} if task.llm is None else {"llm": model_data(task.llm)}
@@ -391,14 +388,14 @@ def _task(task: Task) -> dict[str, object] | None:
 
 
 def _reflection(config: ReflectionConfig) -> dict[str, object]:
-    """Return who reflects; of the task's own model nothing, since that stands elsewhere."""
+    """Return the strategy or model of a reflection; empty for the task's own model, which is recorded elsewhere."""
     if config.strategy is not None:
         return {"strategy": identity_of(config.strategy)}
     return {} if config.model is None else {"llm": model_data(config.model)}
 
 
 def _checks(fields: Mapping[str, Any]) -> dict[str, object]:
-    """Return what may refuse, edit or stop a task: its guardrails and its gates."""
+    """Return the guardrails and gates of a task."""
     data: dict[str, object] = {}
     for name in ("input_guardrails", "output_guardrails"):
         if fields[name]:
@@ -410,7 +407,7 @@ def _checks(fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
-    """Return the callables that decide about a unit; names, caps and modes stand in the plan."""
+    """Return the callables that control a unit; names, caps and modes are in the plan."""
     from ensemble_ray.definition.graph import (
         Graph,  # plans without units do not need them
         GraphEdge,
@@ -430,7 +427,7 @@ def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
 
 
 def _predicate(until: object) -> dict[str, object]:
-    """Return which code a predicate is; of a built-in one what it looks for."""
+    """Return the identity of a predicate's code; for a built-in one, its parameters."""
     from ensemble_ray.definition.loop import Until  # plans without units do not need it
 
     if not isinstance(until, Until):
@@ -453,7 +450,7 @@ def _handler(handler: object) -> dict[str, object]:
 
 
 def model_data(model: object) -> dict[str, object]:
-    """Return a model by its class, name and options. A rate limit changes when it is called, not what it says."""
+    """Return class, name and options of a model. A rate limit is omitted: it does not change the model's output."""
     behind = model
     while type(behind).__module__ == _LIMITED_MODELS:
         behind = getattr(behind, "delegate", None)
@@ -462,7 +459,7 @@ def model_data(model: object) -> dict[str, object]:
     if isinstance(name, str):
         data["model"] = name
     else:
-        path = getattr(behind, "_path", None)  # of a local model; a property of that name may look at the disk
+        path = getattr(behind, "_path", None)  # of a local model; a property `path` may read the disk
         if isinstance(path, str):
             data["model"] = Path(path).name
     options = getattr(behind, "request_options", None)
@@ -487,7 +484,7 @@ def _options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _tools(entries: Sequence[object]) -> dict[str, object]:
-    """Tools by name, so that a difference names the tool; the order of their names stands in the plan."""
+    """Return tools by name, so that a difference names the tool; the order of their names is in the plan."""
     from ensemble_ray.tools.tool import (  # runs without tools do not need them
         AgentTool,
         DynamicToolProvider,
@@ -526,11 +523,11 @@ def _describe_mark(entry: object) -> dict[str, object]:
 
 
 def _tool(tool: object) -> dict[str, object]:
-    """Return an `AgentTool` by its class; a pipeline by its steps too."""
+    """Return class, description and effect of an `AgentTool`; for a pipeline also its steps."""
     from ensemble_ray.tools.registry import ToolPipeline
     from ensemble_ray.tools.tool import AgentTool
 
-    assert isinstance(tool, AgentTool)  # noqa: S101  both callers asked
+    assert isinstance(tool, AgentTool)  # noqa: S101  both callers checked
     data = {**class_identity(type(tool)), "description": tool.description, "effect": tool.effect}
     if isinstance(tool, ToolPipeline):
         data["steps"] = [{"name": step.name, **_tool(step)} for step in tool.steps]
@@ -542,7 +539,7 @@ def _tool(tool: object) -> dict[str, object]:
 
 @lru_cache(maxsize=256)
 def _schema(output_type: Hashable) -> object:
-    """Return the JSON schema of an output type; of one that has none, its name."""
+    """Return the JSON schema of an output type, or its name if it has no schema."""
     try:
         return pydantic.TypeAdapter(cast("type[object]", output_type)).json_schema()
     except (pydantic.errors.PydanticUserError, TypeError):

@@ -1,8 +1,6 @@
-"""What a dynamic run records besides what its tasks do: its definition, its items, its groups. Pure.
+"""Build the facts that a dynamic run records about its definition, items and groups, and the keys of its tasks. Pure.
 
-In: the definition of a run whose tasks are made while it runs, its items, the groups that they come together in. Out:
-data of the facts `plan`, `items` and `group`, and names of the work.
-Never: an item itself, which may be anything and is pulled again; a hash of one that is another in the next process.
+Items are never recorded: they may be any values, and a resumed run pulls them again.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.definition import digest_of, identity_of, model_data
 from ensemble_ray.values.trace import jsonable
 
-#: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
+#: Key of the short-circuit's only task, and of the final reduce (S-MR-160).
 DIRECT = "direct"
 FINAL = "final-reduce"
-#: Hexadecimal digits of an item's hash: enough to tell whether it changed, no more, as there may be millions.
+#: Hexadecimal digits of an item's hash: enough to detect a change, but short, as there may be millions.
 DIGEST_DIGITS = 16
-#: The user's code that decides what is done.
+#: Fields with the user's code that decides the work.
 _CALLABLES = (
     "map_task",
     "map_agent",
@@ -36,7 +34,7 @@ _CALLABLES = (
     "token_estimator",
     "input_estimator",
 )
-#: What decides which outputs come together, and what becomes of failures. Limits of speed decide nothing.
+#: Fields that decide the groups and the handling of failures. Limits of speed have no effect on either.
 _RULES = (
     "chunk_size",
     "target_token_budget",
@@ -49,20 +47,20 @@ _RULES = (
     "parallel_error_strategy",
 )
 _TASK_KEY = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
-#: In a `repr`: where in the memory of this process something lies.
+#: A memory address in a `repr`.
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 
 
-# Names of tasks.
+# Kinds of tasks.
 
 
 def is_direct(instance: str) -> bool:
-    """Whether a task is that of all items at once."""
+    """Whether a task processes all items in one call."""
     return instance.startswith(f"{DIRECT}#")
 
 
 def is_of_items(instance: str) -> bool:
-    """Whether a task is that of an item, or of all of them, and no reduce."""
+    """Whether a task processes one item or all items, and is no reduce."""
     return instance.startswith("map-") or is_direct(instance)
 
 
@@ -72,13 +70,13 @@ def is_of_items(instance: str) -> bool:
 def map_reduce_run_data(
     definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
 ) -> PlanRecorded:
-    """Return what a dynamic run's first fact tells of what will run, as `run_data` does of planned runs (S-DUR-36).
+    """Return the first fact of a dynamic run, like `run_data` for planned runs (S-DUR-36).
 
     Args:
-        definition: The ensemble; what it has of the fields of map-reduce ensembles is told.
+        definition: The ensemble; its fields for map-reduce are recorded.
         workflow: `map_reduce_static`, `map_reduce_adaptive` or `map`.
-        inputs: Of this run.
-        items: What the source is, for people. Whether it is the same one is seen by its items (S-MR-162).
+        inputs: The inputs of this run.
+        items: A description of the source for people. The items show whether the source is the same (S-MR-162).
     """
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
     described: dict[str, object] = {
@@ -106,7 +104,7 @@ def map_reduce_run_data(
 
 
 def _factory_data(factory: object) -> dict[str, object]:
-    """Which code a factory is; of one that is made of data, as those of team files are, also the data (S-MR-173)."""
+    """Return the identity of a factory's code, and its data if it is built from data, as in team files (S-MR-173)."""
     declared = getattr(factory, "declared", None)
     data: dict[str, object] = identity_of(factory)
     return {**data, **cast("Mapping[str, object]", declared())} if callable(declared) else data
@@ -116,17 +114,17 @@ def _factory_data(factory: object) -> dict[str, object]:
 
 
 def map_key(index: int) -> str:
-    """Key of the map of an item."""
+    """Return the key of an item's map task."""
     return f"map-{index}"
 
 
 def reduce_key(level: int, number: int) -> str:
-    """Key of a reduce, the final one excepted."""
+    """Return the key of a reduce other than the final one."""
     return f"reduce-{level}-{number}"
 
 
 def position_of(key: str) -> tuple[int, int] | None:
-    """Return level and number of a map (level 0, and the index of its item) or reduce; None for any other key."""
+    """Return level and number of a map (level 0, index of its item) or reduce; None for any other key."""
     found = _TASK_KEY.fullmatch(key)
     if found is None:
         return None
@@ -138,21 +136,22 @@ def position_of(key: str) -> tuple[int, int] | None:
 # Items.
 
 
-class _Unnameable(Exception):  # noqa: N818  no error: an item that is not compared
-    """Something has no text that is the same in another process."""
+class _Unnameable(Exception):  # noqa: N818  no error: the item cannot be compared
+    """A value has no text that is equal in other processes."""
 
 
 def item_digest(item: object) -> str:
-    """Return a hash by which another process sees whether an item is the same; empty for one that is not compared (S-MR-162).
+    """Return a hash that is equal in all processes; empty for an item that cannot be compared (S-MR-162).
 
-    Of its JSON text, with the `repr` of what JSON cannot carry, unless that names an address.
+    It is the hash of the JSON text. A value that JSON cannot represent is replaced by its `repr`, unless that contains
+    an address.
     """
     try:
         try:
             text = _json_of(item)
-        except TypeError:  # keys that JSON cannot carry, or that have no order
+        except TypeError:  # keys that JSON cannot represent or sort
             text = _json_of(_with_named_keys(item))
-    except (_Unnameable, TypeError, ValueError, RecursionError):  # what holds itself, for example
+    except (_Unnameable, TypeError, ValueError, RecursionError):  # a value that contains itself, for example
         return ""
     return sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
@@ -162,7 +161,7 @@ def _json_of(value: object) -> str:
 
 
 def _with_named_keys(value: object) -> object:
-    """Return the same with lists in place of mappings."""
+    """Return the value with lists instead of mappings."""
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return sorted(
@@ -174,8 +173,8 @@ def _with_named_keys(value: object) -> object:
 
 
 def _to_named(value: object) -> object:
-    """Something that JSON cannot carry, as data that it can."""
-    if isinstance(value, set | frozenset):  # in an order that is the same in every process
+    """Convert a value that JSON cannot represent."""
+    if isinstance(value, set | frozenset):  # sorted, because the order differs between processes
         return sorted(_text_of(each) for each in cast("Iterable[object]", value))
     if isinstance(value, pydantic.BaseModel):
         return {"": type(value).__qualname__, **value.__dict__}
@@ -188,7 +187,7 @@ def _to_named(value: object) -> object:
 def _text_of(value: object) -> str:
     try:
         text = repr(value)
-    except Exception as error:  # the user's own code: what cannot be named is not compared
+    except Exception as error:  # user code: an item without a text cannot be compared
         raise _Unnameable from error
     if _ADDRESS.search(text):
         raise _Unnameable

@@ -1,7 +1,6 @@
-"""One PostgreSQL database: how it is reached, how patient we are with it, how its failures are told.
+"""Connect to a PostgreSQL database, create the tables of records, and translate the driver's errors.
 
-In: a URL. Out: connections set up as records need them, and errors that name the place and what to do.
-Never: a password in a text of ours; psycopg imported before a database is asked for.
+No message contains a password. psycopg is imported with the first connection.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from ensemble_ray.process.postgres_server import (
 )
 from ensemble_ray.record.stores import resume_advice
 
-#: Version of these tables; a newer one is refused.
+#: Version of these tables; readers refuse a newer one.
 FORMAT = 1
 SCHEMA = "ensemble_ray"
-#: Key of the lock under which the tables are made; any number that nobody else uses.
+#: Key of the advisory lock for creating the tables: an arbitrary unused number.
 _MAKING = 0x656E73656D626C65
 
-#: Data and bodies are text and bytes, not `json`: that type refuses some of what a model may say, such as numbers
-#: beyond its range and deep nesting, and a record must take everything.
+#: Data and bodies are text and bytes, not `json`. That type refuses some model outputs, such as numbers beyond its
+#: range and deep nesting, and a record must accept all of them.
 _TABLES = """
 CREATE SCHEMA IF NOT EXISTS ensemble_ray;
 CREATE TABLE ensemble_ray.format (version integer NOT NULL);
@@ -78,10 +77,10 @@ CREATE TABLE ensemble_ray.writers (
     PRIMARY KEY (run_id, writer)
 ) WITH (fillfactor = 70);
 """
-#: Adds a group to a run, and tells what was refused: which entry, because of which instance, whose newest epoch is
-#: which; one row of nulls when there is no such run, or one that was begun anew. An entry is refused or taken whole.
-#: Each statement in it sees what was committed before it began: the lock is taken by a statement of its own.
-#: Doing it again changes nothing more: a writer numbers its facts, and how far it came stands in `writers`.
+#: Adds a group to a run, and returns the refused entries with the instance and the instance's newest epoch. Returns one
+#: row of nulls if the run does not exist or was created again. An entry is accepted or refused as a whole.
+#: A separate statement acquires the lock, because each statement sees the commits before its own start.
+#: Repeating a call has no effect: a writer numbers its facts, and `writers` contains its last number.
 _FUNCTION = """
 CREATE FUNCTION ensemble_ray.append_facts(
     of_run text, of_begun uuid, by_writer uuid,
@@ -141,14 +140,14 @@ BEGIN
         ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(w.written, excluded.written);
 END $$;
 """
-#: Asked of the catalogue's tables, not of `to_regclass`: that answers from a cache which a wait for a lock does not renew.
+#: Reads the catalogue's tables, not `to_regclass`: its cache is not renewed after a wait for a lock.
 _EXISTS = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = 'ensemble_ray' AND c.relname = 'format'
 )
 """
-#: Encoding, whether the server only reads, whether the user may make the tables, and may write to those that are there.
+#: Encoding, whether the server is read-only, and whether the user may create the schema and write to its tables.
 _RIGHTS = """
 SELECT current_setting('server_encoding'),
     pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on',
@@ -160,10 +159,10 @@ SELECT current_setting('server_encoding'),
 
 
 async def has_schema(connection: Connection, location: str) -> bool:
-    """Whether anything was ever recorded there.
+    """Whether the database has the tables of records.
 
     Raises:
-        RecordError: it is of a newer format.
+        RecordError: they have a newer format.
     """
     cursor = await connection.execute(_EXISTS)
     row = await cursor.fetchone()
@@ -182,7 +181,7 @@ async def has_schema(connection: Connection, location: str) -> bool:
 
 
 async def flaw_of(connection: Connection) -> str:
-    """Return why no run can be recorded there, whether or not the tables are there; empty when runs can.
+    """Return why runs cannot be recorded in the database, with or without its tables; empty if they can.
 
     Raises:
         Error: psycopg's.
@@ -190,7 +189,7 @@ async def flaw_of(connection: Connection) -> str:
     row = await (await connection.execute(_RIGHTS)).fetchone()
     encoding, is_read_only, may_create, may_write = row or ("?", False, False, None)
     if is_read_only:
-        return "the server only reads: use the URL of the primary"
+        return "the server is read-only: use the URL of the primary"
     if may_write is False:
         return "the user may not write to the tables of the schema 'ensemble_ray'"
     if may_write is None and encoding != "UTF8":
@@ -201,10 +200,10 @@ async def flaw_of(connection: Connection) -> str:
 
 
 async def ensure_schema(connection: Connection, location: str) -> None:
-    """Make the tables unless they are there; several processes may do so at once.
+    """Create the tables if they are missing. Several processes may call this concurrently.
 
     Raises:
-        RecordError: they are of a newer format, or the database cannot hold texts.
+        RecordError: the tables have a newer format, or the database cannot store texts.
     """
     if await has_schema(connection, location):
         return
@@ -215,7 +214,7 @@ async def ensure_schema(connection: Connection, location: str) -> None:
         raise RecordError(msg, location)
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if await has_schema(connection, location):  # somebody was faster
+        if await has_schema(connection, location):  # another process created them
             return
         await connection.execute(_TABLES)
         await connection.execute(_FUNCTION)
@@ -225,7 +224,7 @@ async def ensure_schema(connection: Connection, location: str) -> None:
 T = TypeVar("T")
 
 _log = bounded_logger(__name__)
-#: Longest wait for an answer of a server that is reached, s; a frozen one must not hold a run for ever.
+#: Longest wait for an answer of a connected server, s: a frozen server must not block a run forever.
 _ANSWER_S = 60.0
 
 
@@ -233,21 +232,21 @@ class Database:
     """The database of one URL."""
 
     def __init__(self, url: str, *, patience_s: float) -> None:
-        """Read the URL; nothing is connected.
+        """Parse the URL without connecting.
 
         Raises:
-            ValidationError: the driver is not installed, or it is no URL of a database.
+            ValidationError: the driver is not installed, or the URL is invalid.
         """
         self.patience_s = patience_s
         self._parameters: dict[str, Any] = parameters_of(url, needed_by="Records in PostgreSQL need")
         self.location = location_of(self._parameters)
 
     async def connect(self) -> Connection:
-        """Open a connection that commits every statement; the schema is there.
+        """Open a connection in autocommit mode, and create the schema if it is missing.
 
         Raises:
-            RecordError: the record there is of a newer format.
-            Error: psycopg's; give it to `failure`.
+            RecordError: the records have a newer format.
+            Error: psycopg's; pass it to `failure`.
         """
         connection = await self._open()
         try:
@@ -259,7 +258,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncGenerator[Connection | None]:
-        """Open a connection for a moment; None when nothing was ever recorded in that database. One snapshot for all reads.
+        """Open a connection for reads in one snapshot; yield None if the database has no tables of records.
 
         Raises:
             RecordError: the database cannot be read.
@@ -277,10 +276,10 @@ class Database:
                 await connection.close()
 
     async def examine(self) -> int | None:
-        """Return how many runs are recorded there; None where the tables are still to be made. Nothing is changed.
+        """Return the number of recorded runs; None if the tables do not exist yet. Changes no data.
 
         Raises:
-            RecordError: it cannot be reached, no run can be recorded there, or what is there is of a newer format.
+            RecordError: the database cannot be reached, cannot record runs, or its records have a newer format.
         """
         with self.translated_errors():
             connection = await self._open()
@@ -297,7 +296,7 @@ class Database:
 
     @contextlib.contextmanager
     def translated_errors(self) -> Generator[None]:
-        """Raise the driver's errors as ours."""
+        """Raise the driver's errors as `RecordError`."""
         import psycopg
 
         try:
@@ -306,10 +305,10 @@ class Database:
             raise self.failure(error) from error
 
     async def patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an operation while the server cannot be reached, for as long as we are patient.
+        """Repeat an operation while the server cannot be reached, for at most `patience_s`.
 
         Raises:
-            RecordError: it cannot be reached, or refuses.
+            RecordError: the server cannot be reached, or refuses the operation.
         """
         import psycopg
 
@@ -330,11 +329,11 @@ class Database:
             await asyncio.sleep(delay)
 
     def failure(self, error: BaseException) -> RecordError:
-        """Return what went wrong with this database, and what to do."""
+        """Return an error with the cause and advice."""
         advice = advice_for(error, schema=SCHEMA)
         msg = (
             f"Cannot use the database {self.location}: {first_line(error)}. "
-            f"{advice}. What is recorded stays. A run that this ended can be resumed afterwards: {resume_advice('RUN', None)}, with "
+            f"{advice}. The record stays. A run that ended because of this can be resumed afterwards: {resume_advice('RUN', None)}, with "
             f"ENSEMBLE_RAY_STORE set to the URL of {self.location}"
         )
         return RecordError(msg, self.location)
@@ -356,5 +355,5 @@ class Database:
 if TYPE_CHECKING:
     import psycopg
 
-    #: rows are tuples of whatever the columns hold; that is how the driver types them
+    #: the driver types rows as tuples of any values
     Connection = psycopg.AsyncConnection[tuple[Any, ...]]

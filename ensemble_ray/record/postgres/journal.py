@@ -1,7 +1,4 @@
-"""A run's facts in PostgreSQL: the journal of one writer, and all readers.
-
-In: facts, appended. Out: facts as readers get them. Never: a guess about a damaged fact.
-"""
+"""Write one run's facts to PostgreSQL, in groups, and read them."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres.database import Connection, Database
 
 
-#: A run's id, and which beginning of it: one that was removed and begun anew is another.
+#: A run's id and the id of its creation: a run that was removed and created again is another run.
 BegunRun = tuple[str, UUID]
 
-#: Largest group: facts, and characters; what is left waits for the next one.
+#: Largest group, in facts and characters; later entries wait for the next group.
 _MAX_FACTS = 2_000
 _MAX_CHARACTERS = 16_000_000
 
-#: What a text of the database cannot hold, and the character that says so.
+#: Characters that the database cannot store, and the escape character.
 _UNSTORABLE = re.compile("[\0\\\\\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
@@ -54,20 +51,20 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """What one call appended."""
+    """The facts of one `append` call."""
 
     target: BegunRun
     facts: Sequence[Fact]
     epoch: int
-    #: number of its first fact among those of its writer, from 1
+    #: number of its first fact among all facts of its writer, from 1
     first: int
-    #: told when it is committed; None: nobody waits
+    #: resolved at the commit; None: no caller waits
     waiter: asyncio.Future[None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedAppend:
-    """An entry that a newer epoch kept out."""
+    """An entry that was refused because of a newer epoch."""
 
     entry: Append
     instance: str
@@ -76,7 +73,7 @@ class RefusedAppend:
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """What one run gets from a group, in columns."""
+    """The facts that a group adds to one run, in columns."""
 
     entries: list[Append] = field(default_factory=list[Append])
     entry: list[int] = field(default_factory=list[int])
@@ -87,13 +84,11 @@ class _Rows:
     at: list[float] = field(default_factory=list[float])
     epoch: list[int] = field(default_factory=list[int])
     data: list[str] = field(default_factory=list[str])
-    #: long texts that are not known to be in the database, by hash
+    #: long texts that may be missing in the database, by hash
     bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     characters: int = 0
 
     def add(self, entry: Append, kept: set[bytes]) -> None:
-        """Render an entry."""
-
         def keep(text: str) -> str:
             body = text.encode("utf-8", "surrogatepass")
             key = sha256(body).digest()
@@ -116,7 +111,7 @@ class _Rows:
         self.entries.append(entry)
 
     def parameters(self, target: BegunRun, run_index: int) -> dict[str, Any]:
-        """Return the values of `_APPEND`."""
+        """Return the parameters of `_APPEND`."""
         return {
             f"run{run_index}": target[0],
             f"begun{run_index}": target[1],
@@ -135,32 +130,32 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitGroup:
-    """What is committed at once, by run."""
+    """The entries of one transaction, by run."""
 
     rows: Mapping[BegunRun, _Rows]
-    #: how many of the entries that were given it holds
+    #: number of entries in it
     size: int
 
     def bodies(self, target: BegunRun) -> Sequence[bytes]:
-        """Hashes of the long texts that it brings to a run."""
+        """Return the hashes of the long texts that the group adds to a run."""
         return list(self.rows[target].bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """What became of a group."""
+    """The result of committing a group."""
 
     refused: Sequence[RefusedAppend]
-    #: runs that are not there any more
+    #: runs that were deleted
     missing: Sequence[BegunRun]
 
 
 def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> CommitGroup:
-    """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
+    """Return a group of the first entries, as many as fit. Pure; may run in a thread while its arguments do not change.
 
     Args:
-        entries: What was appended, in order; at least one.
-        kept: By run: hashes of long texts that are in the database.
+        entries: Appended entries in order; at least one.
+        kept: By run: hashes of long texts that the database contains.
     """
     rows: dict[BegunRun, _Rows] = {}
     facts = 0
@@ -173,12 +168,12 @@ def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> Co
 
 
 async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> CommitResult:
-    """Commit a group; doing so again changes nothing more.
+    """Commit a group. Repeating it has no effect.
 
     Raises:
-        Error: psycopg's; whether it is committed is unknown then.
+        Error: psycopg's; the group may or may not be committed.
     """
-    runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
+    runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock runs in this order
     refused: list[RefusedAppend] = []
     missing: list[BegunRun] = []
     if not runs:
@@ -198,23 +193,23 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
 
 @lru_cache(maxsize=50)
 def _statement(runs: int) -> bytes:
-    """One statement for all: the server has the whole group before it locks anything."""
+    """Return one statement for all runs, so that the server has the whole group before it locks a row."""
     return " UNION ALL ".join(_APPEND.format(run_index) for run_index in range(runs)).encode()
 
 
 def text_of_name(name: str) -> str:
-    """Return a name as the database can hold it: its texts know neither NUL nor halves of surrogate pairs."""
+    """Return a name in a form that the database can store: escape NUL and halves of surrogate pairs."""
     return _UNSTORABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
 
 
 def name_of(text: str) -> str:
-    """Return a name as it was before `text_of_name`."""
+    """Reverse `text_of_name`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text) if "\\" in text else text
 
 
-#: Where a text among the bodies is named; users' own keys of that look have one `$` more.
+#: A reference to a long text. Users' keys of this form have an additional `$`.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
-#: From so many facts on, reading them is work for a thread.
+#: From this number of facts on, a thread parses them.
 _MANY = 500
 
 _ALL = """
@@ -248,7 +243,10 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 
 
 class PostgresJournal:
-    """One run's facts, as one process writes them; its writer knows of it already (`attach`, `join`)."""
+    """Writes one run's facts in this process. See `ensemble_ray.ports.Journal`; every commit is on the disk (`SYNCED`).
+
+    The caller registers the run at the writer first (`attach`, `join`).
+    """
 
     def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, location: str) -> None:
         self.run_id = target[0]
@@ -259,24 +257,12 @@ class PostgresJournal:
         self._is_closed = False
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Add facts in order; their data must not change afterwards. Every commit is on the disk (`SYNCED`).
-
-        Raises:
-            StaleEpochError: a newer epoch has been seen.
-            RecordError: the database refused what was appended.
-            IllegalStateError: the journal is closed.
-        """
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
         await self._writer.append(self._target, facts, epoch, Persistence.QUEUED if self._is_buffered else until)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance, by whichever writer.
-
-        Raises:
-            RecordError: the record cannot be read, or is damaged.
-        """
         await self.flush()
         facts = await self._writer.using(
             lambda connection: read_facts(connection, self.run_id, self._location, instance=instance)
@@ -284,19 +270,10 @@ class PostgresJournal:
         return {(fact.name, fact.kind): fact for fact in facts}
 
     async def flush(self) -> None:
-        """Return when everything appended so far is committed.
-
-        Raises:
-            RecordError: the database refused it.
-        """
         await self._writer.append(self._target, (), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
-        """Flush, and take no more facts; the connection is closed with the last journal.
-
-        Raises:
-            RecordError: the database refused what was appended.
-        """
+        """Flush, and accept no more facts. The last journal closes the connection."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -307,7 +284,7 @@ class PostgresJournal:
 
 
 async def read_facts(connection: Connection, run_id: str, location: str, *, instance: str | None = None) -> list[Fact]:
-    """Return committed facts of a run in order: all of them, or the effects of one instance.
+    """Return committed facts of a run in order: all, or those of one instance without stimuli.
 
     Raises:
         RecordError: a fact is damaged.
@@ -329,16 +306,16 @@ async def read_page(
     kinds: Collection[str] | None,
     has_data: bool,
 ) -> list[Fact]:
-    """Return the next committed facts behind a position, in order.
+    """Return the next committed facts after a position, in order.
 
     Args:
-        connection: To read over.
+        connection: An open connection.
         run_id: The run's id.
         location: The database, for messages.
-        after: Position of the last fact that was read; 0: from the first one.
-        size: Most facts to read.
-        kinds: Only facts of these kinds; None: all.
-        has_data: Whether their data is read; else it is empty.
+        after: Position of the last fact that was read; 0: start at the first fact.
+        size: Maximum number of facts.
+        kinds: Only facts of these kinds; None: all kinds.
+        has_data: Whether to read the facts' data; otherwise the data is empty.
 
     Raises:
         RecordError: a fact is damaged.
@@ -349,7 +326,7 @@ async def read_page(
 
 
 async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
-    """Return the position of a run's last fact, and how many are missing before it that nobody has accepted the loss of."""
+    """Return the position of a run's last fact, and the number of missing facts without an accepted loss."""
     cursor = await connection.execute(_MISSING, [run_id])
     row = await cursor.fetchone()
     last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
@@ -360,29 +337,29 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
 
 
 async def check_whole(connection: Connection, run_id: str, location: str) -> None:
-    """Refuse a record of which facts are missing.
+    """Refuse a record with missing facts.
 
     Raises:
-        RecordError: how many are missing, and what to do.
+        RecordError: states their number, with advice.
     """
     last, missing = await missing_facts(connection, run_id)
     if missing:
         msg = (
             f"The record of run '{run_id}' in {location} is damaged: {missing} of the facts up to {last} are missing. "
-            f"Restore them, or go on without them: {resume_advice(run_id, None, field='allow_loss=True')}"
+            f"Restore them, or continue without them: {resume_advice(run_id, None, field='allow_loss=True')}"
         )
         raise RecordError(msg, location)
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
-    """Position of the last committed fact, of those kinds if any are named; 0 when there is none."""
+    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none."""
     cursor = await connection.execute(_LAST, {"run": run_id, **_of_kinds(kinds)})
     row = await cursor.fetchone()
     return 0 if row is None else int(row[0])
 
 
 def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
-    """Return what the statements need to know of the wanted kinds; those of the run itself are found by their instance."""
+    """Return the query parameters for these kinds. Facts of the run itself are selected by instance."""
     is_of_run = kinds is not None and set(kinds) <= KINDS_OF_RUN
     return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 
@@ -390,7 +367,7 @@ def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
 async def with_bodies(
     connection: Connection, run_id: str, location: str, rows: Sequence[tuple[Any, ...]]
 ) -> list[Fact]:
-    """Return facts of rows (seq, kind, name, at, epoch, data), with the long texts that they name.
+    """Return the facts of rows (seq, kind, name, at, epoch, data), with their long texts.
 
     Raises:
         RecordError: a fact is damaged.
@@ -423,28 +400,28 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
 
 T = TypeVar("T")
 
-#: Longest time that a fact nobody waits for stays in memory, s (S-DUR-2).
+#: Longest time that a fact stays in memory if no caller waits for it, s (S-DUR-2).
 _GROUP_S = 0.2
-#: Facts in memory above which whoever appends waits for a commit.
+#: Number of queued facts above which `append` waits for a commit.
 _FULL = 20_000
-#: A group of so few values and characters is rendered where it is: on a busy machine a thread comes late.
+#: Smaller groups are rendered on the event loop: on a busy machine, a thread starts late.
 _SMALL_VALUES = 200
 _SMALL_CHARACTERS = 20_000
 
 
 class PostgresWriter:
-    """The queue of one process and one database, and the task that empties it. For one event loop."""
+    """The queue of facts of one process and one database, and the task that writes them. For one event loop."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._id = uuid.uuid4()
         self._queue: list[Append] = []
         self._queued_facts = 0
-        #: number of the last fact of any run: in each run they rise, which is all that the database compares
+        #: number of the last fact of any run; the database only needs numbers that rise within a run
         self._last_number = 0
-        #: by run: newest epochs seen; what is older is refused before it is queued
+        #: by run: newest known epochs; older facts are refused before they are queued
         self._fences: dict[BegunRun, EpochFence] = {}
-        #: by run: hashes of long texts that are in the database
+        #: by run: hashes of long texts that the database contains
         self._kept: dict[BegunRun, set[bytes]] = {}
         self._users: dict[BegunRun, int] = {}
         self._failures: dict[BegunRun, RecordError] = {}
@@ -458,20 +435,20 @@ class PostgresWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it gave up."""
+        """Whether it gave up after a failure."""
         return self._failure is not None
 
     @property
     def is_used(self) -> bool:
-        """Whether any journal writes through it."""
+        """Whether a journal uses it."""
         return bool(self._users)
 
     def attach(self, target: BegunRun) -> None:
-        """Let a journal of that run write through it."""
+        """Register a journal of that run."""
         self._users[target] = self._users.get(target, 0) + 1
 
     async def join(self, run: str) -> BegunRun | None:
-        """Let a journal of a run that another process began write through it; return None when there is no such run.
+        """Register a journal of a run that another process began; return None if the run does not exist.
 
         Raises:
             RecordError: the database cannot be used.
@@ -491,7 +468,7 @@ class PostgresWriter:
         return None
 
     async def detach(self, target: BegunRun) -> None:
-        """Let a journal of that run go; with the last one, close the connection."""
+        """Remove a journal of that run; the last one closes the connection."""
         left = self._users.get(target, 0) - 1
         if left > 0:
             self._users[target] = left
@@ -504,17 +481,17 @@ class PostgresWriter:
             return
         if self._task is not None:
             self._due.set()
-            while self._task is not None and not self._users:  # somebody new may keep it going
+            while self._task is not None and not self._users:  # a new journal may keep it running
                 await asyncio.wait([self._task], timeout=0.05)
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
     async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
-        """Take facts; return when they are as safe as asked.
+        """Queue facts, and return when they have the requested persistence.
 
         Raises:
-            StaleEpochError: a newer epoch of the run or of an instance is known, or was found.
-            RecordError: the database refused something earlier, or this.
+            StaleEpochError: a newer epoch of the run or of an instance exists.
+            RecordError: the database refused these facts or earlier ones.
         """
         self._check(target)
         if not facts and until is Persistence.QUEUED:
@@ -534,10 +511,10 @@ class PostgresWriter:
             self._timer = asyncio.get_running_loop().call_later(_GROUP_S, self._due.set)
 
     async def using(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do something else over the connection, between two groups; repeated when the connection breaks.
+        """Run another operation on the connection, between two groups; repeat it if the connection breaks.
 
         Raises:
-            RecordError: the database cannot be reached, or refuses.
+            RecordError: the database cannot be reached, or refuses the operation.
         """
 
         async def once() -> T:
@@ -573,14 +550,14 @@ class PostgresWriter:
                 if not self._users:
                     await self._release()
                     self._task = None
-                    if self._queue:  # of somebody who came meanwhile
+                    if self._queue:  # a new journal appended meanwhile
                         self._ensure_task()
                         self._due.set()
                     return
             except RecordError as error:
                 self._abandon(error)
                 return
-            except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
+            except Exception as error:  # noqa: BLE001  every failure must reach the waiting callers
                 failure = self._database.failure(error)
                 failure.__cause__ = error
                 self._abandon(failure)
@@ -601,7 +578,7 @@ class PostgresWriter:
     async def _render(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
             return render(entries, self._kept)
-        if self._threads is None:  # one of our own: users' tools may fill the loop's
+        if self._threads is None:  # a separate pool: users' tools may fill the loop's pool
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
@@ -614,7 +591,7 @@ class PostgresWriter:
                 continue  # its journals were closed meanwhile
             fence = self._fence(entry.target)
             fence.learn(refusal.instance, refusal.newest)
-            for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
+            for fact in entry.facts:  # the entry's other instances lost facts too: they must stop
                 fence.learn(fact.fence, entry.epoch + 1)
         location = self._database.location
         missing = {
@@ -638,13 +615,13 @@ class PostgresWriter:
     async def _on_connection(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
         if self._connection is None:
             connection = await self._database.connect()
-            # Statements are planned while the tables are small and kept: they must not be planned as scans.
+            # Plans are made while the tables are small, and reused later: they must not use sequential scans.
             await connection.execute("SELECT set_config('enable_seqscan', 'off', false)")
             self._connection = connection
         try:
             return await operation(self._connection)
         except BaseException:
-            # In the middle of anything: what it was told and has not answered is nobody's any more.
+            # The connection may be in any state, with an unread answer: do not reuse it.
             await self._disconnect()
             raise
 
@@ -663,7 +640,7 @@ class PostgresWriter:
 
 
 def _is_small(entries: Sequence[Append]) -> bool:
-    """Whether rendering takes less than a moment; looks no further than it must."""
+    """Whether rendering is fast. Inspects no more values than necessary."""
     left = _SMALL_VALUES
     characters = 0
     found: list[object] = [fact.data.to_data() for entry in entries[:left] for fact in entry.facts[:left]]
@@ -691,7 +668,7 @@ def _notify(entry: Append, error: Exception | None) -> None:
 
 
 def _again(failure: RecordError) -> RecordError:
-    """Return the same failure for one more to be told: an exception of its own for each."""
+    """Return a copy of the failure, because each caller needs its own exception."""
     told = RecordError(str(failure), failure.path)
     told.__cause__ = failure.__cause__
     return told

@@ -1,8 +1,7 @@
-"""PostgresStore: the runs in a PostgreSQL database. Adapter of `RunStore`.
+"""Store runs in a PostgreSQL database. Adapter of `RunStore`.
 
-In: the URL of a database. Out: runs that this process owns or writes to, and what is known of all. Connections of a
-process: one that writes, while any journal is open; one for each run that it owns; one for a moment to read.
-Never: a pooler that hands out sessions by transactions between us and the server; owning a run is a session's lock.
+A process has one connection for writing, one for each run that it owns, and one for the duration of each read. An
+owner holds a session lock, so a pooler that assigns sessions per transaction must not be used.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres.database import Connection
 
 
-#: Keys of all locks of owners; looking does not take a lock, which others would stumble over.
+#: Keys of all owners' locks. Reading `pg_locks` acquires no lock that would disturb other processes.
 HELD = """
 held AS MATERIALIZED (
     SELECT l.classid::bigint << 32 | l.objid::bigint AS key FROM pg_locks l
@@ -60,7 +59,7 @@ held AS MATERIALIZED (
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 """
-#: The last fact that says how the run stands: an owner may have died before it wrote the state.
+#: The last fact that sets the run's state: an owner may have died before it stored the state.
 _LAST_STATE = """
 (
     SELECT f.kind || ' ' || f.data FROM ensemble_ray.facts f
@@ -77,7 +76,7 @@ FROM ensemble_ray.runs r
 
 
 async def read_runs(connection: Connection, location: str, run_id: str | None = None) -> list[RecordedRun]:
-    """All runs, newest first; or the one of that id, if it is there."""
+    """Return all runs, newest first, or only the run of that id."""
     if run_id is None:
         cursor = await connection.execute(f"{_RUNS} ORDER BY r.created_at DESC, r.run_id DESC")
     else:
@@ -96,7 +95,7 @@ async def read_runs(connection: Connection, location: str, run_id: str | None = 
 
 
 def _to_written(state: str) -> RunState:
-    """Return the state as it is written; what is none says nothing."""
+    """Return the stored state; an unknown state counts as interrupted."""
     try:
         return RunState(state)
     except ValueError:
@@ -104,20 +103,20 @@ def _to_written(state: str) -> RunState:
 
 
 def _to_visible(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunState:
-    """How a run stands, of what is written and what its facts tell."""
+    """Return a run's state, from the stored state and its last facts."""
     if state.is_final:
         return state
     if is_owned:
         return RunState.RUNNING if state is RunState.INTERRUPTED else state
     kind, _, data = (last_fact or "").partition(" ")
     if kind == RunEnded.KIND:
-        with contextlib.suppress(ValueError, AttributeError):  # a list shows what there is; reading the run tells
+        with contextlib.suppress(ValueError, AttributeError):  # a list shows the run anyway; reading the run raises
             return RunEnded.from_data(json.loads(data), 0.0).state or RunState.INTERRUPTED
     return RunState.INTERRUPTED
 
 
 async def unknown_run(connection: Connection | None, run_id: str, location: str) -> ValidationError:
-    """Says that there is no such run, and which are near."""
+    """Return an error for an unknown run that names similar ids."""
     recorded: list[str] = []
     if connection is not None:
         cursor = await connection.execute("SELECT run_id FROM ensemble_ray.runs")
@@ -131,7 +130,7 @@ _LOCK = """
 SELECT pg_try_advisory_lock(hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)) FROM ensemble_ray.runs r
 WHERE r.run_id = %(run)s AND r.begun = %(begun)s AND r.epoch = %(epoch)s
 """
-#: The run, unless somebody else took it or began it anew.
+#: The run, unless another process claimed it or created it again.
 _OF_OWNER = "WHERE run_id = %(run)s AND begun = %(begun)s AND epoch = %(epoch)s"
 _NEW = """
 INSERT INTO ensemble_ray.runs (run_id, begun, created_at, origin, state, owner)
@@ -151,8 +150,8 @@ _CLAIM = """
 UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
 WHERE run_id = %(run)s
 """
-#: Backends that have held the runs' rows for seconds: those of frozen processes. Each can be ended at any time: its
-#: process connects again and repeats what was under way.
+#: Backends of frozen processes, which have locked the runs' rows for over 1 s. Ending one is safe: its process connects
+#: again and repeats the operation.
 _END_FROZEN = """
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < now() - interval '1 s'
@@ -164,7 +163,7 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 
 
 class Claim:
-    """The lock that makes this process the owner of a run, on a connection of its own."""
+    """The lock that makes this process the owner of a run, on a separate connection."""
 
     def __init__(self, database: Database, connection: Connection, target: BegunRun, epoch: int) -> None:
         self.target = target
@@ -176,10 +175,10 @@ class Claim:
         _held.add(self)
 
     async def write_state(self, state: RunState) -> None:
-        """Say how the run stands; when somebody else took it, that is for its new owner to say.
+        """Store the run's state; has no effect if another process has claimed the run.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: the state cannot be written.
         """
 
         async def once() -> None:
@@ -193,10 +192,10 @@ class Claim:
         await self._database.patiently(once)
 
     async def is_cancel_asked(self) -> bool:
-        """Whether somebody asked for the run's end; a database that cannot be reached now has not asked."""
+        """Whether a client requested the run's cancellation; False if the database cannot be reached now."""
         if self._using.locked():
             return False
-        with contextlib.suppress(Exception):  # whoever writes next will tell; only a lost claim is made again here
+        with contextlib.suppress(Exception):  # the next write raises; here a lost claim is only renewed
             async with self._using, asyncio.timeout(self._database.patience_s):
                 connection = await self._connect()
                 cursor = await connection.execute(
@@ -208,26 +207,26 @@ class Claim:
         return False
 
     async def release(self) -> None:
-        """Own the run no more; whoever asks when this has returned finds it free."""
+        """Release ownership. Other processes can claim the run once this returns."""
         _held.discard(self)
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # broken already: the server let go by itself
+            with contextlib.suppress(Exception):  # a broken connection: the server has released the lock
                 try:
-                    # A busy server gets to the end of a connection later than whoever takes the run next comes.
+                    # Unlock explicitly: a busy server may notice the closed connection after the next claim.
                     async with asyncio.timeout(self._database.patience_s):
                         await connection.execute("SELECT pg_advisory_unlock_all()")
                 finally:
                     await connection.close()
 
     def forget(self) -> None:
-        """In a forked child: keep nothing open that would hold the parent's lock when the parent is dead."""
+        """Close the inherited connection in a forked child: it would keep the lock of a dead parent."""
         if self._connection is not None and not self._connection.closed:
             with contextlib.suppress(OSError):
                 os.close(self._connection.fileno())
 
     async def _connect(self) -> Connection:
-        """Return the connection; a broken one is made again, and the lock taken again unless a newer owner came."""
+        """Return the connection. Replace a broken one and lock again, unless a newer owner exists."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._database.connect()
             await self._connection.execute(_LOCK, self._values)
@@ -235,7 +234,7 @@ class Claim:
 
 
 class OwnedPostgresRun:
-    """A run that this process owns; fulfils `OwnedRun`."""
+    """A run that this process owns. See `OwnedRun`."""
 
     def __init__(self, claim: Claim, journal: PostgresJournal) -> None:
         self._claim = claim
@@ -243,34 +242,22 @@ class OwnedPostgresRun:
 
     @property
     def journal(self) -> PostgresJournal:
-        """Where this process writes its facts."""
         return self._journal
 
     @property
     def epoch(self) -> int:
-        """The epoch that this owner writes under."""
         return self._claim.epoch
 
     async def write_state(self, state: RunState) -> None:
-        """Say how the run stands; after a final state, or `interrupted`, the run has no owner any more.
-
-        Raises:
-            RecordError: it cannot be written.
-        """
+        """Store the run's state; a final state, or `interrupted`, releases ownership."""
         await self._claim.write_state(state)
         if not state.is_going_on:
             await self._claim.release()
 
     async def is_cancel_asked(self) -> bool:
-        """Whether somebody asked for the run's end since this owner came."""
         return await self._claim.is_cancel_asked()
 
     async def close(self, state: RunState) -> None:
-        """Close the journal and write the state; whatever fails here, the run has no owner any more.
-
-        Raises:
-            RecordError: the database refused what was appended, or the state.
-        """
         try:
             await self._journal.close()
             await self._claim.write_state(state)
@@ -279,10 +266,10 @@ class OwnedPostgresRun:
 
 
 async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
-    """Begin a run as its owner; what is left of one that recorded nothing is taken over.
+    """Create a run as its owner; replace a run of that id that has no facts.
 
     Raises:
-        RunExistsError: there is a run of that id.
+        RunExistsError: a run of that id exists.
         Error: psycopg's.
     """
     connection = await database.connect()
@@ -295,11 +282,11 @@ async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
 
 
 async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> Claim:
-    """Own a recorded run under an epoch above all earlier ones.
+    """Claim a recorded run, with an epoch above all earlier ones.
 
     Raises:
-        RunExistsError: somebody owns it.
-        ValidationError: there is no such run.
+        RunExistsError: another process owns it.
+        ValidationError: the run does not exist.
         RecordError: its record is damaged.
         Error: psycopg's.
     """
@@ -321,15 +308,15 @@ async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> 
 
 
 def this_process() -> str:
-    """Return this process's name, for people."""
+    """Return this process's name for messages."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 async def ask_cancel(database: Database, run_id: str) -> None:
-    """Ask the owner of a run to end it.
+    """Request the cancellation of a run from its owner.
 
     Raises:
-        ValidationError: there is no such run.
+        ValidationError: the run does not exist.
         Error: psycopg's.
     """
     async with await database.connect() as connection:
@@ -341,11 +328,11 @@ async def ask_cancel(database: Database, run_id: str) -> None:
 
 
 async def remove(database: Database, run_id: str) -> None:
-    """Remove a run that nobody owns.
+    """Remove a run that has no owner.
 
     Raises:
-        RunExistsError: somebody owns it.
-        ValidationError: there is no such run.
+        RunExistsError: another process owns it.
+        ValidationError: the run does not exist.
         Error: psycopg's.
     """
     async with await database.connect() as connection, connection.transaction():
@@ -378,7 +365,7 @@ async def _claim(database: Database, connection: Connection, run_id: str, *, by_
         await connection.execute(_CLAIM, values)
         await connection.execute(
             "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
-        )  # all below the run's now
+        )  # all are below the run's epoch
         await connection.execute(_LOCK, values)
     return begun, newest + OWNER_STEP
 
@@ -389,20 +376,22 @@ async def _delete(connection: Connection, run_id: str) -> None:
 
 
 async def _lock(connection: Connection, run_id: str, location: str, *, is_free: bool) -> tuple[UUID, bool, int]:
-    """Lock a run's row until the end of the transaction; gives its beginning, whether there are facts, the newest epoch.
+    """Lock a run's row until the end of the transaction. Return its creation id, whether it has facts, and its newest epoch.
 
     Raises:
-        ValidationError: there is no such run.
-        RunExistsError: somebody owns it, and it must be free.
+        ValidationError: the run does not exist.
+        RunExistsError: the run has an owner and `is_free` requires none.
     """
     if is_free:
-        await _refuse_owned(connection, run_id)  # at once: its owner may have frozen while it holds the row
+        await _refuse_owned(
+            connection, run_id
+        )  # before waiting for the row: its owner may have frozen with the row locked
     cursor = await connection.execute(_FOUND, {"run": run_id})
     row = await cursor.fetchone()
     if row is None:
         raise await unknown_run(connection, run_id, location)
     if is_free:
-        await _refuse_owned(connection, run_id)  # again: it must be free while the row is ours
+        await _refuse_owned(connection, run_id)  # again: the run must have no owner while this process has the row
     begun, has_facts, newest = row
     return begun, has_facts, newest
 
@@ -415,12 +404,12 @@ async def _refuse_owned(connection: Connection, run_id: str) -> None:
 
 
 async def owner_of(connection: Connection, run_id: str) -> str | None:
-    """Return who owns a run now, for people; None: nobody does."""
+    """Return the run's current owner for messages, or None."""
     row = await (await connection.execute(_OWNED, {"run": run_id})).fetchone()
     return None if row is None else str(row[0])
 
 
-#: Claims outlive whoever made them: a run is owned until it is let go or the process ends.
+#: A strong reference: a run is owned until it is released or the process ends.
 _held: set[Claim] = set()
 
 
@@ -431,7 +420,7 @@ def _forget_all() -> None:
 
 
 _log = bounded_logger(__name__)
-#: As the index of gates has it, so that it is used.
+#: Same condition as in the index of gates, so that the server uses the index.
 _GATES = """
 SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts
 WHERE run_id = %s AND kind IN ('review', 'review_decision') ORDER BY seq
@@ -461,7 +450,7 @@ async def gates_in(connection: Connection, location: str) -> list[GatesOfRun]:
     found: list[GatesOfRun] = []
     for (run_id,) in await cursor.fetchall():
         for run in await read_runs(connection, location, run_id):
-            if run.state.is_final:  # its owner died before it wrote the state
+            if run.state.is_final:  # its owner died before it stored the state
                 continue
             try:
                 found.append(GatesOfRun(run, await read_gates(connection, run_id, location)))
@@ -471,7 +460,7 @@ async def gates_in(connection: Connection, location: str) -> list[GatesOfRun]:
 
 
 async def read_gates(connection: Connection, run_id: str, location: str) -> list[Fact]:
-    """Return what is recorded of a run's gates; see `GatesOfRun.facts`.
+    """Return the facts of a run's gates; see `GatesOfRun.facts`.
 
     Raises:
         RecordError: a fact is damaged.
@@ -492,11 +481,11 @@ async def read_gates(connection: Connection, run_id: str, location: str) -> list
 async def record_decision(
     database: Database, run_id: str, gate: str, decision: ReviewDecided
 ) -> tuple[Gate, Obstacle] | None:
-    """Record a decision unless something is in its way; see `RunStore.decide`.
+    """Record a decision, or return the obstacle; see `RunStore.decide`.
 
     Raises:
         RecordError: the record is damaged.
-        ValidationError: there is no such run.
+        ValidationError: the run does not exist.
         Error: psycopg's.
     """
     async with await database.connect() as connection, connection.transaction():
@@ -504,7 +493,7 @@ async def record_decision(
         if not rows:
             raise await unknown_run(connection, run_id, database.location)
         ((begun, of_run),) = rows
-        # Whoever takes the run locks its row, too: an owner that is not there now reads what is written here.
+        # A claim of the run locks its row too: if the run has no owner now, its next owner reads this decision.
         is_owned = await owner_of(connection, run_id) is not None
         fact = Fact(run=run_id, name=gate, at=time.time(), data=decision)
         instance = text_of_name(fact.instance)
@@ -525,62 +514,41 @@ async def _rows(
     return await (await connection.execute(query, values)).fetchall()
 
 
-#: How long a server that cannot be reached is waited for in the middle of a run, s.
+#: How long a running operation waits for a server that cannot be reached, s.
 PATIENCE_S = 10.0
-#: Writers by event loop and database: journals of one process share one, whichever store opened them.
+#: Writers by event loop and database, shared by all journals of this process.
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, PostgresWriter]] = weakref.WeakKeyDictionary()
 
 
 class PostgresStore:
-    """All runs of one database."""
+    """All runs of one database. See `RunStore`; its methods raise `RecordError` if the database cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
-        """Name the database; nothing is connected.
+        """Set the database, without connecting.
 
         Args:
-            url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`; everything that libpq knows may stand in it.
-            patience_s: How long a server that cannot be reached is waited for in the middle of a run.
+            url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, with any option of libpq.
+            patience_s: How long a running operation waits for a server that cannot be reached.
 
         Raises:
-            ValidationError: the extra is not installed, or the URL cannot be read.
+            ValidationError: the extra is not installed, or the URL is invalid.
         """
         self._url = url
         self._database = Database(url, patience_s=patience_s)
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
-        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
-
-        Raises:
-            RunExistsError: there is a run of that id; the message says how it stands.
-            RecordError: the database cannot be used.
-            ValidationError: the id cannot name a record.
-        """
         check_run_id(run_id)
         with self._database.translated_errors():
             claim = await claim_new(self._database, run_id, origin)
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
     async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
-        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
-
-        Raises:
-            RunExistsError: somebody owns it; the message names the process.
-            RecordError: the record is damaged, or the database cannot be used.
-            ValidationError: there is no such run.
-        """
         check_run_id(run_id)
         with self._database.translated_errors():
             claim = await claim_recorded(self._database, run_id, by_force=by_force)
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
-        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
-
-        Raises:
-            RunExistsError: somebody owns it.
-            RecordError: what is left cannot be read, or the database cannot be used.
-            ValidationError: there is no such run.
-        """
         async with self._database.reading() as connection:
             last, gap = (0, 0) if connection is None else await missing_facts(connection, run_id)
         if not gap:
@@ -595,13 +563,7 @@ class PostgresStore:
             await owned.close(RunState.INTERRUPTED)
         return True
 
-    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  all writers of a process are one here
-        """Write to a run that another process owns.
-
-        Raises:
-            RecordError: there is no such run, or the database cannot be used.
-            ValidationError: the id cannot name a record.
-        """
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  a process has one writer per database
         check_run_id(run_id)
         database, own_writer = self._database, self._writer()
         target = await own_writer.join(run_id)
@@ -614,11 +576,6 @@ class PostgresStore:
         return PostgresJournal(own_writer, target, is_buffered=is_buffered, location=database.location)
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-        """All committed facts in order, numbered from 1; none when there is no such run.
-
-        Raises:
-            RecordError: the record is damaged, of a newer format, or the database cannot be used.
-        """
         async with self._database.reading() as connection:
             if connection is None:
                 return []
@@ -635,11 +592,6 @@ class PostgresStore:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts that are committed when reading begins, in order, page by page.
-
-        Raises:
-            RecordError: the record is damaged, of a newer format, was removed meanwhile, or the database cannot be used.
-        """
         database = self._database
 
         async def last() -> int:
@@ -650,7 +602,7 @@ class PostgresStore:
                     await check_whole(connection, run_id, database.location)
                 return await last_seq(connection, run_id, kinds)
 
-        # A transaction for each page: how long its reader takes for one must hold nothing open on the server.
+        # One transaction per page: a slow reader must not keep a transaction open on the server.
         async def page(position: int) -> Sequence[Fact]:
             async with database.reading() as connection:
                 if connection is None:
@@ -662,92 +614,42 @@ class PostgresStore:
         return pages(last, page, run_id, after=after)
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return what is recorded of one instance, in order, stimuli left out.
-
-        Raises:
-            RecordError: the record is damaged, of a newer format, or the database cannot be used.
-        """
         async with self._database.reading() as connection:
             if connection is None:
                 return []
             return await read_facts(connection, run_id, self._database.location, instance=instance)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the run as lists show it; None when there is none.
-
-        Raises:
-            RecordError: the database cannot be used.
-        """
         async with self._database.reading() as connection:
             found = [] if connection is None else await read_runs(connection, self._database.location, run_id)
         return found[0] if found else None
 
     async def runs(self) -> list[RecordedRun]:
-        """All runs, newest first.
-
-        Raises:
-            RecordError: the database cannot be used.
-        """
         async with self._database.reading() as connection:
             return [] if connection is None else await read_runs(connection, self._database.location)
 
     async def find(self, text: str) -> RecordedRun:
-        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
-
-        Raises:
-            ValidationError: there is none, or several; the message names the nearest.
-            RecordError: the database cannot be used.
-        """
         runs = {run.run_id: run for run in await self.runs()}  # newest first
         return runs[chosen_id(text, list(runs), lambda: list(runs), self._database.location)]
 
     async def ask_cancel(self, run_id: str) -> None:
-        """Ask the owner of a run to end it.
-
-        Raises:
-            ValidationError: there is no such run.
-            RecordError: the database cannot be used.
-        """
         with self._database.translated_errors():
             await ask_cancel(self._database, run_id)
 
     async def gates(self) -> list[GatesOfRun]:
-        """Return the runs that have not ended and have review gates, oldest first.
-
-        Raises:
-            RecordError: the database cannot be used.
-        """
         async with self._database.reading() as connection:
             return [] if connection is None else await gates_in(connection, self._database.location)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
-        """Return what is recorded of a run's review gates; nothing when there is no such run.
-
-        Raises:
-            RecordError: the record is damaged, or the database cannot be used.
-        """
         async with self._database.reading() as connection:
             return [] if connection is None else await read_gates(connection, run_id, self._database.location)
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
-        """Record a decision at a gate unless something is in its way, which is returned then; one step for every process.
-
-        Raises:
-            RecordError: the record is damaged, or the database cannot be used.
-            ValidationError: there is no such run.
-        """
         check_run_id(run_id)
         with self._database.translated_errors():
             return await record_decision(self._database, run_id, gate, decision)
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run's record.
-
-        Raises:
-            RunExistsError: somebody owns it.
-            ValidationError: there is no such run.
-            RecordError: the database cannot be used.
-        """
         with self._database.translated_errors():
             await remove(self._database, run_id)
 
@@ -759,6 +661,6 @@ class PostgresStore:
     def _writer(self) -> PostgresWriter:
         writers = _writers.setdefault(asyncio.get_running_loop(), {})
         writer = writers.get(self._url)
-        if writer is None or writer.has_failed:  # its journals stay failed; new ones try anew
+        if writer is None or writer.has_failed:  # its journals stay failed; new ones retry
             writer = writers[self._url] = PostgresWriter(self._database)
         return writer

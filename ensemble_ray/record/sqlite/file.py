@@ -1,8 +1,6 @@
-"""One run's facts in a SQLite file.
+"""Write one run's facts to its SQLite file, in groups. All functions block and are meant for threads.
 
-In: rendered facts, a group at a time. Out: a file that holds them; `reading` reads it. The file itself refuses
-facts of an older epoch (two triggers), so that no writer can pass it by. Everything here blocks: it is for threads.
-Never: a guess about a damaged file, a file that others may read, a group in part.
+Two triggers in the file refuse facts of an older epoch, so that no writer can bypass the check.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ _log = bounded_logger(__name__)
 Row = tuple[str, str, str, float, int, str]
 #: Path of a file, its device and inode, its least size in bytes
 _Part = tuple[str, tuple[int, int], int]
-#: Rows of one statement; a group that fits needs no other, and one statement is a transaction of its own.
+#: Rows of one INSERT statement. A group that fits needs no explicit transaction.
 _ROWS = 32
 _STALE = "stale epoch"
-#: How often it is looked at whether the file is still there, s: each look takes as long as a tenth of a commit.
+#: Shortest time between two checks whether the file still exists, s. One check takes a tenth of a commit's time.
 LOOK_S = 0.02
 _NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
 _SCHEMA = f"""
@@ -68,23 +66,23 @@ PRAGMA user_version={FORMAT};
 
 
 class SqliteFile:
-    """A run's file as one writer has it open. Whoever calls it to write holds the run's commit lock."""
+    """A run's file, opened by one writer. A caller that writes must hold the run's commit lock."""
 
     @no_fork()
     def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
-        """Open the file in a run's directory; it is made when it is missing.
+        """Open the file in a run's directory, and create it if it is missing.
 
         Args:
-            directory: The run's.
-            allows_loss: Also where something of it is missing: somebody chose to go on without that.
+            directory: The run's directory.
+            allows_loss: Open the file although facts are missing: a user accepted the loss.
 
         Raises:
-            RecordError: it is of a newer format, or something of it is missing.
-            OSError, sqlite3.Error: it cannot be opened.
+            RecordError: the file has a newer format, or facts are missing.
+            OSError, sqlite3.Error: the file cannot be opened.
         """
         self.path = directory / RECORD
         is_new = not self.path.exists()
-        # Before it is opened to be written: that would tidy up what tells of the loss.
+        # Check before opening for writing: opening could remove the evidence of the loss.
         if not allows_loss and (is_new or self.path.is_file()) and (loss := loss_in(directory)) is not None:
             raise loss.error()
         if is_new:
@@ -98,13 +96,13 @@ class SqliteFile:
         self._has_full_sync = False
         self._looked_at = 0.0
         self._is_left = False
-        #: position of the last fact that was added
+        #: position of the last added fact
         self._last = 0
         self._count: CountFile | None = None
         self._files: tuple[_Part, ...] = ()
         try:
             check_version(self._connection, self.path)
-            if is_new:  # the first write begins the log, and would wait for the disk
+            if is_new:  # the first write starts the log, and would wait for the disk
                 self._connection.execute("PRAGMA synchronous=OFF")
                 self._write_something()
             self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -119,17 +117,17 @@ class SqliteFile:
     def add(
         self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False, has_effect: bool = False
     ) -> None:
-        """Add a group, all of it or nothing.
+        """Add a group atomically.
 
         Args:
             rows: The facts in order.
-            bodies: Long texts by their hashes; those that are there already are passed over.
-            is_synced: Whether the disk itself must have it, and everything before it, on return.
-            has_effect: Whether something in the world is changed because of it.
+            bodies: Long texts by their hashes; texts that the file contains already are skipped.
+            is_synced: Whether the group, and all earlier facts, must be on the disk when this returns.
+            has_effect: Whether the group begins an effect on the world.
 
         Raises:
-            sqlite3.IntegrityError: a newer epoch of a fact's instance is there (`is_stale`).
-            sqlite3.Error: it cannot be written.
+            sqlite3.IntegrityError: the file has a newer epoch for a fact's instance (`is_stale`).
+            sqlite3.Error: the file cannot be written.
             RecordError: the file was removed.
         """
         if rows and len(rows) <= _ROWS and not bodies:
@@ -138,46 +136,46 @@ class SqliteFile:
             return
         with self.transaction(is_synced=is_synced, has_effect=has_effect):
             self.add_in_transaction(rows, bodies)
-            if not rows:  # without anything to write, nothing would be synchronised
+            if not rows:  # SQLite synchronises only if there is a write
                 self._write_something()
 
     def add_in_transaction(self, rows: Sequence[Row], bodies: Mapping[str, str]) -> None:
-        """As `add`, inside a transaction of the caller's."""
+        """Add a group like `add`, inside the caller's transaction."""
         if bodies:
             self._connection.executemany("INSERT OR IGNORE INTO bodies VALUES (?, ?)", _as_stored(bodies))
         for begin in range(0, len(rows), _ROWS):
             self._insert(rows[begin : begin + _ROWS])
 
     def reset_count(self) -> None:
-        """Note that the record ends with what was added last, whatever was noted before; where a loss was accepted.
+        """Note the last added fact as the end of the record, and drop earlier notes. Used after a loss was accepted.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the notes cannot be written.
         """
         if self._count is not None:
             self._count.reset(self._last)
 
     def _correct_count(self, directory: Path, count: CountFile) -> None:
-        """Take back notes of facts that are rightly gone: power was lost, or somebody accepted their loss."""
+        """Drop notes of facts that are missing for a known reason: a power loss or an accepted loss."""
         noted = read_count(directory)
         (last,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()
         if noted is None or noted.committed <= last:
             return
         if not noted.is_same_boot:
             _log.warning(
-                "%s: facts %d to %d had not reached the disk when the machine was started anew; they are done again",
+                "%s: facts %d to %d had not reached the disk when the machine restarted; their work runs again",
                 self.path, last + 1, noted.committed,
             )  # fmt: skip
         count.reset(last)
 
     def check_there(self, *, is_last: bool = False) -> None:
-        """Refuse to write to a file that nobody would find any more.
+        """Refuse to write to a file that readers cannot find any more.
 
         Args:
-            is_last: Nothing more is written: look, however short a time ago that was done.
+            is_last: No write follows: check even if the last check was a short time ago.
 
         Raises:
-            RecordError: it, its log or the index of its log was removed, replaced or cut short.
+            RecordError: the file, its log or the log's index was removed, replaced or truncated.
             OSError: one of them has become read-only.
         """
         now = time.monotonic()
@@ -193,7 +191,7 @@ class SqliteFile:
     def _look(self) -> None:
         for path, known, least_bytes in self._files:
             try:
-                found = os.stat(path)  # noqa: PTH116  at each commit: three times as fast as `Path.stat`
+                found = os.stat(path)  # noqa: PTH116  runs for every commit; three times as fast as `Path.stat`
             except FileNotFoundError:
                 raise make_deleted_error(self.path) from None
             if (found.st_dev, found.st_ino) != known or found.st_size < least_bytes:
@@ -203,7 +201,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
-        """Commit what is done inside as a whole.
+        """Commit the statements of the block as one transaction.
 
         Raises:
             RecordError: the file was removed.
@@ -219,7 +217,7 @@ class SqliteFile:
                 raise
 
     def epochs(self) -> dict[str, int]:
-        """Return the newest epoch of each instance that has one above 0; of the run as a whole under `run`."""
+        """Return the newest epoch of each instance that has one above 0; `run` is the run as a whole."""
         return dict(self._connection.execute("SELECT instance, epoch FROM epochs"))
 
     def facts_named(self, run_id: str, instance: str, name: str) -> list[Fact]:
@@ -232,11 +230,11 @@ class SqliteFile:
         return facts_in(self._connection, run_id, self.path, where, (instance, name))
 
     def raise_epoch(self, instance: str, epoch: int) -> None:
-        """From now on facts of that instance (`run`: of all) need that epoch or a newer one."""
+        """Require this epoch or a newer one for facts of that instance (`run`: of all instances)."""
         self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (instance, epoch))
 
     def after_fork(self) -> None:
-        """Close the parent's connection, which is at rest: SQLite would take the parent's locks for the child's."""
+        """Close the parent's idle connection: SQLite would treat the parent's locks as the child's."""
         if self._count is not None:
             self._count.close()
         if was_quiet() and is_sound(self.path):
@@ -247,19 +245,19 @@ class SqliteFile:
 
     @no_fork()
     def close(self) -> None:
-        """Let go of the file. The last one to do so brings its log into it."""
+        """Close the file. The last writer to close it merges its log into it."""
         if self._count is not None:
             self._count.close()
         self._leave_if_dangerous()
         if self._is_left:
             return
         with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here it lets other threads run
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here SQLite releases the GIL
         self._connection.close()
         forget(self.path)
 
     def _leave_if_dangerous(self) -> None:
-        """Leave the connection as it is, for good, where closing it would end this process."""
+        """Abandon the connection if closing it would crash this process."""
         if not self._is_left and not is_sound(self.path):
             self._is_left = True
             abandon(self._connection)
@@ -276,7 +274,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _commit(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
-        """Make what is committed inside as safe as asked, and note it."""
+        """Commit the block with the requested persistence, and note the commit."""
         with no_fork():
             yield from self._committing(is_synced=is_synced, has_effect=has_effect)
 
@@ -290,9 +288,9 @@ class SqliteFile:
         if self._last and self._count is not None:
             self._count.note(self._last, has_effect=has_effect)
         if is_synced and not self._is_on_disk:
-            # The file was made without waiting for the disk, and so were the directories above it.
+            # The file and the directories above it were created without waiting for the disk.
             _, in_log, in_file = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if in_log != in_file:  # a reader of an older state is in the way
+            if in_log != in_file:  # a reader of an older snapshot blocks the checkpoint
                 os.sync()
             for directory in (self.path.parent, self.path.parent.parent):
                 _synchronise(directory)
@@ -307,7 +305,7 @@ def is_stale(error: sqlite3.Error) -> bool:
 
 
 def cannot_write(path: Path, error: Exception) -> RecordError:
-    """Return what went wrong with the record, where, and what to do about it."""
+    """Return an error with the cause, the place and advice."""
     if isinstance(error, RecordError):
         return error
     if is_damage(error):
@@ -324,13 +322,13 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
 
 
 def _part(path: Path) -> _Part:
-    """Return what a file is known by as long as it is open; only the log may be shorter later."""
+    """Return the identity of an open file and its minimum size; only the log may shrink later."""
     found = path.stat()
     return str(path), (found.st_dev, found.st_ino), 0 if path.name.endswith("-wal") else found.st_size
 
 
 def _make(path: Path) -> None:
-    """Make an empty record, whole or not at all, for its owner only."""
+    """Create an empty record atomically, readable for its owner only."""
     half = path.with_suffix(f".{os.getpid()}.tmp")
     with contextlib.suppress(FileNotFoundError):
         half.unlink()
@@ -344,11 +342,11 @@ def _make(path: Path) -> None:
 
 @cache
 def _empty_record() -> bytes:
-    """Return the bytes of a file without facts: copying them takes a third of the time of making the tables each time."""
+    """Return the bytes of a file without facts. Copying them takes a third of the time of creating the tables."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(_SCHEMA)
         content = bytearray(connection.serialize())
-    content[18:20] = b"\x02\x02"  # the file format's versions for writing and reading: with a write-ahead log
+    content[18:20] = b"\x02\x02"  # write and read version of the file format: with a write-ahead log
     return bytes(content)
 
 

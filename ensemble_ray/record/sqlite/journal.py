@@ -1,7 +1,6 @@
-"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file.
+"""One run's facts as this process writes them to the run's SQLite file.
 
-In: facts, taken without waiting; the process's writer thread renders and commits them in groups. Out: to whoever asked,
-that they are committed, or why not. Never: rendering or file access on an event loop, a lost fact that nobody is told of.
+`append` queues facts; the process's writer thread renders and commits them in groups, never on an event loop.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
     from ensemble_ray.record.sqlite.file import Row, SqliteFile
 
 
-#: Longest time that something waits to be written, s.
+#: Longest time that a fact waits for its commit, s.
 GROUP_S = 0.2
-#: How long the end of the process waits for what is not written yet, s.
+#: How long the end of the process waits for pending writes, s.
 _LAST_CALL_S = 5.0
 _log = bounded_logger(__name__)
 
 
 class Writable(Protocol):
-    """Somebody with something to write."""
+    """An object with facts to write."""
 
     def write_out(self) -> None:
-        """Write everything there is; called in the writer's thread, must not raise."""
+        """Write all queued facts. Called in the writer's thread; must not raise."""
         ...
 
 
 class GroupWriter:
-    """Calls `write_out` of everybody who asked, in groups."""
+    """Calls `write_out` of all objects that requested it, in groups. Thread-safe."""
 
     def __init__(self, group_s: float = GROUP_S) -> None:
         self._group_s = group_s
@@ -57,18 +56,18 @@ class GroupWriter:
         self._thread: threading.Thread | None = None
 
     def ask(self, somebody: Writable) -> None:
-        """Let somebody's `write_out` be called within the group time."""
+        """Schedule a `write_out` within the group time."""
         self._asked.append(somebody)
         self._work.set()
         if self._thread is None:
             self._begin()
 
     def hurry(self) -> None:
-        """Write now what was asked for so far."""
+        """Run all scheduled writes now."""
         self._hurry.set()
 
     def finish(self, timeout_s: float = _LAST_CALL_S) -> None:
-        """Write everything that is asked for, and wait for it; for the end of the process."""
+        """Run all scheduled writes and wait for them, at most `timeout_s`. Called when the process ends."""
         if self._thread is None:
             return
         last = _Mark()
@@ -79,7 +78,7 @@ class GroupWriter:
     def _begin(self) -> None:
         with self._lock:
             if self._thread is None:
-                # A daemon: a disk that hangs must not hold the process's exit.
+                # A daemon: a hanging disk must not block the end of the process.
                 self._thread = threading.Thread(target=self._run, name="ensemble-ray-record", daemon=True)
                 self._thread.start()
 
@@ -93,18 +92,17 @@ class GroupWriter:
                 somebody = self._asked.popleft()
                 try:
                     somebody.write_out()
-                except Exception:  # noqa: BLE001  the thread serves everybody else too
+                except Exception:  # noqa: BLE001  the thread also serves other runs
                     _log.exception("A run's record could not be written")
 
 
 class _Mark:
-    """Tells when everything before it was written."""
+    """Sets an event when all earlier writes are done."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
 
     def write_out(self) -> None:
-        """Reached."""
         self.reached.set()
 
 
@@ -133,29 +131,29 @@ except ImportError:  # a system without file locks: SQLite's own locks are left
     fcntl = None  # type: ignore[assignment]
 
 
-#: How long a commit waits for its turn before the run is told, s.
+#: How long a commit waits for its turn before it fails, s.
 PATIENCE_S = 30.0
-#: How long somebody who takes a run by force waits before looking whether the holder is stopped, s.
+#: How long a forced claim waits before it checks whether the holder is stopped, s.
 _FROZEN_S = 1.0
 _FIRST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
 
 
 class CommitLock:
-    """A lock on one file; whoever holds it writes its process id into it."""
+    """A lock on one file; its holder writes its process id into the file."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; it is made when the lock is first taken."""
+        """Set the path; the first `acquire` creates the file."""
         self.path = path
         self._descriptor = -1
         self._name = b""
         track(self)
 
     def acquire(self, patience_s: float = PATIENCE_S) -> bool:
-        """Wait for the lock; False when somebody else still holds it after that time.
+        """Wait for the lock; return False if another holder keeps it for `patience_s`.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be created.
         """
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -170,28 +168,28 @@ class CommitLock:
                 if time.monotonic() > until:
                     return False
                 pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-        with contextlib.suppress(OSError):  # it is for messages only; on a full disk the commit itself tells
+        with contextlib.suppress(OSError):  # for messages only; on a full disk the commit itself fails
             os.pwrite(self._descriptor, self._name, 0)
         return True
 
     def acquire_or_raise(self, patience_s: float = PATIENCE_S) -> None:
-        """As `acquire`, for those who can go no further without it.
+        """Acquire the lock, or raise.
 
         Raises:
-            RecordError: somebody else holds it for longer; names the process.
-            OSError: the file cannot be made.
+            RecordError: another process holds it for `patience_s`; the message names the process.
+            OSError: the file cannot be created.
         """
         if not self.acquire(patience_s):
             raise self.is_held(patience_s)
 
     def seize(self, patience_s: float = PATIENCE_S) -> None:
-        """As `acquire_or_raise`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
+        """Acquire the lock like `acquire_or_raise`, and kill a holder on this machine that is stopped (SIGSTOP).
 
-        SQLite's own locks and what is half written are the holder's too, and end with it as after any kill.
+        A stopped holder would hold the lock forever. SQLite recovers from its locks and partial writes as after any kill.
 
         Raises:
-            RecordError: somebody else holds it for longer; names the process.
-            OSError: the file cannot be made.
+            RecordError: another process holds it for `patience_s`; the message names the process.
+            OSError: the file cannot be created.
         """
         until = time.monotonic() + patience_s
         while not self.acquire(min(_FROZEN_S, patience_s)):
@@ -200,7 +198,7 @@ class CommitLock:
             self._end_frozen_holder()
 
     def is_held(self, patience_s: float) -> RecordError:
-        """Return the error that says who has held it for that long."""
+        """Return the error that names the holder."""
         msg = (
             f"Cannot write the run's record in {self.path.parent}: {self._holder()} has held its lock "
             f"for {patience_s:.0f} s. Is it stopped? Let it go on, or end it"
@@ -208,18 +206,17 @@ class CommitLock:
         return RecordError(msg, str(self.path))
 
     def release(self) -> None:
-        """Let the next one in."""
         if fcntl is not None and self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file, and of the lock."""
+        """Release the lock and close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def after_fork(self) -> None:
-        """Let go of the parent's file: its lock would be held as long as the child lives."""
+        """Close the parent's file: otherwise the child would keep the parent's lock."""
         self.close()
 
     def _holder(self) -> str:
@@ -227,31 +224,29 @@ class CommitLock:
         return f"process {pid}" if pid else "another process"
 
     def _holder_pid(self) -> int:
-        """Who holds it, as it says itself; 0: not known."""
+        """Return the process id that the holder wrote; 0 if unknown."""
         try:
             return int(self.path.read_text())
         except (OSError, ValueError):
             return 0
 
     def _end_frozen_holder(self) -> None:
-        """End the holder if it is a process of this machine that has the file open and is stopped."""
+        """Kill the holder if it is a stopped process of this machine that has the file open."""
         pid = self._holder_pid()
         if not pid or pid == os.getpid() or not hasattr(os, "pidfd_open"):
             return
         try:
-            process = os.pidfd_open(
-                pid
-            )  # first: what is found out from here on is about that process, and no later one
+            process = os.pidfd_open(pid)  # first: all later checks refer to this process, even if its id is reused
         except OSError:
             return
         try:
             if self._is_open_in(pid) and _is_stopped(pid) and self._holder_pid() == pid:
                 _log.warning(
-                    "%s is held by process %d, which is stopped in the middle of a commit: it is ended", self.path, pid
+                    "%s is held by process %d, which is stopped in the middle of a commit: killing it", self.path, pid
                 )
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
-            _log.warning("Process %d, which is stopped in the middle of a commit, cannot be ended: %s", pid, error)
+            _log.warning("Process %d, which is stopped in the middle of a commit, cannot be killed: %s", pid, error)
         finally:
             os.close(process)
 
@@ -274,32 +269,32 @@ class CommitLock:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal; a traced one, or one that only waits, is not."""
+    """Whether a signal stopped the process. A traced or sleeping process does not count."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-#: The file in a run's directory that its writers take turns at.
+#: The lock file of a run's writers, in the run's directory.
 COMMIT_LOCK = "commit.lock"
-#: Facts that may wait for the writer; beyond that, appending waits, so that a slow disk cannot fill the memory.
+#: Facts that may wait for the writer. Above it, `append` waits, so that a slow disk cannot fill the memory.
 _MAX_WAITING = 50_000
-#: Facts of one commit, more or less.
+#: Approximate number of facts in one commit.
 _GROUP = 512
-#: Facts rendered in one go; between two goes the writer lets the event loop run.
+#: Facts rendered without a pause; in the pauses the event loop can run.
 _GO = 32
-#: How long the writer steps back between two goes when nobody waits for it, s.
+#: Pause between two batches of rendering when no caller waits, s.
 _BREATH_S = 0.0002
 #: How long the writer waits for another process before it serves other runs, s.
 _TURN_S = 0.05
-#: Hashes of texts that are known to be in the file; beyond that they are handed to it again, which it passes over.
+#: Cached hashes of texts that the file contains. Other texts are inserted again, and the file ignores them.
 _MOST_STORED_BODIES = 10_000
 
 
-#: Somebody who waits, and what to raise there.
+#: A waiting future, and its exception or None.
 _Outcome = tuple["asyncio.Future[None]", Exception | None]
 
 
 class _Unit:
-    """What one call appended: all of it is recorded, or nothing."""
+    """The facts of one `append` call, recorded atomically."""
 
     __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "size", "until", "waiter")
 
@@ -312,10 +307,10 @@ class _Unit:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.facts = facts
-        #: how many they are; they are let go when they were rendered
+        #: number of facts; `facts` is emptied after rendering
         self.size = len(facts)
         self.epoch = epoch
-        #: whether a call begins with it that changes something in the world
+        #: whether it begins a call with an effect on the world
         self.has_effect = False
         self.until = until
         self.waiter = waiter
@@ -326,7 +321,7 @@ class _Unit:
 
 
 class SqliteJournal:
-    """One run's record as this process writes it."""
+    """Writes one run's record in this process. See `ensemble_ray.ports.Journal`."""
 
     def __init__(
         self,
@@ -337,13 +332,13 @@ class SqliteJournal:
         file: SqliteFile | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Write to the record of a run; its directory is there.
+        """Create a journal for a run whose directory exists.
 
         Args:
             directory: The run's directory.
             run_id: The run's id.
             is_buffered: Whether `append` never waits for a commit (durability `run`).
-            file: The run's file where it is open already; else the writer's thread opens it.
+            file: The run's file, if it is already open; otherwise the writer's thread opens it.
             patience_s: How long a commit waits for other processes that write to the run.
         """
         self.run_id = run_id
@@ -368,14 +363,12 @@ class SqliteJournal:
         self._stored_bodies: set[str] = set()
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Add facts in order; their data must not change afterwards. They are committed within 200 ms.
-
-        Returns when they, and all facts appended before them, are as safe as asked; a buffered journal returns at once.
+        """Add facts in order; the caller must not change their data afterwards. They are committed within 200 ms.
 
         Raises:
-            StaleEpochError: a newer epoch has been seen; what was only taken may be refused at its commit, and then the
-                next facts of that instance are.
-            RecordError: the store refused what was appended.
+            StaleEpochError: a newer epoch exists. A queued fact may be refused at its commit; then the next `append`
+                for that instance raises.
+            RecordError: the store refused the facts.
             IllegalStateError: the journal is closed, or was opened before this process was forked.
         """
         self._check_usable()
@@ -389,11 +382,6 @@ class SqliteJournal:
         await self._push_and_wait(facts, epoch, until)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
-
-        Raises:
-            RecordError: what was appended cannot be written, or the record is damaged.
-        """
         from ensemble_ray.record.sqlite.reading import read_instance
 
         await self.flush()
@@ -401,10 +389,10 @@ class SqliteJournal:
         return {(fact.name, fact.kind): fact for fact in facts}
 
     async def flush(self) -> None:
-        """Return when everything appended so far is committed, or was refused for its epoch.
+        """Return when all appended facts are committed, or were refused because of their epoch.
 
         Raises:
-            RecordError: the store refused it.
+            RecordError: the store refused them.
         """
         if self._failure is not None:
             raise self._refusal(self._failure)
@@ -413,26 +401,26 @@ class SqliteJournal:
             await self._push_and_wait((), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
-        """Flush, and let go of the file, which takes place in the background.
+        """Flush, and close the file in the background.
 
         Raises:
-            RecordError: the store refused what was appended.
+            RecordError: the store refused the facts.
         """
         if self._is_closed:
             return
-        if self._writer is not group_writer():  # a forked process: what is here is its parent's
+        if self._writer is not group_writer():  # a forked process: the queue belongs to its parent
             self._is_closed = True
             return
         try:
             await self.flush()
             if self._file is not None:
-                await self._push_and_wait((), 0, Persistence.COMMITTED)  # a last look whether the file is there
+                await self._push_and_wait((), 0, Persistence.COMMITTED)  # a last check that the file exists
         finally:
             self._is_closed = True
             self._ask()
 
     def prepare(self) -> None:
-        """Have the file opened now, by the writer's thread, so that the first commit need not wait for it."""
+        """Let the writer's thread open the file now, so that the first commit does not wait for it."""
         self._ask()
         self._writer.hurry()
 
@@ -473,9 +461,9 @@ class SqliteJournal:
     # In the writer's thread.
 
     def write_out(self) -> None:
-        """Commit everything appended so far."""
-        self._has_asked = False  # first: what is appended from here on asks again
-        rest = len(self._queue)  # and no more, so that a busy run does not keep others waiting
+        """Commit all facts appended so far."""
+        self._has_asked = False  # first: a later append must schedule a write again
+        rest = len(self._queue)  # a limit, so that a busy run does not delay other runs
         group: list[_Unit] = []
         try:
             while self._failure is None:
@@ -491,10 +479,10 @@ class SqliteJournal:
                     return
                 self._stalled = []
                 self._resolve_waiters(group)
-        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001  every failure must reach the waiting callers
             self._fail(error, group)
         if self._failure is not None:
-            while self._queue:  # also what came in while the failure was being told
+            while self._queue:  # including units that were appended during the failure
                 self._resolve_waiters([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
             self._release()
@@ -530,7 +518,7 @@ class SqliteJournal:
         unit.facts = ()
 
     def _is_committed(self, group: list[_Unit]) -> bool:
-        """Commit a group; False when another process holds the lock."""
+        """Commit a group; return False if another process holds the lock."""
         import sqlite3
 
         from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
@@ -562,7 +550,7 @@ class SqliteJournal:
     def _add_admitted(
         self, file: SqliteFile, group: list[_Unit], *, is_synced: bool
     ) -> tuple[list[Row], dict[str, str]]:
-        """Commit what the newest epochs admit of a group; the rest is refused, unit by unit."""
+        """Commit the units that the newest epochs admit, and refuse the others one by one."""
         has_effect = any(unit.has_effect for unit in group)
         with file.transaction(is_synced=is_synced, has_effect=has_effect):
             fence = EpochFence(self.run_id)
@@ -575,7 +563,7 @@ class SqliteJournal:
                     fence.admit_instances(instances, unit.epoch)
                 except StaleEpochError as error:
                     unit.refusal = error
-                    # Whatever else was in the unit is lost with it: its instances must not go on as if it were there.
+                    # The unit's other facts are refused too: their instances must stop.
                     for instance in instances:
                         fence.learn(instance, unit.epoch + 1)
                         self._fence.learn(instance, unit.epoch + 1)
@@ -592,7 +580,7 @@ class SqliteJournal:
         return False
 
     def _resolve_waiters(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
-        """Tell everybody who waits for these units, with one call into each event loop."""
+        """Resolve the futures of these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
             self._done += unit.size
@@ -600,7 +588,7 @@ class SqliteJournal:
                 told = unit.refusal if error is None else self._refusal(error)
                 done.setdefault(unit.loop, []).append((unit.waiter, told))
         for loop, outcomes in done.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, outcomes)
 
     def _fail(self, error: Exception, group: Iterable[_Unit]) -> None:
@@ -613,7 +601,7 @@ class SqliteJournal:
         self._lock.close()
         file, self._file = self._file, None
         if file is not None:
-            # Bringing the log into the file takes milliseconds, in which the writer serves other runs.
+            # Merging the log into the file takes milliseconds; meanwhile the writer serves other runs.
             threading.Thread(target=file.close, name="ensemble-ray-record-close", daemon=True).start()
 
 

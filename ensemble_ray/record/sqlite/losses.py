@@ -1,13 +1,12 @@
-"""What is missing from a run's record.
-
-In: an open record and the notes beside it (`commit_count`). Out: what is lost and where, or nothing. The rules:
+"""Find the facts that are missing from a run's record.
 
 1. Facts are numbered from 1 without gaps, so a gap is a loss.
-2. A record that ends before the last noted commit has lost what is between; after another start of the machine only
-   where it ends before the last synchronised one, since a loss of power may take the rest.
-3. A record without notes has lost something where commits lie behind the end of its log (`wal_scan`).
-4. A loss that somebody accepted is a fact of its own, and is not told again.
-Never: a loss told of a record whose writers were only killed; a write.
+2. If a record ends before the last noted commit, the facts between them are lost. After a restart of the machine, only
+   synchronised facts count: a power loss may remove later ones.
+3. A record without notes has lost facts if its log contains commits behind its end (`scan_log`).
+4. An accepted loss is itself a fact, and is not reported again.
+
+A killed writer never causes a loss. Reading never writes.
 """
 
 from __future__ import annotations
@@ -38,65 +37,64 @@ _NOTE_BYTES = 64
 #: Places of the notes: of the last commit, of the last synchronised one, of the last one with an effect.
 _COMMITTED, _SYNCED, _EFFECT = range(3)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-#: A note is read again where it was being written just then.
+#: Attempts to read a note that a writer may be changing.
 _TRIES = 5
 _PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCount:
-    """What the notes of a record say."""
+    """The notes of a record."""
 
     #: position of the last committed fact
     committed: int
     #: position of the last fact that the disk itself has; 0: none
     synced: int
-    #: position of the last fact before which, or with which, an effect on the world was begun; 0: none
+    #: position of the last fact that was committed with, or after, the start of an effect on the world; 0: none
     effect: int
-    #: whether the machine has not been started anew since the last commit
+    #: whether the machine has not restarted since the last commit
     is_same_boot: bool
 
     @property
     def promised(self) -> int:
-        """Position of the last fact that must be there, also after a loss of power where there may have been one."""
+        """Position of the last fact that must exist, also after a possible power loss."""
         return self.committed if self.is_same_boot else min(self.synced, self.committed)
 
 
 class CountFile:
-    """The notes of one run, as a writer has them open."""
+    """The notes of one run, opened by a writer."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the file; it is made when it is missing.
+        """Open the file, and create it if it is missing.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         self._descriptor = os.open(directory / COUNT, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def note(self, seq: int, *, has_effect: bool = False) -> None:
-        """Note a commit, after it."""
-        # On a full disk a note may not be written. It then is too small, which rule 1 allows; the next commit tells.
+        """Note a commit. Call it after the commit."""
+        # On a full disk the write may fail. The note is then too small, which rule 1 allows; the next commit fails.
         with contextlib.suppress(OSError):
-            if has_effect:  # first: a process that dies here must not leave a note of the commit alone
+            if has_effect:  # first: a process that dies in between must not leave only the commit's note
                 self._write(_EFFECT, seq)
             self._write(_COMMITTED, seq)
 
     def note_synced(self, seq: int) -> None:
-        """Note that the disk has everything up to there, after it has."""
+        """Note that the disk has all facts up to this position. Call it after the synchronisation."""
         with contextlib.suppress(OSError):  # as above
             self._write(_SYNCED, seq)
 
     def reset(self, seq: int) -> None:
-        """Note that the record ends there, whatever was noted before.
+        """Note this position as the end of the record, and drop earlier notes.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the notes cannot be written.
         """
         for slot in (_SYNCED, _EFFECT, _COMMITTED):
             self._write(slot, seq if slot == _COMMITTED else 0)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -107,10 +105,10 @@ class CountFile:
 
 
 def read_count(directory: Path) -> CommitCount | None:
-    """Return the notes of a run; None where there are none, as of a record of an earlier version.
+    """Return the notes of a run; None if it has none, for example because an earlier version wrote the record.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists and cannot be read.
     """
     committed = synced = effect = None
     for attempt in range(_TRIES):
@@ -153,7 +151,7 @@ def _read(content: bytes, slot: int) -> tuple[int, bytes] | None:
 
 @cache
 def _boot() -> bytes:
-    """Return what names the time since the machine was started; empty where the system does not say it."""
+    """Return the id of the machine's current boot; empty if the system has none."""
     try:
         return _BOOT.read_bytes().strip()[:36]
     except OSError:
@@ -162,7 +160,7 @@ def _boot() -> bytes:
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
-#: First word of a log whose checksums are of little-endian words; with the lowest bit set of big-endian ones.
+#: First word of a log with little-endian checksums. If the lowest bit is set, they are big-endian.
 _MAGIC = 0x377F0682
 _MASK = 0xFFFFFFFF
 _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
@@ -170,18 +168,18 @@ _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    """What a log holds."""
+    """The content of a log."""
 
     #: commits up to the end that SQLite sees
     commits: int
-    #: position of the first byte that is not part of a whole frame of this round; None: the log ends cleanly
+    #: position of the first byte that is in no complete frame of this round; None: the log ends cleanly
     broken_at: int | None = None
-    #: commits behind that position whose own frames are right
+    #: commits with correct frames behind that position
     commits_behind: int = 0
 
     @property
     def is_damaged(self) -> bool:
-        """Whether commits are lost for certain (rule 3)."""
+        """Whether commits are certainly lost (rule 3)."""
         return self.commits_behind > 1
 
 
@@ -189,7 +187,7 @@ def scan_log(path: Path) -> LogScan:
     """Read a log.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the log cannot be read.
     """
     content = path.read_bytes()
     if len(content) < _HEADER_BYTES:
@@ -202,7 +200,7 @@ def scan_log(path: Path) -> LogScan:
     sums = _checksum(content[:24], (0, 0), is_big=is_big)
     if sums == _read_checksum(content, 24):
         return _scan_frames(content, page_bytes, salts, sums, is_big=is_big)
-    # Nothing of the log counts then. What its frames say among themselves still tells whether there was something.
+    # SQLite ignores the whole log. Checksums between its frames still show whether it contained commits.
     salts = content[_HEADER_BYTES + 8 : _HEADER_BYTES + 16]
     return _scan_frames(content, page_bytes, salts, None, is_big=is_big)
 
@@ -210,7 +208,7 @@ def scan_log(path: Path) -> LogScan:
 def _scan_frames(
     content: bytes, page_bytes: int, salts: bytes, sums: tuple[int, int] | None, *, is_big: bool
 ) -> LogScan:
-    """Check frame after frame; `sums` is the checksum so far, None where it is not known."""
+    """Check all frames in order. `sums` is the checksum of the log so far, or None if unknown."""
     commits = behind = 0
     broken_at: int | None = None if sums is not None else 0
     frame_bytes = _FRAME_HEADER_BYTES + page_bytes
@@ -253,33 +251,33 @@ def _checksum(part: bytes, sums: tuple[int, int], *, is_big: bool) -> tuple[int,
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"
-#: A reference to a long text, as it stands in JSON text.
+#: A reference to a long text in JSON text.
 _REFERENCE = re.compile(r'"\$body": ?"([0-9a-f]{64})"')
-#: Logs that were found in order: path -> what identifies their content. A record without notes is read page by page.
+#: Logs without damage: path -> inode, size and time. A record without notes is checked for every page.
 _in_order: dict[str, tuple[int, int, int]] = {}
 _REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What a record has lost."""
+    """The facts and texts that a record has lost."""
 
     path: Path
-    #: position of the last fact that is left; 0: none
+    #: position of the last remaining fact; 0: none
     last: int
     #: position of the last fact that was committed; None: not known
     expected: int | None
-    #: facts that are missing before the last one that is left
+    #: missing facts before the last remaining one
     gap: int = 0
-    #: long texts that facts refer to and that are not there
+    #: missing long texts that facts refer to
     texts: int = 0
-    #: what is left of the log; None: there is none
+    #: the rest of the log; None: there is no log
     log: LogScan | None = None
-    #: whether an effect on the world may have been begun in what is lost
+    #: whether the lost facts may include the start of an effect on the world
     has_effect: bool = True
 
     def accept(self, kept: str | None) -> LossAccepted:
-        """Return the fact of its acceptance; `kept` is the name of the copy of its log."""
+        """Return the fact that accepts the loss; `kept` is the name of the copy of the log."""
         return LossAccepted(
             last=self.last,
             expected=self.expected,
@@ -291,18 +289,18 @@ class Loss:
         )
 
     def describe(self) -> str:
-        """Say what is lost, and where."""
+        """Describe the missing facts and their place."""
         where = f"; {self._describe_log()}" if self.expected is None or self.expected > self.last else ""
         return f"{self._missing()} in {self.path}{where}"
 
     def error(self) -> RecordError:
-        """Make the error that says what is lost, and what to do."""
+        """Return an error that describes the loss, with advice."""
         run = self.path.parent.name
         advice = (
-            f"Restore its files, or go on without what is lost: {resume_advice(run, None, field='allow_loss=True')}. "
-            "That does the lost work again, and flags calls that may have been made in it"
+            f"Restore its files, or continue without the lost facts: {resume_advice(run, None, field='allow_loss=True')}. "
+            "That repeats the lost work, and flags calls that may have been made in it"
             if self.last
-            else f"Nothing of it is left. Restore its files, or remove it (ensemble-ray delete {run}) and run anew"
+            else f"Nothing of it is left. Restore its files, or remove it (ensemble-ray delete {run}) and run again"
         )
         return RecordError(f"The record is damaged: {self.describe()}. {advice}", str(self.path))
 
@@ -331,21 +329,21 @@ class Loss:
 
 
 def log_of(path: Path) -> Path:
-    """Return the place of a record's write-ahead log."""
+    """Return the path of a record's write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
 
 def make_deleted_error(path: Path) -> RecordError:
-    """Make the error that says that a record is gone while somebody writes to it, or facts of it are noted."""
+    """Return the error for a record that was removed during a write, or that has notes but no file."""
     return RecordError(
-        f"The run's record was removed: {path} is not what was written to, or not there. What was recorded is lost with "
-        "it. Restore it, or run anew under another run id",
+        f"The run's record was removed: {path} is missing or another file. Its facts are lost. "
+        "Restore it, or run again under another run id",
         str(path),
     )
 
 
 def is_short(connection: sqlite3.Connection, count: CommitCount | None, path: Path) -> bool:
-    """Whether an open record may have lost its end; cheap, so that it can be asked at each reading."""
+    """Whether an open record may have lost its end. Cheap enough to call for every read."""
     if count is None:
         return _is_log_damaged(log_of(path))
     (last,) = connection.execute("SELECT max(seq) FROM facts").fetchone()
@@ -355,13 +353,13 @@ def is_short(connection: sqlite3.Connection, count: CommitCount | None, path: Pa
 def find_loss(
     connection: sqlite3.Connection, count: CommitCount | None, path: Path, *, has_texts: bool = False
 ) -> Loss | None:
-    """Return what an open record has lost; None: nothing.
+    """Return the loss of an open record, or None.
 
     Args:
-        connection: Has it open.
-        count: What was noted before the record was read.
+        connection: An open connection to the record.
+        count: The notes, read before the record.
         path: The file.
-        has_texts: Whether its long texts are looked at too, which reads all of it.
+        has_texts: Whether to check the long texts too, which reads the whole record.
     """
     number, last = connection.execute("SELECT count(*), coalesce(max(seq), 0) FROM facts").fetchone()
     gap = int(last) - int(number)
@@ -371,7 +369,7 @@ def find_loss(
     gap -= sum(loss.gap for _, loss in accepted)
     committed = count.committed if count is not None else None
     if is_cut and accepted and accepted[-1][0] == last and accepted[-1][1].expected == committed:
-        is_cut = False  # it was accepted by a process that ended before it could note that
+        is_cut = False  # the process that accepted it ended before it could reset the notes
     if gap <= 0 and not is_cut and not texts:
         return None
     return Loss(
@@ -388,7 +386,7 @@ def find_loss(
 
 
 def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
-    """Positions and data of the losses that are on record, in order."""
+    """Return positions and data of the accepted losses, in order."""
     query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
     found: list[tuple[int, LossAccepted]] = []
     for seq, text in connection.execute(query, (LossAccepted.FENCE,)):
@@ -397,7 +395,7 @@ def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccept
 
 
 def _missing_texts(connection: sqlite3.Connection) -> int:
-    """How many of the long texts that facts refer to are not there as they were recorded."""
+    """Count the long texts that facts refer to and that are missing or altered."""
     wanted: set[str] = set()
     for (text,) in connection.execute("SELECT data FROM facts WHERE instr(data, ?)", (BODY_MARK,)):
         wanted.update(_REFERENCE.findall(str(text)))
@@ -408,10 +406,10 @@ def _missing_texts(connection: sqlite3.Connection) -> int:
 
 
 def keep_log(path: Path) -> Path | None:
-    """Copy what is left of a record's log aside, since going on replaces it; return where, None: there is none.
+    """Copy the rest of a record's log, because resuming replaces it. Return the copy's path, or None if there is no log.
 
     Raises:
-        OSError: it cannot be copied.
+        OSError: the log cannot be copied.
     """
     log = log_of(path)
     if not log.exists():
@@ -435,12 +433,12 @@ def _scan(log: Path) -> LogScan | None:
 
 
 def _is_log_damaged(log: Path) -> bool:
-    """Whether the log of a record without notes has commits behind its end; somebody may be writing to it meanwhile."""
+    """Whether the log of a record without notes has commits behind its end. A writer may be active."""
     key = str(log)
     found = _identity(log)
     if found is None or _in_order.get(key) == found:
         return False
-    # A log that begins anew while it is read looks damaged. It does not look so twice in the same way.
+    # A log that restarts during the read looks damaged, but never twice in the same way.
     first = _scan(log)
     if first is not None and first.is_damaged and _scan(log) == first and _identity(log) == found:
         return True
@@ -463,7 +461,7 @@ def read_commit_count(directory: Path) -> CommitCount | None:
     """Return the notes of a run's record.
 
     Raises:
-        RecordError: they cannot be read.
+        RecordError: the notes cannot be read.
     """
     try:
         return read_count(directory)
@@ -475,23 +473,23 @@ def read_commit_count(directory: Path) -> CommitCount | None:
 #: Bytes of one part of an index.
 _PART_BYTES = 32_768
 _lock = new_lock()
-#: How often this process has each record open to write, by its path.
+#: Number of this process's writing connections, by path of the record.
 _open: dict[str, int] = {}
 
 
 def index_of(path: Path) -> Path:
-    """Return the place of the index of a record's log."""
+    """Return the path of the index of a record's log."""
     return path.with_name(f"{path.name}-shm")
 
 
 def remember(path: Path) -> None:
-    """Note that this process has a record open to write."""
+    """Count one more open connection of this process that writes to the record."""
     with _lock:
         _open[str(path)] = _open.get(str(path), 0) + 1
 
 
 def forget(path: Path) -> None:
-    """Note that it has it open once less."""
+    """Count one less open connection of this process that writes to the record."""
     with _lock:
         left = _open.get(str(path), 0) - 1
         if left > 0:
@@ -501,15 +499,15 @@ def forget(path: Path) -> None:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether the index of a record that is open has its size and can be written; a removed one keeps its memory."""
+    """Whether the index of an open record is complete and writable; a removed index keeps its memory."""
     index = str(index_of(path))
     try:
-        found = os.stat(index)  # noqa: PTH116  asked often, and faster than `Path.stat`
+        found = os.stat(index)  # noqa: PTH116  called often, and faster than `Path.stat`
     except FileNotFoundError:
         return True
     return found.st_size >= _PART_BYTES and found.st_size % _PART_BYTES == 0 and os.access(index, os.W_OK)
 
 
 def is_dangerous(path: Path) -> bool:
-    """Whether this process has a record open whose index must not be touched."""
+    """Whether this process has the record open and must not touch its index."""
     return str(path) in _open and not is_sound(path)

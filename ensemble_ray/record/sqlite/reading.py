@@ -1,8 +1,6 @@
-"""Reading one run's facts from its SQLite file, whether or not somebody writes to it.
+"""Read one run's facts from its SQLite file, also while a writer has it open.
 
-In: a run's directory. Out: facts as readers get them: all, those of an instance, or page by page. Everything here
-blocks: it is for threads.
-Never: a guess about a damaged file; a file opened to be read that would keep its writers from tidying up their log.
+All functions block and are meant for threads. A reader never prevents writers from checkpointing their log.
 """
 
 from __future__ import annotations
@@ -39,17 +37,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How long SQLite waits by itself, s; writers take turns before (`commit_lock`), so this is for readers that recover.
+#: How long SQLite waits for a lock, s. Writers use `COMMIT_LOCK`, so only readers that recover a log wait here.
 BUSY_S = 10.0
-#: How often a copy is taken again that somebody wrote into meanwhile.
+#: Attempts to copy a record while a writer changes it.
 _TRIES = 5
 
 
 def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """All committed facts of a run in order; none when nothing was recorded. `is_partial`: what is left of them.
+    """Return all committed facts of a run in order; an empty list if it has none. `is_partial` reads a damaged record too.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
@@ -57,10 +55,10 @@ def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[
 
 
 def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
-    """Return what a run's record has lost; None: nothing. `has_texts`: its long texts are looked at too.
+    """Return the loss of a run's record, or None. `has_texts`: check its long texts too.
 
     Raises:
-        RecordError: the file is gone or damaged, or of a newer format.
+        RecordError: the file is missing or damaged, or has a newer format.
     """
     count, path = read_commit_count(directory), directory / RECORD
 
@@ -71,19 +69,19 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
 
 
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
-    """Return the committed facts of one instance, stimuli left out, and those that tell of accepted losses.
+    """Return the committed facts of one instance without stimuli, and the facts of accepted losses.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
-    """Return the last fact of the run as a whole that is of one of those kinds.
+    """Return the last fact of the run as a whole with one of these kinds, or None.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     marks = ", ".join("?" * len(kinds))
     where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
@@ -92,10 +90,10 @@ def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | No
 
 
 def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool = False) -> int:
-    """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
+    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
@@ -119,19 +117,19 @@ def read_page(
     has_data: bool,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """Return the next committed facts behind a position, in order.
+    """Return the next committed facts after a position, in order.
 
     Args:
-        directory: The run's.
+        directory: The run's directory.
         run_id: The run's id.
-        after: Position of the last fact that was read; 0: from the first one.
-        size: Most facts to read.
-        kinds: Only facts of these kinds; None: all.
-        has_data: Whether their data is read; else it is empty.
-        is_partial: Whether what is left of a damaged record is enough.
+        after: Position of the last fact that was read; 0: start at the first fact.
+        size: Maximum number of facts.
+        kinds: Only facts of these kinds; None: all kinds.
+        has_data: Whether to read the facts' data; otherwise the data is empty.
+        is_partial: Whether to read a damaged record too.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     where, values = _of_kinds(kinds)
     where = f"WHERE seq > ? {where} ORDER BY seq LIMIT {size:d}"
@@ -153,16 +151,16 @@ def facts_in(
     has_data: bool = True,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """Return the facts in an open file.
+    """Return facts from an open file.
 
     Args:
-        connection: Has it open.
+        connection: An open connection to the file.
         run_id: The run's id.
         path: The file, for messages.
-        where: Which facts, in which order; the rest of the statement.
-        values: Of the marks in it.
-        has_data: Whether their data is read; else it is empty.
-        is_partial: Whether a text that is missing is only named in its place.
+        where: Selects and orders the facts; the rest of the statement.
+        values: Values of the placeholders in `where`.
+        has_data: Whether to read the facts' data; otherwise the data is empty.
+        is_partial: Whether to replace a missing text by a note, instead of raising.
 
     Raises:
         RecordError: the file is damaged.
@@ -185,10 +183,10 @@ def facts_in(
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is no record, or one of a newer format.
+    """Refuse a file that is no record, or that has a newer format.
 
     Raises:
-        RecordError: says which.
+        RecordError: names the problem.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
@@ -199,12 +197,12 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error of SQLite means that the file is none of its, or damaged."""
+    """Whether an SQLite error means that the file is damaged or is no database."""
     return getattr(error, "sqlite_errorname", "").partition("_")[2].startswith(("CORRUPT", "NOTADB"))
 
 
 def unreadable(path: Path, reason: BaseException | str) -> RecordError:
-    """Return what is wrong with a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     if isinstance(reason, str) or is_damage(reason):
         found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
     else:
@@ -214,10 +212,10 @@ def unreadable(path: Path, reason: BaseException | str) -> RecordError:
 
 
 def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """Return the condition that a fact is of one of those kinds, and the values of its marks."""
+    """Return an SQL condition for these kinds, and the values of its placeholders."""
     if kinds is None:
         return "", ()
-    if set(kinds) <= KINDS_OF_RUN:  # they are found by their instance, however many facts there are of others
+    if set(kinds) <= KINDS_OF_RUN:  # the index of instances finds them, independent of the number of other facts
         return f"AND instance = 'run' AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
     return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
 
@@ -236,13 +234,13 @@ def _read(
 
 @no_fork()
 def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
-    """Return what a reading of the file gives; `nothing` where there is no file.
+    """Call `read` with a connection to the file and return its result; return `nothing` if the file does not exist.
 
     Raises:
-        RecordError: the file is damaged or gone, or has lost its end and `is_partial` does not say that the rest will do.
+        RecordError: the file is damaged or missing, or has lost its end and `is_partial` is False.
     """
     path, log = directory / RECORD, directory / f"{RECORD}-wal"
-    count = read_commit_count(directory)  # before the file: whatever was noted then is in it
+    count = read_commit_count(directory)  # before the file, which then contains all noted facts
     if not path.exists():
         if count is not None and count.committed and directory.is_dir():
             raise make_deleted_error(path)
@@ -257,7 +255,7 @@ def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing:
         return read(connection)
 
     if not log.exists():
-        # Nobody has it open: it is read as it lies there, which is fast, needs no rights and leaves no files behind.
+        # No process has it open: read it as immutable, which is fast, needs no write access and creates no files.
         with (
             contextlib.suppress(sqlite3.Error, RecordError),
             contextlib.closing(_open_to_read(path, "immutable=1")) as at,
@@ -282,7 +280,7 @@ def _readable(path: Path) -> Generator[sqlite3.Connection]:
         with contextlib.closing(connection):
             yield connection
         return
-    # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+    # Reading needs a lock file. If it cannot be created, for example in a read-only directory, read a copy.
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
         try:
             _copy(path, Path(directory))
@@ -294,7 +292,7 @@ def _readable(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def _copy(path: Path, directory: Path) -> None:
-    """Copy a record and its log as they stand at one moment; somebody may be writing to them.
+    """Copy a record and its log consistently, also while a writer is active.
 
     Raises:
         OSError: one of them cannot be read.
@@ -305,14 +303,14 @@ def _copy(path: Path, directory: Path) -> None:
         try:
             for each, found in zip(files, before, strict=True):
                 if found is None:
-                    Path(directory, each.name).unlink(missing_ok=True)  # of the try before
+                    Path(directory, each.name).unlink(missing_ok=True)  # from an earlier attempt
                 else:
                     shutil.copyfile(each, directory / each.name)
-        except FileNotFoundError:  # its last writer has left, who takes the log along
+        except FileNotFoundError:  # its last writer closed it and removed the log
             if not tries_left:
                 raise
             continue
-        # What is added to the log meanwhile does no harm; what is brought into the file, or a log begun anew, does.
+        # Frames added to the log do no harm. A checkpoint into the file, or a restarted log, does.
         after = [_stamp(each) for each in files]
         if before[0] == after[0] and (before[1] is None) is (after[1] is None):
             return
@@ -352,6 +350,5 @@ def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
 
 
 def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
-    """Whether somebody chose to go on without what this record has lost."""
     query = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
     return connection.execute(query, (LossAccepted.FENCE,)).fetchone() is not None

@@ -1,8 +1,4 @@
-"""SqliteStore: the runs of a home, a SQLite file for each. Adapter of `RunStore`.
-
-In: a home directory. Out: runs that this process owns or writes to, and what is known of all. Never: file work on an
-event loop that takes more than a moment.
-"""
+"""Store the runs of a home directory in SQLite, one file per run. Adapter of `RunStore`."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: As the file's index of gates has it, so that it is used.
+#: Same condition as in the file's index of gates, so that SQLite uses the index.
 _OF_GATES = "WHERE kind IN ('review', 'review_decision') ORDER BY seq"
 
 
@@ -65,10 +61,10 @@ def gates_in(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | N
 
 
 def read_gates(directory: RunDirectory) -> list[Fact]:
-    """Return what is recorded of a run's gates; see `GatesOfRun.facts`.
+    """Return the facts of a run's gates; see `GatesOfRun.facts`.
 
     Raises:
-        RecordError: the file is damaged, or of a newer format.
+        RecordError: the file is damaged, or has a newer format.
     """
     run_id, path = directory.run_id, directory.path / RECORD
 
@@ -85,7 +81,7 @@ def read_gates(directory: RunDirectory) -> list[Fact]:
 def record_decision(
     directory: RunDirectory, gate: str, decision: ReviewDecided, *, patience_s: float
 ) -> tuple[Gate, Obstacle] | None:
-    """Record a decision unless something is in its way; see `RunStore.decide`.
+    """Record a decision, or return the obstacle; see `RunStore.decide`.
 
     Raises:
         RecordError: the record is damaged, or cannot be written.
@@ -93,7 +89,7 @@ def record_decision(
     lock = CommitLock(directory.path / COMMIT_LOCK)
     try:
         lock.acquire_or_raise(patience_s)
-        # Whoever takes the run holds this lock meanwhile: an owner that is not there now reads what is written here.
+        # A claim of the run needs this lock too: if the run has no owner now, its next owner reads this decision.
         is_owned = directory.ownership.is_held()
         return _record(
             directory, Fact(run=directory.run_id, name=gate, at=time.time(), data=decision), is_owned=is_owned
@@ -132,28 +128,21 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """All runs of one home."""
+    """All runs of one home. See `RunStore`."""
 
     def __init__(self, home: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Name the home; nothing is made or opened.
+        """Set the home, without creating or opening any file.
 
         Args:
-            home: Directory that holds `runs/ID/`.
+            home: Directory that contains `runs/ID/`.
             patience_s: How long a commit waits for other processes that write to the run.
         """
         self._home = home
         self._patience_s = patience_s
-        #: runs that had ended when they were listed
+        #: runs that had ended when they were last listed
         self._ended: dict[str, tuple[int, RecordedRun]] = {}
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
-        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
-
-        Raises:
-            RunExistsError: there is a run of that id; the message says how it stands.
-            RecordError: the home cannot be written.
-            ValidationError: the id cannot name a directory.
-        """
         directory = RunDirectory(self._home, run_id)
         await _hold(directory, threads.run(directory.begin, origin))
         journal = self._journal(directory, is_buffered=is_buffered)
@@ -161,35 +150,15 @@ class SqliteStore:
         return _OwnedRun(directory, journal, 0)
 
     async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
-        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
-
-        Raises:
-            RunExistsError: somebody owns it; the message names the process.
-            RecordError: the record is damaged or cannot be written.
-            ValidationError: there is no such run.
-        """
         directory = existing_run(run_id, self._home)
         file, epoch = await _hold(directory, threads.run(self._claim, directory, by_force=by_force))
         return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
-        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
-
-        Raises:
-            RunExistsError: somebody owns it.
-            RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
-            ValidationError: there is no such run.
-        """
         directory = existing_run(run_id, self._home)
         return await _hold(directory, threads.run(self._accept_loss, directory, by_force=by_force))
 
-    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
-        """Write to a run that another process owns.
-
-        Raises:
-            RecordError: no run of that id was begun here.
-            ValidationError: the id cannot name a directory.
-        """
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  a file needs no names of writers
         directory = RunDirectory(self._home, run_id)
         if not directory.path.is_dir():
             msg = f"Cannot write the run's record: there is no {directory.path}. Is ENSEMBLE_RAY_HOME the same in all processes?"
@@ -197,11 +166,6 @@ class SqliteStore:
         return self._journal(directory, is_buffered=is_buffered)
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-        """All committed facts in order, numbered from 1; none when there is no such run.
-
-        Raises:
-            RecordError: the record is damaged, or of a newer format.
-        """
         return await threads.run(RunDirectory(self._home, run_id).facts, is_partial=is_partial)
 
     def read(
@@ -213,11 +177,6 @@ class SqliteStore:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts that are committed when reading begins, in order, page by page.
-
-        Raises:
-            RecordError: the record is damaged, of a newer format, or was removed meanwhile.
-        """
         directory = RunDirectory(self._home, run_id)
         return pages(
             lambda: threads.run(directory.last_seq, kinds, is_partial=is_partial),
@@ -229,78 +188,33 @@ class SqliteStore:
         )
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return what is recorded of one instance, in order, stimuli left out.
-
-        Raises:
-            RecordError: the record is damaged, or of a newer format.
-        """
         return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the run as lists show it; None when there is none."""
         directory = RunDirectory(self._home, run_id)
         return await threads.run(directory.summary) if directory.path.is_dir() else None
 
     async def runs(self) -> list[RecordedRun]:
-        """All runs, newest first.
-
-        Raises:
-            RecordError: the home cannot be read.
-        """
         return await threads.run(list_runs, self._home, self._ended)
 
     async def find(self, text: str) -> RecordedRun:
-        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
-
-        Raises:
-            ValidationError: there is none, or several; the message names the nearest.
-        """
         found = await threads.run(find_run, text, self._home)
         return await threads.run(found.summary)
 
     async def ask_cancel(self, run_id: str) -> None:
-        """Ask the owner of a run to end it.
-
-        Raises:
-            ValidationError: there is no such run.
-            RecordError: it cannot be written.
-        """
         existing_run(run_id, self._home).ask_cancel()
 
     async def gates(self) -> list[GatesOfRun]:
-        """Return the runs that have not ended and have review gates, oldest first.
-
-        Raises:
-            RecordError: the home cannot be read.
-        """
         return await threads.run(gates_in, self._home, self._ended)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
-        """Return what is recorded of a run's review gates; nothing when there is no such run.
-
-        Raises:
-            RecordError: the record is damaged, or of a newer format.
-        """
         return await threads.run(read_gates, RunDirectory(self._home, run_id))
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
-        """Record a decision at a gate unless something is in its way, which is returned then; one step for every process.
-
-        Raises:
-            RecordError: the record is damaged, or cannot be written.
-            ValidationError: there is no such run.
-        """
         directory = existing_run(run_id, self._home)
         return await threads.run(record_decision, directory, gate, decision, patience_s=self._patience_s)
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run's record.
-
-        Raises:
-            RunExistsError: somebody owns it.
-            ValidationError: there is no such run.
-            RecordError: it cannot be removed.
-        """
         await threads.run(existing_run(run_id, self._home).delete)
 
     def _journal(self, directory: RunDirectory, *, is_buffered: bool, file: SqliteFile | None = None) -> SqliteJournal:
@@ -309,7 +223,7 @@ class SqliteStore:
         )
 
     def _claim(self, directory: RunDirectory, *, by_force: bool) -> tuple[SqliteFile, int]:
-        """Become the owner and raise the epoch, as one step for everybody else; gives file and epoch."""
+        """Acquire the run and raise its epoch, atomically for other processes. Return the file and the epoch."""
         with self._owning(directory, by_force=by_force):
             file = SqliteFile(directory.path)
             try:
@@ -321,7 +235,7 @@ class SqliteStore:
         return file, epoch
 
     def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
-        """Record what is lost, as one step for everybody else, and let the run go again; what is left of its log is kept."""
+        """Record the loss, atomically for other processes, keep a copy of the log, and release the run."""
         if loss_in(directory.path, has_texts=True) is None:
             return False
         with self._owning(directory, by_force=by_force):
@@ -349,12 +263,12 @@ class SqliteStore:
             finally:
                 file.close()
         directory.write_state(RunState.INTERRUPTED)
-        _log.warning("Run %s goes on without what its record has lost: %s", directory.run_id, loss.describe())
+        _log.warning("Run %s can be resumed without its lost facts: %s", directory.run_id, loss.describe())
         return True
 
     @contextlib.contextmanager
     def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[CommitLock]:
-        """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
+        """Own the run as its only writer inside the block. If the block fails, release the run."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
             (lock.seize if by_force else lock.acquire_or_raise)(self._patience_s)
@@ -371,18 +285,18 @@ class SqliteStore:
 
 
 def _raised_epoch(file: SqliteFile) -> int:
-    """Raise the run's epoch above all others, inside a transaction; return it."""
+    """Raise the run's epoch above all others, inside a transaction, and return it."""
     epoch: int = max(file.epochs().values(), default=0) + OWNER_STEP
     file.raise_epoch(RUN, epoch)
     return epoch
 
 
 async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
-    """Do what makes this process the owner; when nobody waits for it any more, the run has no owner."""
+    """Run the work that acquires the run. If the caller is cancelled, release the run after the work."""
 
     def release(job: asyncio.Future[T]) -> None:
         if not job.cancelled():
-            job.exception()  # nobody else hears of it
+            job.exception()  # mark it as retrieved
         directory.release()
 
     job = asyncio.ensure_future(work)
@@ -394,7 +308,7 @@ async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _OwnedRun:
-    """A run that this process owns."""
+    """A run that this process owns. See `OwnedRun`."""
 
     def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int) -> None:
         self._directory = directory
@@ -403,32 +317,19 @@ class _OwnedRun:
 
     @property
     def journal(self) -> SqliteJournal:
-        """Where this process writes its facts."""
         return self._journal
 
     @property
     def epoch(self) -> int:
-        """The epoch that this owner writes under."""
         return self._epoch
 
     async def write_state(self, state: RunState) -> None:
-        """Say how the run stands; after a final state the run has no owner any more.
-
-        Raises:
-            RecordError: it cannot be written.
-        """
         await threads.run(self._directory.write_state, state)
 
     async def is_cancel_asked(self) -> bool:
-        """Whether somebody asked for the run's end since this owner came."""
         return self._directory.is_cancel_asked()
 
     async def close(self, state: RunState) -> None:
-        """Close the journal and write the state; whatever fails here, the run has no owner any more.
-
-        Raises:
-            RecordError: the store refused what was appended, or the state.
-        """
         try:
             await self._journal.close()
             await self.write_state(state)
