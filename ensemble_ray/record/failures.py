@@ -1,7 +1,7 @@
 """Choose the error that a failed run raises: the error of its first failure. Pure.
 
-A cap or a missing edge has its own error. An error of the user's predicate is raised unchanged, in a parallel workflow as
-a cause (S-LOOP-53). A failed phase raises a `TaskExecutionError` (S-PHASE-53).
+A cap or a missing edge has its own error. An error of the user's predicate is raised unchanged; in a parallel workflow
+it is a cause (S-LOOP-53). A failed phase raises a `TaskExecutionError` (S-PHASE-53).
 """
 
 from __future__ import annotations
