@@ -1,8 +1,7 @@
 """The units of a run: their results, the outputs that they show, and their histories and traces. Pure.
 
 A live run has the results from its machines, a record from the stimuli of its source: `ended_units`. Only joined
-iterations
-are copied.
+iterations are copied.
 """
 
 from __future__ import annotations
@@ -106,8 +105,8 @@ class EndedUnits:
         """Return the outputs in the caller's order.
 
         Tasks as they completed or in the order of levels, with loops in their positions (S-LOOP-75); phases as they
-        completed (S-PHASE-41); the steps of a graph (S-GRAPH-70). If the run ended early: the outputs so far (S-LOOP-112,
-        S-PHASE-56, S-GRAPH-53).
+        completed (S-PHASE-41); the steps of a graph (S-GRAPH-70). If the run ended early: the outputs so far
+        (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
         """
         if not self.plan.units:
             ordered = in_level_order(self.plan, [*self.outputs.items()])
