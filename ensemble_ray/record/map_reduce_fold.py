@@ -295,8 +295,8 @@ class MapReduceRecovery:
 
         Args:
             keep: Receives each recorded output when its fact is applied.
-            keep_failure: Receives each recorded failure. The work may be repeated later; `outcome` decides which failures
-                count in the end.
+            keep_failure: Receives each recorded failure. The work may be repeated later; `outcome` decides which
+                failures count in the end.
             keep_inner: Receives the recorded ends of tasks inside an item of several tasks, with the item's key.
             keep_item: Receives the facts that name the output of such an item.
         """

@@ -127,8 +127,8 @@ class ReplayedSource:
     def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
         """Apply stimuli that arrived together and return the instructions. Stimuli that no longer apply are ignored.
 
-        A `Cancelled` task counts only if the source requested it, as a join of a graph does: the run's cancellation may be
-        reverted.
+        A `Cancelled` task counts only if the source requested it, as a join of a graph does: the run's cancellation may
+        be reverted.
         """
         known = [
             each for each in stimuli if not isinstance(each, Cancelled) or self.source.is_cancelling(each.instance)
@@ -145,7 +145,7 @@ class ReplayedSource:
         return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
     def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
-        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far; after a restart only the new ones."""
+        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions; after a restart the new ones."""
         count = len(self._stimuli.numbered)
         self._stimuli.resume(fact)
         if fact.data.is_restart:
@@ -162,7 +162,7 @@ class FoldedSource(ReplayedSource):
     """A replayed source that also stores the starts and questions that it has requested so far."""
 
     def __init__(self, plan: Plan) -> None:
-        """Create the source without stimuli and without a limit of parallel tasks, so that the timing of tasks has no effect."""
+        """Start without stimuli and without a limit of parallel tasks, so that the timing of tasks has no effect."""
         super().__init__(replace(plan, max_parallel_tasks=None))
         #: by instance: the last requested start
         self.starts: dict[str, Start] = {}

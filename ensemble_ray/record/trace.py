@@ -136,7 +136,7 @@ def raised_by(history: RunHistory) -> BaseException | None:
 
 
 def works_of(history: RunHistory) -> list[RecordedWork]:
-    """Return the work of the plan's tasks: completed ones in order of completion, then failed ones, then unfinished ones.
+    """Return the work of the plan's tasks: completed ones as they completed, then failed ones, then unfinished ones.
 
     Unfinished tasks are in the order of their ends, the tasks of a planned map-reduce in the order of levels (S-MR-90).
     """

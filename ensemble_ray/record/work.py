@@ -161,7 +161,7 @@ class RecordedWork:
         return typed_output({**self.output, "trace": None})
 
     def workers_that_gave(self) -> list[tuple[RecordedWork, TaskOutput]]:
-        """Return the successful workers with their summaries, in order of completion, if their results were received (S-HIER-6)."""
+        """Return workers with a received result and their summaries, in order of completion (S-HIER-6)."""
         found: list[tuple[RecordedWork, TaskOutput]] = []
         for decision, result in self._attempts:
             worker = self._workers.get(decision.name) if result is not None and result.is_success else None
@@ -425,7 +425,7 @@ def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
 
 
 def _count_calls(models: Sequence[ModelEffect]) -> int:
-    """Return how many calls started or were answered. Calls of unknown tools have no fact, but end before the next turn."""
+    """Return how many calls started or ended. Calls of unknown tools have no fact, but end before the next turn."""
     answered = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
     return answered + sum(len(model.tools) for model in models[-1:])
 

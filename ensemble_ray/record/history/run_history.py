@@ -77,8 +77,9 @@ class RunHistory:
         Args:
             facts: The first facts.
             limit: How many executions to store; `left_out` counts the others.
-            has_details: Whether to store the facts of executions, for readers that show all details. Such a history reads
-                as much as it can of a damaged plan, and does not follow the run's source: it contains only executions with
+            has_details: Whether to store the facts of executions, for readers that show all details. Such a history
+                reads as much as it can of a damaged plan, and does not follow the run's source: it contains only
+                executions with facts.
                 facts.
         """
         self.head = RunHead()

@@ -66,8 +66,8 @@ class ForkPlan:
     keys: tuple[str, ...]
     #: reused executions of tasks
     instances: frozenset[str]
-    #: for a run with units: positions of the reused stimuli, with the number of stimuli that follow in the group. None: the
-    #: ends of the reused tasks, each in its own group
+    #: for a run with units: positions of the reused stimuli, with the number of stimuli that follow in the group.
+    #: None: the ends of the reused tasks, each in its own group
     stimuli: Mapping[int, int] | None = None
     #: keys of the units with a reused execution
     units: frozenset[str] = frozenset()
@@ -160,7 +160,7 @@ def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) ->
 def _parts(
     header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
-    """Return the parts of a first fact that concern those tasks, by key: nodes, definitions, and their agents and workers.
+    """Return the parts of a first fact that concern those tasks, by key: nodes, definitions, agents and workers.
 
     The agent of a task is omitted if it does not exist yet.
     """
@@ -330,9 +330,9 @@ class _Cut:
 
     Two sources replay the stimuli: the source of the recorded plan all of them, the source of the current plan the
     reused ones. Stimuli of the named execution are not reused, so the current source never starts the tasks that follow
-    from them. A task's end is reused if both sources requested the task with the same context. An answer of user code is
-    reused if both sources have the same open question about the same history. Failures, cancellations and early exits
-    are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and steps;
+    from them. A task's end is reused if both sources requested the task with the same context. An answer of user code
+    is reused if both sources have the same open question about the same history. Failures, cancellations and early
+    exits are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and steps;
     changed limits revert no execution.
     """
 

@@ -1,7 +1,7 @@
 """The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30).
 
 Recorded outputs are passed on as data and are not stored here. The caller decides whether and where they become
-objects, since a scheduler runs no user code. Effects are read a second time if they are needed, by a history with details.
+objects, since a scheduler runs no user code. Effects are read a second time if needed, by a history with details.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class PlannedRecovery:
 
         Args:
             keep: Receives each recorded output by instance when its fact is applied; the newest one counts.
-            is_resumed: Whether a user resumes the run: then all cancellations and the spent budget are dropped. False if only
-                its scheduler was replaced; then only those before the last `resume` are dropped.
+            is_resumed: Whether a user resumes the run: then all cancellations and the spent budget are dropped. False
+                if only its scheduler was replaced; then only those before the last `resume` are dropped.
         """
         #: has effects of the second reading only: of tasks that no other fact explains, and a manager's delegations
         self._history = RunHistory(has_details=True)
@@ -79,7 +79,7 @@ class PlannedRecovery:
         self._outputs: dict[str, _OutputFigures] = {}
         #: incomplete answers (cut off or empty), by instance of a task or worker with an output
         self._incomplete: dict[str, int] = {}
-        #: texts of tasks whose end is not a recorded stimulus, and texts in recorded stimuli: the machine may read them
+        #: texts of completed tasks, from stimuli or from outputs: the machine may read them
         self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
         #: tasks and workers that failed without a trace
@@ -182,7 +182,7 @@ class PlannedRecovery:
 
     @property
     def _unexplained(self) -> frozenset[str]:
-        """Instances of tasks without an output whose work is only visible in their effects."""
+        """Instances of tasks without an output that only left effects as a trace of their work."""
         return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
     @property
@@ -212,7 +212,7 @@ class PlannedRecovery:
         return take
 
     def _apply_managed(self, fact: Fact, *, is_whole: bool) -> None:
-        """Apply a fact of a manager or of its workers. If `is_whole` is false, only delegations and their results are needed."""
+        """Apply a fact of a manager or its workers; if `is_whole` is false, only delegations and their results."""
         is_workers = delegating_call(fact.instance) is not None
         match fact.data:
             case OutputRecorded() as recorded if is_workers:
@@ -325,7 +325,7 @@ class PlannedRecovery:
         return [(given.agent_role, output_of(each.instance)) for each, given in workers]
 
     def _count_incomplete(self, result: TaskResult) -> int:
-        """Return the number of incomplete answers of a task and its workers, whose outputs are stored elsewhere."""
+        """Return the number of incomplete answers of a task and its workers; their outputs are stored elsewhere."""
         workers = self._work_of(result.instance).workers_that_gave() if self.is_managed else ()
         with_output = (result.instance, *(each.instance for each, _ in workers))
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)

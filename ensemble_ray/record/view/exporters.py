@@ -67,5 +67,5 @@ async def export_safely(exporter: AnyExporter, trace: ExecutionTrace) -> None:
     function = exporter.export if isinstance(exporter, ExecutionTraceExporter) else exporter
     try:
         await call_user(function, trace)
-    except Exception as error:  # an exporter cannot fail a run
+    except Exception as error:  # noqa: BLE001  an exporter cannot fail a run
         _log.warning("Trace exporter %s failed: %s", type(exporter).__name__, message_of(error))

@@ -463,7 +463,7 @@ def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
-    """Return the rows of a model call and its tool calls. Its delegations are removed from `left`, the open ones in order."""
+    """Return the rows of a model call and its tool calls; their delegations are removed from `left`."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
     reason, waited = _incomplete(interaction), interaction.permit_wait
     yield TreeRow(
