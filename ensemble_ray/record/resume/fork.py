@@ -332,8 +332,8 @@ class _Cut:
     reused ones. Stimuli of the named execution are not reused, so the current source never starts the tasks that follow
     from them. A task's end is reused if both sources requested the task with the same context. An answer of user code
     is reused if both sources have the same open question about the same history. Failures, cancellations and early
-    exits are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and steps;
-    changed limits revert no execution.
+    exits are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and
+    steps; changed limits revert no execution.
     """
 
     recorded: Plan
