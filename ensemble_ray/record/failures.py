@@ -1,7 +1,7 @@
-"""What a failed run raises. Pure.
+"""Choose the error that a failed run raises: the error of its first failure. Pure.
 
-Rules: the first failure counts. A cap or a missing edge has an error of its own; what the user's predicate raised leaves as it
-is, but under parallel workflow as a cause (S-LOOP-53); a phase fails with a `TaskExecutionError` (S-PHASE-53).
+A cap or a missing edge has its own error. An error of the user's predicate is raised unchanged; in a parallel workflow
+it is a cause (S-LOOP-53). A failed phase raises a `TaskExecutionError` (S-PHASE-53).
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureSeen:
-    """Something of a run that failed: a task, or a unit of which no task did."""
+    """A failed task of a run, or a unit that failed although no task in it did."""
 
     at: float
     error: BaseException
-    #: how many outputs the run had
+    #: number of outputs before the failure
     completed_before: int
-    #: the task; None: a unit
+    #: the task; None for a unit
     node: Node | None = None
-    #: path of the unit; "": a task
+    #: path of the unit; "" for a task
     unit: str = ""
 
     def as_trace(self) -> ErrorTrace:
-        """Return what a trace says of it."""
+        """Return the failure as an entry of a trace."""
         role, description = ("", self.unit) if self.node is None else (self.node.agent_role, self.node.description)
         return error_trace(self.error, at=self.at, agent_role=role, task_description=description)
 
@@ -58,12 +58,12 @@ class FailureSeen:
 def failures_seen(
     ended: EndedUnits, tasks: Sequence[FailureSeen], raised: Sequence[tuple[str, BaseException]] = ()
 ) -> list[FailureSeen]:
-    """Return what failed, in order.
+    """Return the failures in order.
 
     Args:
         ended: The units of the run.
         tasks: Its failed tasks.
-        raised: By unit: what the user's predicates and conditions raised.
+        raised: Errors of the user's predicates and conditions, by unit.
     """
     kept = dict(raised)
     units = [
@@ -79,7 +79,7 @@ def failures_seen(
 
 
 def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException | None) -> BaseException:
-    """Return the error of a unit that failed where none of its tasks did."""
+    """Return the error of a unit that failed although none of its tasks did."""
     unit = ended.units[key_of_path(failure.unit)]
     completed = tuple(ended.outputs.values())[: failure.completed_before]
     match failure.reason, unit:
@@ -99,14 +99,14 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
 
 
 def _recorded_error(failure: UnitFailure) -> BaseException:
-    """Return what user code raised before a crash, as far as its answer is on record (S-DUR-39)."""
+    """Return the error that user code raised before a crash, as far as it is recorded (S-DUR-39)."""
     if not failure.error_type:
         return RuntimeError(failure.message)
     return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})
 
 
 def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
-    """Return the state and the text of a step of the graph; 0: of its last."""
+    """Return the state and the text of a step of the graph; of its last step if `number` is 0."""
     found = ended.graph()
     steps = {step.number: step for step in found[1].steps} if found is not None else {}
     step = steps.get(number or max(steps, default=0))
@@ -124,12 +124,12 @@ def _edges(unit: GraphUnit, state: str) -> list[str]:
 def failure_of(
     ended: EndedUnits, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput] = ()
 ) -> BaseException:
-    """Return what a failed run raises.
+    """Return the error that a failed run raises.
 
     Args:
         ended: The units of the run.
-        failures: What failed, in order; empty where a manager did not meet its constraints.
-        delegated: What the workers of a manager gave.
+        failures: The failures in order; empty if a manager did not meet its constraints.
+        delegated: Outputs of the manager's workers.
     """
     if ended.plan.hierarchy is not None:
         return _failure_of_manager(ended.plan, failures, tuple(delegated))
@@ -150,7 +150,7 @@ def failure_of(
 
 
 def _failure_of_manager(plan: Plan, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput]) -> BaseException:
-    """Return what a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
+    """Return the error of a manager that failed, or else of a missing required worker (S-HIER-50, S-HIER-60)."""
     if not failures:
         roles = {output.agent_role for output in delegated}
         return ConstraintViolationError(
@@ -163,7 +163,7 @@ def _failure_of_manager(plan: Plan, failures: Sequence[FailureSeen], delegated: 
 def manager_failure(
     error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
 ) -> TaskExecutionError:
-    """Return what a run raises whose manager failed with that error (S-HIER-60)."""
+    """Return the error of a run after its manager failed with `error` (S-HIER-60)."""
     text = f"Hierarchical workflow manager failed: {reason_of(error)}"
     wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
@@ -171,7 +171,7 @@ def manager_failure(
 
 
 def _members(ended: EndedUnits) -> list[str]:
-    """Return the keys of what a flat plan schedules: its plain tasks and its loops."""
+    """Return the keys that a flat plan schedules: its plain tasks and its loops."""
     inside = {key for unit in ended.plan.units if isinstance(unit, LoopUnit) for key in unit.body}
     return [*(key for key in ended.nodes if key not in inside), *ended.units]
 
@@ -192,7 +192,6 @@ def _name(ended: EndedUnits, failure: FailureSeen) -> str:
 
 
 def _task_error(ended: EndedUnits, failure: FailureSeen) -> BaseException:
-    """Return what a run raises whose task failed."""
     node = failure.node
     if node is None or isinstance(failure.error, ValidationError):
         return failure.error
@@ -205,11 +204,11 @@ def _task_error(ended: EndedUnits, failure: FailureSeen) -> BaseException:
 
 
 def _failure_of_phases(ended: EndedUnits, failures: Sequence[FailureSeen]) -> TaskExecutionError:
-    """Return what a run raises of which a phase failed: of the first that did (S-PHASE-53)."""
+    """Return the error of the first failed phase (S-PHASE-53)."""
     phases = list(ended.phases())
     failed = next(((unit, result) for unit, result in phases if result.status == "failed"), None)
     unit = None if failed is None else failed[0]
-    # The rerun of an earlier phase fails the one that wanted it (S-PHASE-92).
+    # The rerun of an earlier phase fails the phase that requested it (S-PHASE-92).
     own = [each for each in failures if unit is None or _is_of(ended, unit, each)] or list(failures)
     error = _error_of_phase(ended, unit, own)
     if not isinstance(error, TaskExecutionError):
@@ -244,7 +243,7 @@ def _tasks_of(ended: EndedUnits, unit: PhaseUnit) -> set[str]:
 
 
 def _statuses(ended: EndedUnits, results: Sequence[PhaseResult]) -> dict[str, PhaseStatus]:
-    """Return where each phase stands, in declared order; what never came to an end was skipped."""
+    """Return the statuses of phases, in declared order; phases without a result were skipped."""
     found = {key_of_path(result.unit): PhaseStatus(result.status) for result in results}
     phases = [unit for unit in ended.plan.units if isinstance(unit, PhaseUnit)]
     return {unit.name: found.get(unit.key, PhaseStatus.SKIPPED) for unit in phases}

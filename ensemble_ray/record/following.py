@@ -1,6 +1,7 @@
-"""Following a run: its events as messages, of its record and of what happens just now.
+"""Follow a run: send its recorded and its live events as messages.
 
-A reader that comes late, comes back, or looks at a run that ended or was killed has the same messages in the same order.
+All readers receive the same messages in the same order, also if they connect late, reconnect, or read a run that ended
+or was killed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class EventProjection:
-    """The messages about one run, as far as its facts were applied."""
+    """The messages about one run, up to the last fact that was applied."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._history = history.RunHistory()
-        #: texts of outputs by instance, where units may show them again
+        #: texts of outputs by instance, if units may show them again
         self._texts: dict[str, str] = {}
 
     def apply(self, fact: Fact) -> list[WireEvent]:
@@ -60,7 +61,7 @@ class EventProjection:
         ]
 
     def end(self) -> WireEvent | None:
-        """Return the last message; None: the run has no end, or was resumed after it."""
+        """Return the last message, or None if the run has no end or was resumed after its end."""
         end = self._history.end
         if end is None:
             return None
@@ -134,7 +135,7 @@ class EventProjection:
         )
 
     def _task(self, execution: RecordedExecution) -> ShownTask:
-        """Return what messages say of a task; of one that was made in the run, its key."""
+        """Return the task as messages show it; a task that was made during the run is shown by its key."""
         nodes, key = self._history.nodes, node_key(execution.id)
         node = nodes.get(key)
         if node is None:
@@ -231,7 +232,7 @@ class EventProjection:
                 duration_s=what.duration_s,
                 instance=execution.id,
             )
-        if "/" not in what.unit:  # no unit around it shows them again
+        if "/" not in what.unit:  # no outer unit shows them again
             for each in instances:
                 self._texts.pop(each, None)
         return message
@@ -278,16 +279,16 @@ def _decision(asked: ReviewRequested, decided: ReviewDecided) -> Message:
     return messages.review_decided(asked.review_id, decided.verdict, decided.by)
 
 
-#: How often the record is looked at while nothing is heard of the run, s; what happens here wakes its followers before.
+#: How often a reader polls the record of a quiet run, s; events of this process wake its readers earlier.
 POLL_S = 0.25
-#: Live events that are kept for readers that are slow; older ones are dropped.
+#: Live events that are stored for slow readers; older events are dropped.
 _KEPT = 1000
-#: How many messages make a page full: the rest of the facts is read when that is taken.
+#: Number of messages that fills a page. A reader continues with the remaining facts after it read the page.
 _PAGE = 200
 
 
 class LiveEvents:
-    """What happens just now in one run of this process. A listener; thread-safe."""
+    """The live events of one run of this process. A listener; thread-safe."""
 
     def __init__(self) -> None:
         self.log = EventLog(is_open=True, kept=_KEPT)
@@ -295,52 +296,52 @@ class LiveEvents:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more will come."""
+        """Whether no more events follow."""
         return self._is_closed
 
     def on_token(self, event: TokenEvent) -> None:
-        """Take a fragment, for those who follow just now."""
+        """Add a token for the current readers."""
         self.log.emit(event)
 
     def begin_answer(self, event: LlmIterationStartedEvent) -> None:
-        """Note between the fragments that a model is asked; the messages that it is sent are not held."""
+        """Mark the start of a model call between the tokens; the messages of its request are not stored."""
         self.log.emit(replace(event, messages=()))
 
     def close(self) -> None:
-        """Take notice that no more will come."""
+        """Mark the end of the events."""
         self._is_closed = True
         self.log.close()
 
 
 class FollowedStore(Protocol):
-    """A `RunStore`, as far as its runs are followed."""
+    """The part of a `RunStore` that followers use."""
 
     def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts behind a position; see `RunStore.read`."""
+        """Return the facts after a position; see `RunStore.read`."""
         ...
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return how the run stands; see `RunStore.summary`."""
+        """Return the summary of the run; see `RunStore.summary`."""
         ...
 
 
 class SharedEnds:
-    """A store whose runs many readers follow at once: one of them looks whether there is more, for all. Fulfils `FollowedStore`."""
+    """A `FollowedStore` that lets the many readers of a run share one check for new facts."""
 
     def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
-        """Make it.
+        """Wrap a store.
 
         Args:
-            store: Has the records.
-            lasting_s: For how long nobody looks again.
+            store: The store of the records.
+            lasting_s: How long the result of a check is valid, s.
         """
         self._store = store
         self._lasting_s = lasting_s
-        #: by run: the last position, and when somebody saw that there was nothing behind it; those seen last in the end
+        #: by run: the last position and the time of the check that found no later facts, newest last
         self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts behind a position, none where somebody has just seen that there are none."""
+        """Return the facts after a position; no facts if a recent check found none."""
         now = asyncio.get_running_loop().time()
         end, seen_at = self._ends.get(run_id, (-1, 0.0))
         if after == end and now - seen_at < self._lasting_s:
@@ -358,11 +359,10 @@ class SharedEnds:
             self._ends.popitem(last=False)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return how the run stands."""
         return await self._store.summary(run_id)
 
     def forget(self, run_id: str) -> None:
-        """Take notice that a run has ended: its readers look once more."""
+        """Discard the cached check of a run that has ended, so that its readers check once more."""
         self._ends.pop(run_id, None)
 
 
@@ -378,15 +378,15 @@ class RunFollower:
         live: LiveEvents | None = None,
         outcome: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
-        """Begin behind a cursor.
+        """Start after a cursor.
 
         Args:
-            store: Has the record, or will have it.
+            store: The store that has the record, or will have it.
             run_id: The run's id.
-            after: The last message that the reader has had; None: it has had none.
-            live: What happens just now, where this process has it.
-            outcome: Says why nothing more comes where the record has no end, such as `interrupted`; None as long as the run
-                goes on. Default: as the store says.
+            after: The last message that the reader received; None if it received none.
+            live: The live events, if this process runs the run.
+            outcome: Returns why no more messages follow although the record has no end, such as `interrupted`; None
+                while the run is active. Default: the state in the store.
         """
         self.run_id = run_id
         self._store = store
@@ -397,24 +397,24 @@ class RunFollower:
         self._seq = 0
         self._live_cursor = 0
         self._is_over = False
-        #: whether it was seen that nothing happens any more
+        #: whether a check found that the run is no longer active
         self._knows_closed = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the last message was given."""
+        """Whether the last message was returned."""
         return self._is_over
 
     @property
     def cursor(self) -> Cursor:
-        """The last message with a cursor that was given."""
+        """The last returned message that has a cursor."""
         return self._after
 
     async def read(self, timeout_s: float) -> Sequence[WireEvent]:
-        """Return the next messages as soon as there are any; none when the time is up.
+        """Return the next messages as soon as they exist, or no messages after the timeout.
 
         Args:
-            timeout_s: How long to wait.
+            timeout_s: How long to wait, s.
 
         Raises:
             RecordError: the record is damaged, or was removed meanwhile.
@@ -431,14 +431,14 @@ class RunFollower:
         return ()
 
     async def _next(self) -> list[WireEvent]:
-        """Return what there is, the end included."""
+        """Return the messages that exist, the end included."""
         live = self._read_live()
         messages = await self._read_record()
         if messages or live:
             return [*messages, *live]
         end = self._projection.end()
         if end is None and (reason := await self._outcome()) is not None:
-            # It may have ended between the two looks.
+            # The run may have ended between the two checks.
             messages = await self._read_record()
             end = self._projection.end() or self._projection.unrecorded_end(reason, SystemClock().now())
         if end is None:
@@ -460,7 +460,7 @@ class RunFollower:
         return messages
 
     def _unread(self, messages: Sequence[WireEvent]) -> list[WireEvent]:
-        """Return those that the reader has not had."""
+        """Return the messages that the reader has not received."""
         unread = [each for each in messages if each.cursor is None or each.cursor > self._after]
         self._after = max([self._after, *(each.cursor for each in unread if each.cursor is not None)])
         return unread
@@ -473,14 +473,14 @@ class RunFollower:
         return [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
 
     async def _wait(self, timeout_s: float) -> None:
-        """Return when something may be new."""
+        """Return when there may be new messages."""
         if self._live is None:
             await asyncio.sleep(timeout_s)
             return
         is_changed = await self._live.log.wait_until_changed(self._live_cursor, timeout_s=timeout_s)
         if is_changed and self._live.is_closed:
             if self._knows_closed:
-                await asyncio.sleep(timeout_s)  # nothing comes any more, but the end
+                await asyncio.sleep(timeout_s)  # only the end can follow
             self._knows_closed = True
 
     async def _stored_outcome(self) -> str | None:

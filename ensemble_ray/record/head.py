@@ -1,4 +1,4 @@
-"""How a run began and how it stands: the part of its history that a few facts of the run as a whole decide. Pure."""
+"""The head of a run: how it began and its state now, folded from the few facts about the run as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-#: Kinds of facts that a head is made of.
+#: Kinds of facts that a head is folded from.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)
 
 
 class RunHead:
-    """What is known of a run as a whole. `RunHistory` has one; alone, the facts of `HEAD_KINDS` are enough for most of it.
+    """The state of a run as a whole. `RunHistory` contains one. The facts of `HEAD_KINDS` are enough for most of it.
 
     Attributes:
-        run_id: The run's id; empty: no fact was applied.
-        header: The record's first fact; an empty one when the run recorded nothing.
-        end: Its end; None when it has not ended, or went on after it.
-        interruption: Why it has no end, where it stopped by itself and did not go on since.
-        beginnings: How often somebody went on with it.
-        told_until: When it ended last and told of all that it had done, Unix time, s; 0: it never did. A run that waits for people
-            has not told of the tasks that wait (S-INT-36).
-        last_at: When it ended, or when the last fact was recorded, Unix time, s.
-        tags: Words about it, by name: its team's, and those of its caller as it began or went on last.
-        lost: What of its record is lost, as somebody accepted.
+        run_id: The run's id; empty if no fact was applied.
+        header: The record's first fact; an empty one if the run recorded none.
+        end: The end of the run; None if it has not ended, or was resumed after its end.
+        interruption: Why the run stopped without an end; None if it did not, or was resumed since.
+        beginnings: How often the run was resumed.
+        told_until: When the run last ended and reported all its tasks, Unix time, s; 0 if it never did. A run that
+            waits for reviews has not reported the tasks that wait (S-INT-36).
+        last_at: When the run ended, or when the last fact was recorded, Unix time, s.
+        tags: Tags by name: the tags of the team, updated by the tags that the caller passed when the run started or was
+            last resumed.
+        lost: Lost parts of the record that a user accepted.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -70,7 +71,7 @@ class RunHead:
                 self.header, self._recorded_at = header, fact.at
                 self._take_tags(header.options)
             case RunResumed(options=options, is_restart=is_restart):
-                self.end = self.interruption = None  # it goes on: a cancelled run ended, and has not ended any more
+                self.end = self.interruption = None  # a cancelled run that is resumed has no end any more
                 self.beginnings += not is_restart
                 if options is not None and "tags" in options:
                     self._take_tags(options)
@@ -91,12 +92,12 @@ class RunHead:
 
     @property
     def name(self) -> str:
-        """What its team is called; empty: nobody named it, and a program made it."""
+        """Name of the team; empty if it has no name and was defined in a program."""
         return name_in(self.header)
 
     @property
     def state(self) -> RunState:
-        """How the run ended; without an end it was interrupted."""
+        """How the run ended; without an end it is interrupted."""
         return RunState.INTERRUPTED if self.end is None else self.end.state or RunState.INTERRUPTED
 
     @property
@@ -106,63 +107,63 @@ class RunHead:
 
     @property
     def capture_mode(self) -> CaptureMode:
-        """What the run captured."""
+        """The capture mode of the run."""
         mode = self.header.capture_mode
         return CaptureMode(mode) if mode in set(CaptureMode) else CaptureMode.OFF
 
     @property
     def errors(self) -> Sequence[RecordedError]:
-        """Why it failed or stopped, the earliest first; none where it did neither."""
+        """Why the run failed or stopped, earliest first; empty if it did neither."""
         if self.interruption is not None:
             return (self.interruption.reason,)
         return () if self.end is None else self.end.errors
 
     @property
     def own_error(self) -> RecordedError | None:
-        """The error of the run itself; None: a task's is the reason, or there is none."""
+        """The error of the run itself; None if there is none, or if a task failed the run."""
         if self.interruption is not None:
             return self.interruption.reason
         return None if self.end is None else self.end.own_error
 
     @property
     def started_at(self) -> float:
-        """When the run began first, Unix time, s; 0: nothing is recorded."""
+        """When the run first began, Unix time, s; 0 if no fact is recorded."""
         return self._recorded_at if self.header.started_at is None else self.header.started_at
 
     @property
     def source(self) -> Origin:
-        """Where the definition came from, and what was chosen in place of what stands there."""
+        """Where the definition was loaded from, and the values that override it."""
         return origin_in(self.header)
 
     @property
     def forked_from(self) -> RecordedFork | None:
-        """Of which run it is a fork; None: of none."""
+        """The run that this one was forked from, or None."""
         return self.header.forked_from
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether its tasks are made while it runs."""
+        """Whether tasks are made during the run."""
         return self.header.is_dynamic
 
 
 def origin_in(header: PlanRecorded) -> Origin:
-    """Return where a definition came from, as a run's first fact tells it."""
+    """Return where the definition was loaded from, read from a run's first fact."""
     overrides = {name: str(value) for name, value in (header.overrides or {}).items()}
     return Origin(place=header.origin or "", overrides=overrides)
 
 
 def name_in(header: PlanRecorded) -> str:
-    """Return what a run's team is called, as its first fact tells it; one of an earlier version tells where it came from."""
+    """Return the team's name from a run's first fact; earlier versions recorded only the origin of the definition."""
     return header.name or origin_in(header).name
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
-    """Return the head of a recorded run; that of a run that recorded nothing where there is none.
+    """Return the head of a recorded run; a head without facts if the run does not exist.
 
     Args:
-        store: Where it is.
+        store: The store of the run.
         run_id: The run's id.
-        is_partial: Whether what is left of a record that has lost something is enough.
+        is_partial: Whether to accept a record that has lost facts.
 
     Raises:
         RecordError: the record is damaged, or of a newer format.
@@ -172,10 +173,10 @@ async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -
 
 @contextlib.contextmanager
 def locate_errors(location: str) -> Generator[None]:
-    """Name the place of the record in what goes wrong inside with what was read of it.
+    """Add the location in the record to a `RecordError` raised inside.
 
     Raises:
-        RecordError: as raised inside, with the place where it names none.
+        RecordError: The error raised inside, with `location` if it had no path.
     """
     try:
         yield
@@ -186,7 +187,7 @@ def locate_errors(location: str) -> Generator[None]:
 
 
 async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """Return the facts that the head of a run is made of.
+    """Return the facts of a run that its head is folded from.
 
     Raises:
         RecordError: the record is damaged, or of a newer format.

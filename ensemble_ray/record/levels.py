@@ -1,4 +1,4 @@
-"""The levels of a map-reduce: traces and outputs in their places, and a few numbers for each level. Pure."""
+"""The levels of a map-reduce: traces and outputs in level order, and totals per level. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 def place_trace(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
-    """Return the trace of a task, saying where in the tree it stands."""
+    """Return the trace of a task with its position in the tree."""
     return trace.model_copy(update={"node_type": node_type, "map_reduce_level": level})
 
 
 def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
-    """How a run ended, each task's trace saying where in the tree it stands."""
+    """Return the outcome of a run with the position in the tree in each task's trace."""
     if not plan.has_levels:
         return outcome
     places = {node.key: (node.node_type, node.level) for node in plan.nodes}
@@ -51,7 +51,7 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
 
 
 def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tuple[str, _T]]:
-    """Return what belongs to tasks, by instance, in the order of levels; unchanged where the plan has none."""
+    """Return values of tasks, by instance, in the order of levels; unchanged if the plan has no levels."""
     if not plan.has_levels:
         return keyed
     positions = {node.key: position for position, node in enumerate(plan.nodes)}
@@ -59,7 +59,7 @@ def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tupl
 
 
 def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary, ...]:
-    """Return what each level did, by the traces of its tasks (S-MR-93); those without a level are passed over."""
+    """Return one summary per level from the traces of its tasks (S-MR-93). Traces without a level are ignored."""
     by_level: dict[int, list[TaskTrace]] = {}
     for trace in traces:
         if trace.map_reduce_level is not None:
@@ -74,18 +74,18 @@ def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary,
     )
 
 
-# In numbers.
+# Totals.
 
 
 @dataclass(slots=True, kw_only=True)
 class LevelTally:
-    """One level so far."""
+    """Totals of one level so far."""
 
     #: 0: the maps, or the direct task
     level: int
     #: `map`, `reduce`, `final-reduce` or `direct`
     node_type: str
-    #: tasks that are known of
+    #: tasks known so far
     total: int = 0
     done: int = 0
     failed: int = 0
@@ -93,17 +93,17 @@ class LevelTally:
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    #: calls of which nobody knows whether they were done (S-DUR-26)
+    #: tool calls with an unknown outcome (S-DUR-26)
     unknown: int = 0
     #: answers that were cut off or empty
     incomplete: int = 0
-    #: tasks whose tokens the provider did not count
+    #: tasks with an unknown number of tokens, since the provider did not count them
     uncounted: int = 0
     started_at: datetime | None = None
     ended_at: datetime | None = None
 
     def add(self, metrics: TaskMetrics, started_at: datetime, ended_at: datetime) -> None:
-        """Add what a task cost, and when it was done."""
+        """Add the metrics of a task, and when it started and ended."""
         self.model_calls += metrics.llm_call_count
         self.tool_calls += metrics.tool_call_count
         self.input_tokens += max(metrics.input_tokens, 0)
@@ -122,10 +122,10 @@ class LevelTally:
 
 
 def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) -> list[LevelTally]:
-    """Return the levels of a trace whose tasks say where they stand.
+    """Return the levels of a trace from the levels of its tasks.
 
     Args:
-        trace: Of a map-reduce.
+        trace: The trace of a map-reduce.
         failed: Roles and descriptions of its failed tasks.
     """
     found: dict[int, LevelTally] = {}
@@ -144,12 +144,12 @@ def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) ->
 
 
 def unknown_calls(task: TaskTrace) -> list[ToolCallTrace]:
-    """Return the calls of a task of which nobody knows whether they were done (S-DUR-26)."""
+    """Return the tool calls of a task with an unknown outcome (S-DUR-26)."""
     return [call for model in task.llm_interactions for call in model.tool_calls if call.outcome == "unknown"]
 
 
 def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
-    """Levels as JSON data."""
+    """Return levels as JSON data."""
     return [
         {
             "level": tally.level,

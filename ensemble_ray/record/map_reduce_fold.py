@@ -1,9 +1,7 @@
-"""What the facts of a dynamic run give to whoever goes on with it. Pure, but for the reading.
+"""Fold the facts of a dynamic run into the state from which it resumes. Pure, except `read_map_reduce`.
 
-In: the facts of a dynamic run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
-were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
-Never: more than 64 bytes for an item; a repetition of what is recorded; a failure held against a run that goes on to try
-that work again.
+A run may have a million items. The fold uses at most 64 bytes per item and passes outputs and failures on without
+storing them.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ if TYPE_CHECKING:
 
 #: Bytes of an item's hash.
 _DIGEST = DIGEST_DIGITS // 2
-#: In place of a hash: nothing to compare.
+#: Stored in place of a hash if the item is not compared.
 _NOT_COMPARED = bytes(_DIGEST)
-#: A place further behind the last one than this is far out, and costs more than a byte.
+#: A number this far after the last one is stored in a dictionary and needs more than a byte.
 _GAP = 1 << 16
 
 
 class Codes:
-    """A small number for each of many whole numbers, 0 at first. A byte each, except for a few far out."""
+    """A small code per whole number, 0 by default. Uses a byte per number, except for a few large numbers."""
 
     def __init__(self) -> None:
         self._near = bytearray()
@@ -73,11 +71,11 @@ class Codes:
         self._near[place] = code
 
     def count(self, code: int) -> int:
-        """How many have that code; not asked for 0."""
+        """Return how many numbers have a code. The code must not be 0."""
         return self._near.count(code) + sum(each == code for each in self._far.values())
 
     def places(self, code: int) -> Iterator[int]:
-        """Which have that code."""
+        """Return the numbers that have a code."""
         place = self._near.find(code)
         while place >= 0:
             yield place
@@ -86,32 +84,32 @@ class Codes:
 
 
 class RecordedItems:
-    """The items that a run pulled, as hashes, in the order in which it did.
+    """The hashes of the items that a run pulled, in the order in which it pulled them.
 
     Attributes:
-        are_all: Whether its source was seen to have no more.
+        are_all: Whether its source was exhausted.
     """
 
     def __init__(self) -> None:
         self.are_all = False
         self._digests = bytearray()
-        #: index of each, unless they are 0, 1, 2, ...
+        #: index per item, unless they are 0, 1, 2, ...
         self._indices: array[int] | None = None
-        #: with indices: which were pulled, and their places in the order of their indices, made when one is looked for
+        #: if there are indices: the pulled ones, and their positions sorted by index, computed on demand
         self._pulled = Codes()
         self._by_index: array[int] | None = None
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of items."""
         return len(self._digests) // _DIGEST
 
     def index(self, number: int) -> int:
-        """Return the index of the item before which so many were pulled."""
+        """Return the index of the item that was pulled after `number` others."""
         return number if self._indices is None else self._indices[number]
 
     def number(self, index: int) -> int | None:
-        """How many items were pulled before the one of that index; None when it was not pulled."""
+        """Return how many items were pulled before the item of an index; None if it was not pulled."""
         if self._indices is None:
             return index if 0 <= index < self.count else None
         if not self._pulled[index]:
@@ -122,7 +120,7 @@ class RecordedItems:
         return self._by_index[bisect_left(self._by_index, index, key=indices.__getitem__)]
 
     def digest(self, index: int) -> str | None:
-        """Return what `item_digest` gave of the item of that index; None when it was not pulled."""
+        """Return the `item_digest` of the item of an index; None if it was not pulled."""
         number = self.number(index)
         if number is None:
             return None
@@ -130,10 +128,10 @@ class RecordedItems:
         return "" if value == _NOT_COMPARED else value.hex()
 
     def apply(self, pulled: ItemsRecorded) -> None:
-        """Take the next items.
+        """Apply the next items.
 
         Raises:
-            RecordError: their fact is damaged.
+            RecordError: The fact is damaged.
         """
         for index, digest in zip(pulled.places(), pulled.digests, strict=True):
             self._apply_item(index, digest)
@@ -147,7 +145,7 @@ class RecordedItems:
         if len(value) != _DIGEST:
             raise RecordError(f"The record is damaged: '{digest}' is no hash of an item")
         number = self.number(index)
-        if number is not None:  # a run that goes on with other items than before says so again
+        if number is not None:  # a resumed run with changed items records them again
             self._digests[number * _DIGEST : (number + 1) * _DIGEST] = value
             return
         if self._indices is None and index != self.count:
@@ -162,21 +160,21 @@ class RecordedItems:
 
 
 class RecordedGroups(Sequence[ReduceGroup]):
-    """The recorded groups in their order, each made when it is asked for; the numbers of maps are those of the machine."""
+    """The recorded groups in order. A group is made when it is read, with the machine's numbers of maps."""
 
     def __init__(self, items: RecordedItems) -> None:
         self._items = items
-        #: of each group: level, number, where its inputs begin; of each input: level and number
+        #: by group: level, number, and the start of its inputs; by input: level and number
         self._levels, self._numbers, self._begins = array("q"), array("q"), array("q", [0])
         self._input_levels, self._input_numbers = array("q"), array("q")
-        #: place of the final one
+        #: position of the final reduce
         self._final: int | None = None
-        #: by level: which numbers are known
+        #: by level: the recorded numbers
         self._recorded: dict[int, Codes] = {}
 
     @property
     def counts(self) -> Mapping[int, int]:
-        """How many there are, by level."""
+        """Number of groups by level."""
         return {level: recorded.count(1) for level, recorded in self._recorded.items()}
 
     @property
@@ -185,10 +183,10 @@ class RecordedGroups(Sequence[ReduceGroup]):
         return None if self._final is None else self[self._final]
 
     def apply(self, group: GroupRecorded) -> None:
-        """Take the next group; one that is known stays as it is.
+        """Add the next group, unless it is recorded already.
 
         Raises:
-            RecordError: its fact is damaged.
+            RecordError: The fact is damaged.
         """
         inputs = [position_of(key) for key in group.inputs]
         level, number = group.level, group.number
@@ -238,7 +236,7 @@ class RecordedGroups(Sequence[ReduceGroup]):
         return level, number
 
 
-#: Kinds of facts that the fold looks at.
+#: Kinds of facts that the fold reads.
 MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
     *kinds_of(
@@ -254,35 +252,35 @@ MAP_REDUCE_KINDS = (
         ModelSwitched,
     ),
 )
-#: What calls that made the agent of some work have in their names.
+#: Part of the names of the calls that made agents.
 _MAKING = "synthesis"
 
 _End = OutputRecorded | FailureRecorded | ExitRecorded | ItemOutputRecorded
 
 
 class RecordedOutcome(IntEnum):
-    """What is recorded of some work."""
+    """Recorded outcome of a map, a reduce or a direct task."""
 
-    #: nothing, or it is to be done again
+    #: no outcome, or the work must be repeated
     UNKNOWN = 0
     COMPLETED = 1
     FAILED = 2
-    #: it ended the run early; why is in `MapReduceRecovery.exits`
+    #: the work ended the run early; `MapReduceRecovery.exits` has the reason
     EXITED = 3
 
 
 class MapReduceRecovery:
-    """What is known of a dynamic run.
+    """The recorded state of a dynamic run. *Work* is a map, a reduce or the direct task, named by its key.
 
     Attributes:
-        head: How it began, and how it stands.
-        items: What it pulled from its source.
-        groups: What came together, in the order in which it did.
-        exits: By key: why work ended the run early.
-        input_tokens: Of all its recorded model calls, as far as the provider counted them.
-        output_tokens: The same of the answers.
-        uncounted_calls: Model calls of which the provider did not count something.
-        verdicts: By instance of an item that has not ended: what the predicate of its loop answered (S-MR-193).
+        head: How it began and its state.
+        items: The items that it pulled from its source.
+        groups: The groups that it formed, in order.
+        exits: By key: the reason for which work ended the run early.
+        input_tokens: Input tokens of all its recorded model calls that the provider counted.
+        output_tokens: Output tokens of these calls.
+        uncounted_calls: Model calls with tokens that the provider did not count.
+        verdicts: By instance of an item that has not ended: the answers of its loop's predicate (S-MR-193).
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
@@ -293,14 +291,14 @@ class MapReduceRecovery:
         keep_inner: Callable[[str, Fact[OutputRecorded] | Fact[FailureRecorded]], None] | None = None,
         keep_item: Callable[[str, ItemOutputRecorded], None] | None = None,
     ) -> None:
-        """Begin without facts.
+        """Start without facts.
 
         Args:
-            keep: Takes each recorded output, as it passes by.
-            keep_failure: Takes each recorded failure. The work may be tried again afterwards:
-                `outcome` says in the end which failures count.
-            keep_inner: Takes the recorded ends of tasks of items that are more than one task, by the item's key.
-            keep_item: Takes which of them are the output of their item.
+            keep: Receives each recorded output when its fact is applied.
+            keep_failure: Receives each recorded failure. The work may be repeated later; `outcome` decides which
+                failures count in the end.
+            keep_inner: Receives the recorded ends of tasks inside an item of several tasks, with the item's key.
+            keep_item: Receives the facts that name the output of such an item.
         """
         self.head = RunHead()
         self.items = RecordedItems()
@@ -312,22 +310,22 @@ class MapReduceRecovery:
         self._keep_failure = keep_failure
         self._keep_inner = keep_inner
         self._keep_item = keep_item
-        #: what people told the run
+        #: recorded directives of users
         self.directives: list[DirectiveFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
-        #: outcomes by level and number, and of work that has neither in its key
+        #: outcomes by level and number, and of work without these in its key
         self._levels: dict[int, Codes] = {}
         self._named: dict[str, int] = {}
-        #: work that a provider refused as it would have refused all other work
+        #: work that a provider refused for a reason that applies to all work
         self._refused: list[str] = []
-        #: which execution of some work counts, where it is not the first
+        #: execution that counts, by key, if it is not the first
         self._occurrences: dict[str, int] = {}
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Take the next facts.
+        """Apply the next facts.
 
         Raises:
-            RecordError: one of them is damaged.
+            RecordError: One of the facts is damaged.
         """
         facts = tuple(facts)
         self.directives += (fact.data for fact in facts if isinstance(fact.data, DirectiveFact))
@@ -352,10 +350,10 @@ class MapReduceRecovery:
                 case _:
                     self.head.apply(fact)
 
-    # What is known.
+    # Results.
 
     def outcome(self, key: str) -> RecordedOutcome:
-        """Return what is recorded of some work; nothing of what a run that goes on tries again."""
+        """Return the recorded outcome of work; UNKNOWN if the resumed run must repeat it."""
         position = position_of(key)
         if position is None:
             return RecordedOutcome(self._named.get(key, 0))
@@ -363,23 +361,23 @@ class MapReduceRecovery:
         return RecordedOutcome(0 if codes is None else codes[position[1]])
 
     def count(self, outcome: RecordedOutcome, level: int | None = None) -> int:
-        """How much work of a level, or of all levels, has that outcome; not asked for UNKNOWN."""
+        """Return how much work of a level, or of all levels, has an outcome. The outcome must not be UNKNOWN."""
         levels = self._levels.values() if level is None else [self._levels[level]] if level in self._levels else []
         named = sum(each == outcome for each in self._named.values()) if level is None else 0
         return named + sum(codes.count(outcome) for codes in levels)
 
     def instance(self, key: str) -> str:
-        """Return the execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
+        """Return the execution that counts: the recorded one that ended, or else the current or next one."""
         return instance_of(key, occurrence=self._occurrences.get(key, 0))
 
     def go_on(self) -> None:
-        """Somebody wants it to go on now: failures that ended it are forgiven, as after a recorded `resume`."""
+        """Drop the failures that ended the run, as a recorded `resume` does."""
         self._forgive()
 
     # Folding.
 
     def _forgive(self) -> None:
-        """Work whose failure ended the run is to be done again, as another execution (S-MR-163, S-MR-155)."""
+        """Repeat, as another execution, the work that failed the run (S-MR-163, S-MR-155)."""
         for key in self._refused:
             self._set(key, RecordedOutcome.UNKNOWN)
             self._repeat(key)
@@ -387,7 +385,7 @@ class MapReduceRecovery:
         if self.head.state is not RunState.FAILED:
             return
         for level, codes in self._levels.items():
-            # What was left out stays left out: others went on without it, and the reduces above were grouped so.
+            # Failures that the run left out stay left out, since the reduces above were grouped without them.
             is_to_blame = fails_on_item(self.head.header) or (
                 level > 0 and not self._named.get(FINAL) and not codes.count(RecordedOutcome.COMPLETED)
             )
@@ -407,7 +405,7 @@ class MapReduceRecovery:
             self.verdicts.setdefault(fact.name, []).append(stimulus)
 
     def _apply_inner(self, fact: Fact) -> None:
-        """Take the end of a task of an item that is more than one; work that a task handed on belongs to it."""
+        """Apply the end of a task inside an item of several tasks; work that it delegated belongs to it."""
         if not is_inside_unit(fact.name):
             return
         item = key_of(fact.name.partition("/")[0])
@@ -416,7 +414,7 @@ class MapReduceRecovery:
             self._keep_inner(item, cast("Fact[OutputRecorded] | Fact[FailureRecorded]", fact))
 
     def _apply_end(self, fact: Fact, end: _End) -> None:
-        """Take how some work ended."""
+        """Apply an end of work."""
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name:
             self._apply_inner(fact)
@@ -449,7 +447,7 @@ class MapReduceRecovery:
                 if self._keep_failure is not None:
                     self._keep_failure(key, cast("Fact[FailureRecorded]", fact))
             case ExitRecorded(reason=reason):
-                if reason is not ExitReason.BUDGET_EXHAUSTED:  # that goes on with a larger one
+                if reason is not ExitReason.BUDGET_EXHAUSTED:  # a resumed run needs a larger budget
                     self._set(key, RecordedOutcome.EXITED)
                     self.exits[key] = reason
 
@@ -468,14 +466,14 @@ class MapReduceRecovery:
 
 
 def fails_on_item(header: PlanRecorded) -> bool:
-    """Whether the first failed map ends the run, by its first fact (S-MR-150)."""
+    """Return whether the first failed map ends the run, from its first fact (S-MR-150)."""
     rules = header.plan or {}
     chosen = rules.get("on_item_error")
     return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
 
 
 def refusal_of(head: RunHead) -> str:
-    """Why a dynamic run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
+    """Return why a dynamic run cannot be resumed and what to do instead; empty if it can (S-MR-163)."""
     if (
         head.state is not RunState.FAILED
         or fails_on_item(head.header)
@@ -492,10 +490,10 @@ def refusal_of(head: RunHead) -> str:
 async def read_map_reduce(
     store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
 ) -> MapReduceRecovery:
-    """Read what is known of a dynamic run, page by page; see `MapReduceRecovery`. `keep` and `keep_failure` are called here.
+    """Read the recorded state of a dynamic run page by page; see `MapReduceRecovery`. Calls `keep` and `keep_failure`.
 
     Raises:
-        RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
     found = MapReduceRecovery(keep, keep_failure)
     await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)

@@ -1,11 +1,9 @@
-"""Review gates as a run's facts tell of them: asked, decided, or closed by the end of what they belong to. Pure.
+"""Review gates of a run, folded from its facts: open, decided, or closed. Pure.
 
-Rules:
-1. A gate is open from when it was asked until somebody decides; the first decision counts (S-REV-128).
-2. It is closed where its task, the work that handed on its task, or the tool's call that asked has ended without a decision.
-3. A process that owns the run asks its own handler at gates where it put no task down, and nobody else decides there.
-4. When its timeout has passed, the gate stays open, and nobody decides any more: what follows from the timeout follows when
-   the run goes on (S-REV-84).
+A gate is open from its request until its first decision (S-REV-128). It is closed without a decision if its task, the
+call that delegated its task, or the tool call with the question ended. Only the handler of the process that owns the
+run decides at attached gates. After its timeout a gate stays open without accepting decisions; the effect of the
+timeout follows when the run is resumed (S-REV-84).
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ from ensemble_ray.facts.runs import (
 )
 from ensemble_ray.values.reviews import OpenReview
 
-#: Kinds of facts that tell of gates.
+#: Kinds of facts about gates.
 GATE_KINDS = kinds_of(ReviewRequested, ReviewDecided)
-#: Kinds of facts that close the gates of what they tell the end of.
+#: Kinds of facts that close gates when the task or call of the gate ends.
 END_KINDS = kinds_of(OutputRecorded, FailureRecorded, ExitRecorded, ItemOutputRecorded, ToolReturned)
 
-#: What stands between the name of a tool's call and the number of its question.
+#: Separates the name of a tool call and the number of its question.
 _IN_CALL = "-review-"
 
 
 class Obstacle(StrEnum):
-    """Why nobody can decide at a gate (any more)."""
+    """Why a gate does not accept decisions."""
 
-    #: somebody has
+    #: it has a decision
     DECIDED = "decided"
-    #: what it belongs to has ended
+    #: its task or call has ended
     CLOSED = "closed"
-    #: the process that owns the run asks its own handler
+    #: the process that owns the run calls its own handler
     ATTACHED = "attached"
     #: its timeout has passed
     EXPIRED = "expired"
@@ -53,40 +51,40 @@ class Obstacle(StrEnum):
 class Gate:
     """One gate of a run."""
 
-    #: what is asked, as it was recorded last
+    #: the request, as it was last recorded
     asked: Fact[ReviewRequested]
-    #: the decision that counts; None: there is none
+    #: the decision that counts, or None
     decided: Fact[ReviewDecided] | None = None
     #: whether it is closed without a decision
     is_closed: bool = False
 
     @property
     def gate_id(self) -> str:
-        """Its id."""
+        """The id of the review."""
         return self.asked.data.review_id
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for a decision."""
+        """Whether the gate waits for a decision."""
         return self.decided is None and not self.is_closed
 
     @property
     def expires_at(self) -> float | None:
-        """When its timeout passes, Unix time, s; None: it waits without limit."""
+        """When the timeout passes, Unix time, s; None if there is no timeout."""
         timeout_s = self.asked.data.timeout_s
         return None if timeout_s is None else self.asked.at + timeout_s
 
     def review(self) -> OpenReview:
-        """Return it as lists give it."""
+        """Return the gate as an entry of a list."""
         return self.asked.data.open_since(self.asked.run, self.asked.at)
 
 
 def obstacle_at(gate: Gate, *, at: float, is_owned: bool) -> Obstacle | None:
-    """Return why nobody can decide at a gate; None: anybody can.
+    """Return why a gate does not accept a decision, or None if it does.
 
     Args:
         gate: The gate.
-        at: The time now, Unix time, s.
+        at: The current time, Unix time, s.
         is_owned: Whether a process owns the run.
     """
     if gate.decided is not None:
@@ -99,7 +97,7 @@ def obstacle_at(gate: Gate, *, at: float, is_owned: bool) -> Obstacle | None:
 
 
 def ends_of(name: str) -> Sequence[tuple[str, str]]:
-    """Return what closes a gate: instance and name of the facts of `END_KINDS` that tell the end of what it belongs to.
+    """Return instance and name of the facts of `END_KINDS` that close a gate.
 
     Examples:
         >>> ends_of("draft#0/2/call-1-review-0")
@@ -111,20 +109,20 @@ def ends_of(name: str) -> Sequence[tuple[str, str]]:
         path = "/".join(parts[:count])
         if "#" in parts[count - 1]:
             found.append((path, path))
-        elif "#" in parts[count]:  # the call that handed on the work
+        elif "#" in parts[count]:  # the call that delegated the work
             found.append((path.rsplit("/", 2)[0], path))
     call, mark, _ = name.rpartition(_IN_CALL)
     return [*found, (call.rsplit("/", 2)[0], call)] if mark else found
 
 
 def fold_gates(facts: Iterable[Fact]) -> Sequence[Gate]:
-    """Return the gates that a run has asked at, oldest first; facts of other kinds are passed over."""
+    """Return the gates of a run, oldest first; facts of other kinds are ignored."""
     asked: dict[str, Fact[ReviewRequested]] = {}
     decided: dict[str, Fact[ReviewDecided]] = {}
     ended: set[str] = set()
     for fact in facts:
         if isinstance(fact.data, ReviewRequested):
-            asked[fact.name] = cast("Fact[ReviewRequested]", fact)  # its time is that of the first
+            asked[fact.name] = cast("Fact[ReviewRequested]", fact)  # the first request has the time that counts
         elif isinstance(fact.data, ReviewDecided):
             decided.setdefault(fact.name, cast("Fact[ReviewDecided]", fact))
         elif fact.kind in END_KINDS:
@@ -140,7 +138,7 @@ def fold_gates(facts: Iterable[Fact]) -> Sequence[Gate]:
 
 
 def ends_of_open(facts: Iterable[Fact]) -> Sequence[tuple[str, str]]:
-    """Return `ends_of` all gates that are open by the facts of `GATE_KINDS` alone, each once."""
+    """Return `ends_of` all gates that are open according to the facts of `GATE_KINDS`, without duplicates."""
     gates = (gate for gate in fold_gates(facts) if gate.is_open)
     return list(dict.fromkeys(end for gate in gates for end in ends_of(gate.asked.name)))
 

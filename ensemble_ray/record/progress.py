@@ -1,7 +1,4 @@
-"""How many tasks of a recorded run are done.
-
-In: a run's id. Out: a few numbers, at a cost that does not depend on what the tasks gave. Never: an output read for a list.
-"""
+"""Count the completed tasks of a recorded run without reading any output."""
 
 from __future__ import annotations
 
@@ -17,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class RunProgress(NamedTuple):
-    """How far a run is."""
+    """The progress of a run."""
 
-    #: tasks with an output; one that a loop, a phase or a graph does again counts once
+    #: tasks with an output; a task that is repeated by a loop, a phase or a graph counts once
     done: int
-    #: tasks that are known of: all of a plan, of a dynamic run those that were made so far
+    #: tasks known so far: all tasks of a plan, or the tasks that a dynamic run has made until now
     total: int
-    #: those of `done` that are of items: maps, or the one task of all items
+    #: tasks of items in `done`: maps, or the direct task
     items_done: int
-    #: outputs of tasks: of one that is done again, all of them
+    #: outputs of tasks; a repeated task counts every time
     executions: int
 
 
 async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
-    """How far a run is.
+    """Return the progress of a run.
 
     Raises:
-        RecordError: the record is damaged, or of a newer format.
+        RecordError: The record is damaged or has a newer format.
     """
     total, is_dynamic = await _count_known(store, run_id)
     executions = items = 0
@@ -43,18 +40,18 @@ async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
         for fact in page:
             if isinstance(fact.data, GroupRecorded):
                 total += 1
-            # Work that was handed on has outputs of its own, and is no task of the plan.
-            # So have the tasks of an item that is more than one; the item has a fact of its own.
+            # Delegated work has its own outputs, but is no task of the plan.
+            # The tasks inside an item of several tasks have outputs, too; the item has its own fact.
             elif delegating_call(fact.name) is None and not (is_dynamic and "/" in fact.name):
                 executions += 1
                 items += is_of_items(fact.name)
                 total += is_dynamic and is_direct(fact.name)
-                keys.update(() if is_dynamic else (node_key(fact.name),))  # of a dynamic run there may be millions
+                keys.update(() if is_dynamic else (node_key(fact.name),))  # a dynamic run may have millions
     return RunProgress(executions if is_dynamic else len(keys), total, items, executions)
 
 
 async def _count_known(store: RunStore, run_id: str) -> tuple[int, bool]:
-    """Return how many tasks the plan and the items make, and whether tasks are made while the run goes on."""
+    """Return the number of tasks that plan and items make, and whether the run is dynamic."""
     total, is_dynamic = 0, False
     async for page in store.read(run_id, kinds=kinds_of(PlanRecorded, ItemsRecorded)):
         for fact in page:

@@ -1,9 +1,7 @@
-"""Makes a run's output, or its error, of what its tasks gave and how it ended. Pure.
+"""Make the output or the error of any run from the results of its tasks and its end. Pure.
 
-In: what a run is, what its tasks gave, its end. Out: one `EnsembleOutput` with one trace, or the error that
-`run()` raises. Every run comes here: planned and dynamic ones, on both runtimes, new, resumed and read from the record.
-Rules: every error carries the trace up to the failure and the run id (S-SET-26); outputs and traces are passed on as
-sequences and not read here, since there may be a million of them.
+Every error has the run id and the trace up to the failure (S-SET-26). Outputs and traces are passed on as sequences and
+not read here, since a run may have a million of them.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResultHead:
-    """What a trace says of a run, whatever its tasks did."""
+    """Facts about a run in its trace that do not depend on its tasks."""
 
     run_id: str
     workflow: str
-    #: what its team is called; empty: it has no name
+    #: name of the team; empty if it has none
     name: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     capture_mode: CaptureMode = CaptureMode.OFF
@@ -57,24 +55,24 @@ class RunResultHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """What the tasks made so far gave."""
+    """The results of the tasks so far."""
 
-    #: in the order in which the caller sees them
+    #: in the caller's order
     outputs: Sequence[TaskOutput] = ()
-    #: text of the last output; "" when there is none
+    #: text of the last output; "" if there is none
     raw: str = ""
     #: of tasks with and without an output
     traces: Sequence[TaskTrace] = ()
-    #: who took part (S-TRC-1)
+    #: the participants (S-TRC-1)
     agents: Sequence[AgentSummary] = ()
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     tool_calls: int = 0
     levels: Sequence[MapReduceLevelSummary] = ()
-    #: places of outputs by the hidden ids of their tasks
+    #: positions of outputs by the hidden ids of their tasks
     positions: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: places of outputs by the keys of their tasks
+    #: positions of outputs by the keys of their tasks
     names: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: items of a map that gave no output, where they are collected (S-MR-150)
+    #: items of a map without an output, if failures are collected (S-MR-150)
     failed_items: Sequence[FailedItem] = ()
     #: histories of loops, phases and a graph
     units: UnitOutputs = field(default_factory=UnitOutputs)
@@ -92,7 +90,7 @@ class RunEnd:
     started_at: datetime
     completed_at: datetime
     errors: Sequence[ErrorTrace] = ()
-    #: further words about the run in its trace
+    #: additional metadata of the trace
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     #: gates that a run waits for
     open_reviews: Sequence[OpenReview] = ()
@@ -107,14 +105,14 @@ def planned_results(
     worker_traces: Sequence[TaskTrace] = (),
     object_ids: Mapping[str, str],
 ) -> RunResults:
-    """Return what the tasks of a plan gave; a live run and its record both come here.
+    """Return the results of a plan's tasks, for a live run and for its record.
 
     Args:
         ended: The units of the run, and the outputs of its tasks.
-        traces: Of tasks, by instance, in the order of the run's trace.
-        agents: Who took part.
+        traces: Traces of tasks by instance, in the order of the run's trace.
+        agents: The participants.
         delegated: Outputs of a manager's workers.
-        worker_traces: What these workers did.
+        worker_traces: Traces of these workers.
         object_ids: Hidden ids of the tasks, by key.
     """
     shown = ended.list_visible()
@@ -141,7 +139,7 @@ def planned_results(
 def assemble(
     run: RunResultHead, results: RunResults, end: RunEnd, failure: BaseException | None = None
 ) -> EnsembleOutput:
-    """Return the output of a run, or raise its `failure`, which then has the trace."""
+    """Return the output of a run, or raise its `failure` with the trace attached."""
     trace = make_trace(run, results, end)
     if failure is None:
         output = output_with(trace, results, exit_reason=end.exit_reason, run_id=run.run_id)
@@ -152,7 +150,7 @@ def assemble(
 
 
 def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> ExecutionTrace:
-    """Return the trace of a run as far as it came."""
+    """Return the trace of a run so far."""
     state = {} if end.state is RunState.COMPLETED else {"state": end.state.value}
     return ExecutionTrace(
         capture_mode=run.capture_mode,
@@ -178,7 +176,7 @@ def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> Executio
 
 
 def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: ExitReason, run_id: str) -> EnsembleOutput:
-    """Return the output of a run that has that trace."""
+    """Return the output of a run with this trace."""
     return EnsembleOutput(
         raw=results.raw,
         task_outputs=results.outputs,
@@ -193,15 +191,15 @@ def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: Exit
 
 
 def not_begun(run_id: str, exit_reason: ExitReason) -> EnsembleOutput:
-    """Return the output of a run that ended before it began: it has no record and no trace."""
+    """Return the output of a run that ended before it started: it has no record and no trace."""
     return EnsembleOutput(exit_reason=exit_reason, run_id=run_id)
 
 
-# What of a run stands in traces.
+# Parts of a run's trace.
 
 
 def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
-    """Return who takes part in a plan (S-TRC-1)."""
+    """Return the agents that take part in a plan (S-TRC-1)."""
     return tuple(
         AgentSummary(
             role=agent.role,
@@ -211,14 +209,14 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
             allow_delegation=agent.allow_delegation,
         )
         for agent in plan.agents
-        if agent.key != MANAGER_KEY or plan.hierarchy is None  # the manager is nobody's agent
+        if agent.key != MANAGER_KEY or plan.hierarchy is None  # the manager is not an agent of the user
     )
 
 
 def error_trace(
     error: BaseException, *, at: float, agent_role: str, task_description: str, is_raised: bool = True
 ) -> ErrorTrace:
-    """Return what a trace says of an error; `is_raised` says whether it has a stack."""
+    """Return the trace entry of an error; `is_raised` says whether it has a stack."""
     return ErrorTrace(
         agent_role=agent_role,
         task_description=task_description,
@@ -231,21 +229,21 @@ def error_trace(
 
 
 def violation_trace(violations: Sequence[str], at: float) -> ErrorTrace:
-    """Return the error of a run whose manager completed without its required workers (S-HIER-50); no task has it."""
+    """Return the error of a manager that completed without its required workers (S-HIER-50); it belongs to no task."""
     violated = ConstraintViolationError(violations)
     return error_trace(violated, at=at, agent_role=MANAGER_ROLE, task_description="", is_raised=False)
 
 
-# What a failed run raises.
+# Errors of a failed run.
 
 
 def failures_by_label(failed: Iterable[tuple[str, BaseException]]) -> dict[str, BaseException]:
-    """Return errors by the descriptions of their tasks; of equal ones the later have a number (S-PAR-25)."""
+    """Return errors by the descriptions of their tasks; repeated descriptions have a number (S-PAR-25)."""
     causes: dict[str, BaseException] = {}
     counts: dict[str, int] = {}
     for description, error in failed:
         label, count = description, counts.get(description, 1)
-        while label in causes:  # another task may be described by the words that a number makes
+        while label in causes:  # a numbered description may equal the description of another task
             count += 1
             label = f"{description} #{count}"
         counts[description] = count
@@ -256,7 +254,7 @@ def failures_by_label(failed: Iterable[tuple[str, BaseException]]) -> dict[str, 
 def task_error(
     error: BaseException, completed: Sequence[TaskOutput], *, label: str, task_description: str, agent_role: str
 ) -> TaskExecutionError:
-    """Return what a run raises whose task failed: the task's own error where it is one of a run (S-ENG-13)."""
+    """Return the error of a run after a failed task: the task's own if it is a `TaskExecutionError` (S-ENG-13)."""
     if not isinstance(error, TaskExecutionError):
         failed = TaskExecutionError(task_failure(label, error), task_description, agent_role)
         failed.__cause__, error = error, failed
@@ -265,6 +263,6 @@ def task_error(
 
 
 def task_label(node: Node) -> str:
-    """Return what a person calls a task: its name where it has one, else its description."""
+    """Return the label of a task for users: its name, or else its description."""
     is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
     return node.key if is_named else node.description

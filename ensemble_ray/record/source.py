@@ -1,6 +1,6 @@
 """The recorded stimuli of a planned run, and its source, which receives them again (S-DUR-30). Pure.
 
-The same stimuli produce the same instructions, so a replayed source shows what the run's source wanted and where it stands.
+The same stimuli produce the same instructions. So a replayed source has the requests and the state of the run's source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RecordedStimuli:
         self.take(facts)
 
     def take(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts of a run; all but stimuli and resumptions are passed over.
+        """Apply the next facts of a run; all except stimuli and resumptions are ignored.
 
         Raises:
             RecordError: One of them is damaged.
@@ -77,15 +77,15 @@ class RecordedStimuli:
         return stimulus
 
     def resume(self, fact: Fact[RunResumed]) -> None:
-        """Apply a resumption of the run. It is no recorded stimulus, but starts the tasks again that waited at gates."""
-        if not fact.data.is_restart:  # else only its scheduler was replaced, and it is still cancelled if it was
+        """Apply a resumption of the run. It is no recorded stimulus, but restarts the tasks that waited at gates."""
+        if not fact.data.is_restart:  # after a restart of the scheduler only, a cancelled run is still cancelled
             self.undo()
         if self._is_waiting:
             self.numbered.append([(fact.seq, Continued(at=fact.at))])
             self.is_open = self._is_waiting = False
 
     def undo(self) -> None:
-        """Drop what a resumed run makes up for: cancellations, and that its budget was spent."""
+        """Drop stimuli that a resumed run reverts: cancellations, and exits because of a spent budget."""
         for group in self.numbered:
             group[:] = [each for each in group if not is_undone(each[1])]
 
@@ -125,9 +125,10 @@ class ReplayedSource:
         self._stimuli = RecordedStimuli()
 
     def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
-        """Apply stimuli that came together, except those that mean nothing to the source now. Return its instructions.
+        """Apply stimuli that arrived together and return the instructions. Stimuli that no longer apply are ignored.
 
-        That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
+        A `Cancelled` task counts only if the source requested it, as a join of a graph does: the run's cancellation may
+        be reverted.
         """
         known = [
             each for each in stimuli if not isinstance(each, Cancelled) or self.source.is_cancelling(each.instance)
@@ -144,7 +145,7 @@ class ReplayedSource:
         return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
     def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
-        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far, or after a restart the new ones."""
+        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions; after a restart the new ones."""
         count = len(self._stimuli.numbered)
         self._stimuli.resume(fact)
         if fact.data.is_restart:
@@ -158,18 +159,18 @@ class ReplayedSource:
 
 
 class FoldedSource(ReplayedSource):
-    """A replayed source, and what it has wanted so far."""
+    """A replayed source that also stores the starts and questions that it has requested so far."""
 
     def __init__(self, plan: Plan) -> None:
-        """Make one without a stimulus; no task of it waits for a slot, so that nothing depends on when others ended."""
+        """Start without stimuli and without a limit of parallel tasks, so that the timing of tasks has no effect."""
         super().__init__(replace(plan, max_parallel_tasks=None))
-        #: by instance: what was wanted last
+        #: by instance: the last requested start
         self.starts: dict[str, Start] = {}
-        #: open questions, each with how long the history of its unit was when it was asked
+        #: open questions, each with the length of its unit's history at that time
         self.questions: dict[Question, int] = {}
 
     def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
-        """Apply stimuli that came together; answers to questions that are not open mean nothing to the source, too."""
+        """Apply stimuli that arrived together; answers to questions that are not open are ignored, too."""
         known = [each for each in stimuli if not isinstance(each, Evaluated) or each.question in self.questions]
         for stimulus in known:
             if isinstance(stimulus, Evaluated):
@@ -195,7 +196,7 @@ def _unit_of(question: Question) -> str:
 
 
 def path_of_question(question: Question) -> str:
-    """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come.
+    """Return the execution that a question is about: an iteration, a step, or, for memory, the next iteration.
 
     Examples:
         >>> path_of_question(UntilHolds(unit="loop:refine", iteration=1))
@@ -211,7 +212,7 @@ def path_of_question(question: Question) -> str:
 
 
 def is_undone(stimulus: Stimulus) -> bool:
-    """Return whether a resumed run makes up for it: the run was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
+    """Return whether a resumed run reverts a stimulus: a cancellation, or a spent budget (S-DUR-35, S-BUD-6)."""
     if isinstance(stimulus, Exited):
         return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
     return isinstance(stimulus, CancelRequested)
@@ -230,7 +231,7 @@ def recorded_plan(data: Mapping[str, object]) -> Plan:
 
 
 def readable_plan(header: PlanRecorded) -> Plan:
-    """Return a recorded plan, of a damaged one its readable tasks and agents; of a run without a plan one without tasks."""
+    """Return a recorded plan; if it is damaged, its readable tasks and agents; without a plan, one without tasks."""
     data = {} if header.is_dynamic else header.plan or {}
     if data:
         with contextlib.suppress(RecordError):

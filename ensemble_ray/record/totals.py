@@ -1,7 +1,8 @@
-"""Tokens and calls of a run, counted from its facts: what its executions used, and what its budget counts. Pure.
+"""Tokens and calls of a run, counted from its facts: the usage of its executions, and the usage that its budget counts.
 
-The executions are all of its tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied
-(S-MET-38). A budget leaves out copies, and includes calls that made agents or reflected on outputs (S-BUD-7, S-BUD-9).
+The executions are all of its tasks: completed, failed, cancelled and unfinished ones, delegated work, and copies in a
+fork (S-MET-38). A budget leaves out copies, and includes calls that made agents or reflected on outputs (S-BUD-7,
+S-BUD-9). Pure.
 """
 
 from __future__ import annotations
@@ -32,40 +33,40 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact, FactData
     from ensemble_ray.values.metrics import CostConfiguration
 
-#: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
+#: Facts that cost tokens: answers of models to tasks and to servers of tools, embeddings of memory, and reflections.
 PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)
 
 
 class UsageTally:
-    """What a run used, as far as facts were applied.
+    """The usage of a run, up to the last fact that was applied.
 
     Attributes:
-        tokens: Input and output tokens of all executions; -1: a provider did not count.
-        model_calls: Answers of models to them, also those to servers of tools.
-        tool_calls: Their calls of tools that began or were answered, unknown tools included.
-        spent_tokens: What a budget counts, estimates included.
+        tokens: Input and output tokens of all executions; -1 if a provider did not count.
+        model_calls: Answers of models to them, including answers to servers of tools.
+        tool_calls: Their tool calls that started or were answered, including unknown tools.
+        spent_tokens: Tokens that a budget counts, including estimates.
     """
 
     def __init__(self, costs: CostConfiguration | None = None) -> None:
-        """Start without facts; with `costs` the tally of the budget has money, too."""
+        """Start without facts; with `costs` the tally of the budget includes money."""
         self.tokens = 0
         self.model_calls = 0
         self.tool_calls = 0
         self.spent_tokens = 0
         self._spent_cost = 0
         self._costs = costs
-        #: names and times of the answers that made agents; a resumed run may record again what was asked before it began
+        #: names and times of the answers that made agents; a resumed run may record answers from before its start again
         self._preliminary: set[tuple[str, float]] = set()
-        #: by instance: how many calls of its last answer are not counted yet; a call of an unknown tool has no fact
+        #: by instance: number of uncounted calls of its last answer; a call of an unknown tool has no fact
         self._uncounted: dict[str, int] = {}
-        #: by instance that has not ended: how many calls are counted
+        #: by instance that has not ended: number of counted calls
         self._counted: dict[str, int] = {}
         #: names of the calls without a result
         self._open_calls: set[str] = set()
 
     @property
     def spent(self) -> Amount:
-        """What a budget counts."""
+        """The amount that a budget counts."""
         return Amount(self.spent_tokens, self._spent_cost)
 
     def apply(self, fact: Fact) -> None:
@@ -90,7 +91,7 @@ class UsageTally:
         if not answer.is_copied:
             self._spend_answer(answer)
         instance = fact.instance
-        # All are answered, since the model was called again.
+        # The model was called again, so all of them are answered.
         if uncounted := self._uncounted.pop(instance, 0):
             self._count_calls(instance, uncounted)
         if answer.tool_calls:
@@ -112,7 +113,7 @@ class UsageTally:
         self.tokens = add_tokens((self.tokens, int(answer.input_tokens), int(answer.output_tokens)))
 
     def _spend_answer(self, answer: ModelAnswered | SamplingAnswered) -> None:
-        """Count an answer; tokens that neither the provider nor a budget counted are estimated from its text."""
+        """Count an answer; tokens that the provider and the budget did not count are estimated from the text."""
         sent, received = int(answer.input_tokens), int(answer.output_tokens)
         if sent < 0 or received < 0:
             calls, reasoning = getattr(answer, "tool_calls", ()), getattr(answer, "reasoning", None)
@@ -141,7 +142,7 @@ class UsageTally:
     def _apply_end(self, fact: Fact[OutputRecorded | FailureRecorded]) -> None:
         counted = self._counted.pop(fact.instance, 0)
         if self._uncounted.pop(fact.instance, 0) and isinstance(fact.data, FailureRecorded):
-            # The model may have been called again without an answer; then the failure's trace has them all.
+            # The model may have been called again without an answer; then the failure's trace has all calls.
             self.tool_calls += max(0, _calls_of(fact.data.trace) - counted)
 
     def _count_calls(self, instance: str, count: int) -> None:
@@ -163,7 +164,7 @@ class UsageTally:
 
 
 def _calls_of(trace: TaskTrace | Mapping[str, object] | None) -> int:
-    """Return how many tools a failed task called; 0: its trace does not say."""
+    """Return the number of tool calls of a failed task; 0 if its trace does not contain it."""
     if isinstance(trace, TaskTrace):
         return trace.metrics.tool_call_count
     return as_count(as_mapping(as_mapping(trace).get("metrics")).get("tool_call_count"))

@@ -1,6 +1,6 @@
 """The trace and the output of a run: readers of its history. Pure.
 
-The run may be finished, failed, cancelled or torn: a torn record is no error, it is a run of which less is known.
+The run may be finished, failed, cancelled or torn. A torn record is not an error; the trace is then incomplete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-#: Ends with an output; it may be of a part.
+#: End states with an output; the output may be partial.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
 
@@ -61,7 +61,7 @@ def fold_output(
 
     Args:
         facts: All facts of the run.
-        output_types: By task key: what parsed outputs become; those of other tasks stay JSON data.
+        output_types: By task key: types of parsed outputs; outputs of other tasks stay JSON data.
         object_ids: By task key: hidden ids of the tasks, so that `get_output(task)` finds their outputs.
 
     Raises:
@@ -105,9 +105,9 @@ def outputs_of(history: RunHistory, output_types: Mapping[str, OutputType]) -> d
 
 
 def raised_by(history: RunHistory) -> BaseException | None:
-    """Return what the failed run raised; None: the record does not say.
+    """Return the error that the failed run raised, or None if it is not recorded.
 
-    What is no error of this package is a stand-in with its class name and text.
+    The error is replaced by one with its class name and text if its class is not defined in this package.
 
     Raises:
         RecordError: The facts are damaged.
@@ -136,9 +136,9 @@ def raised_by(history: RunHistory) -> BaseException | None:
 
 
 def works_of(history: RunHistory) -> list[RecordedWork]:
-    """Return what tasks of the plan did: completed ones in the order of completion, then failed ones, then those never finished.
+    """Return the work of the plan's tasks: completed ones as they completed, then failed ones, then unfinished ones.
 
-    The latter are in the order of their ends; those of a planned map-reduce in the order of levels (S-MR-90).
+    Unfinished tasks are in the order of their ends, the tasks of a planned map-reduce in the order of levels (S-MR-90).
     """
     known = (RecordedWork(history, each) for each in history.work if delegating_call(each) is None)
     works = [work for work in known if work.is_recorded]
@@ -174,7 +174,7 @@ def _assemble(
     delegated: Sequence[TaskOutput] = (),
     object_ids: Mapping[str, str] | None = None,
 ) -> tuple[ExecutionTrace, RunResults]:
-    """Return the trace of a run and its results, as far as `outputs`, by instance, and `delegated` contain them."""
+    """Return the trace and the results of a run from `outputs`, by instance, and `delegated`."""
     head = _head_of(history)
     state = head.state.value
     traces = [(work.instance, work.trace(state)) for work in works]
@@ -215,7 +215,7 @@ def _ended(history: RunHistory, outputs: Mapping[str, TaskOutput]) -> EndedUnits
 
 
 def _errors(history: RunHistory, works: Sequence[RecordedWork], ended: EndedUnits) -> tuple[ErrorTrace, ...]:
-    """Return the errors of tasks, then those of units, then those of the run itself."""
+    """Return the errors of tasks, then the errors of units, then the errors of the run itself."""
     reasons = history.head.errors
     places = {_identify(each): each.place for each in reasons if each.place}
     failed = [error for work in works if (error := _error_of(history, work)) is not None]
@@ -231,7 +231,7 @@ def _errors(history: RunHistory, works: Sequence[RecordedWork], ended: EndedUnit
 def _run_errors(
     history: RunHistory, works: Sequence[RecordedWork], reasons: Sequence[RecordedError]
 ) -> Iterable[ErrorTrace]:
-    """Return errors of the run itself: `reasons`, which no task and no unit has, and missing workers of a manager."""
+    """Return errors of the run itself: `reasons` of no task and no unit, and missing workers of a manager."""
     violation, last_at = ConstraintViolationError.__name__, history.head.last_at
     for error in reasons:
         node = history.nodes.get(error.key)
@@ -251,7 +251,7 @@ def _run_errors(
 
 
 def _violations(history: RunHistory, works: Sequence[RecordedWork]) -> tuple[str, ...]:
-    """Return the reasons for which a manager's run failed that failed in no task (S-HIER-50)."""
+    """Return the reasons for which a manager's run failed although no task did (S-HIER-50)."""
     rules = history.plan.hierarchy
     if rules is None or history.head.state is not RunState.FAILED or any(work.has_failed for work in works):
         return ()
@@ -259,12 +259,11 @@ def _violations(history: RunHistory, works: Sequence[RecordedWork]) -> tuple[str
 
 
 def _identify(error: FailureRecorded | ErrorTrace | RecordedError) -> tuple[str, str]:
-    """Return what distinguishes errors of a run: class and message, as far as the end of a run contains it."""
+    """Return the class and the message of an error, which identify it within a run."""
     return error.error_type, error.message[:LONGEST_MESSAGE]
 
 
 def _error_of(history: RunHistory, work: RecordedWork) -> ErrorTrace | None:
-    """Return the error of a failed task for a trace."""
     failure, node = work.failure, history.nodes.get(work.key)
     if failure is None:
         return None

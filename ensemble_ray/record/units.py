@@ -1,6 +1,7 @@
-"""The units of a run: what became of them, the outputs that they show, and their histories and traces. Pure.
+"""The units of a run: their results, the outputs that they show, and their histories and traces. Pure.
 
-A live run has them from its machines, a record from the stimuli of its source: `ended_units`. Nothing is copied but joined iterations.
+A live run has the results from its machines, a record from the stimuli of its source: `ended_units`. Only joined
+iterations are copied.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class KeyedOutput(NamedTuple):
-    """An output in its place among those of the run."""
+    """An output with the key of its task."""
 
-    #: of the task in the plan
+    #: key of the task in the plan
     key: str
     output: TaskOutput
 
 
 def key_of_path(path: str) -> str:
-    """Return the key of the unit that a path leads to.
+    """Return the key of the unit at the end of a path.
 
     Examples:
         >>> key_of_path("graph:triage#3/loop:refine")
@@ -56,12 +57,12 @@ def key_of_path(path: str) -> str:
 
 @dataclass(kw_only=True)
 class EndedUnits:
-    """What became of the units of a run."""
+    """The results of the units of a run."""
 
     plan: Plan
     #: in the order in which they ended
     results: Sequence[UnitResult] = ()
-    #: of units that failed where none of their tasks did, in order
+    #: units that failed although none of their tasks did, in order
     failures: Sequence[UnitFailure] = ()
     #: by instance, in completion order
     outputs: Mapping[str, TaskOutput] = field(default_factory=dict[str, "TaskOutput"])
@@ -91,21 +92,21 @@ class EndedUnits:
                 yield unit, result
 
     def graph(self) -> tuple[GraphUnit, GraphResult] | None:
-        """Return the graph; None where none ran."""
+        """Return the graph, or None if none ran."""
         for result in self.results:
             unit = self.units.get(key_of_path(result.unit))
             if isinstance(result, GraphResult) and isinstance(unit, GraphUnit):
                 return unit, result
         return None
 
-    # What the caller of a run sees of its outputs.
+    # Outputs that the caller of a run sees.
 
     def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
-        Tasks as they completed or in the order of levels, with loops in their places (S-LOOP-75); phases as they completed
-        (S-PHASE-41); the steps of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56,
-        S-GRAPH-53).
+        Tasks as they completed or in the order of levels, with loops in their positions (S-LOOP-75); phases as they
+        completed (S-PHASE-41); the steps of a graph (S-GRAPH-70). If the run ended early: the outputs so far
+        (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
         """
         if not self.plan.units:
             ordered = in_level_order(self.plan, [*self.outputs.items()])
@@ -127,16 +128,16 @@ class EndedUnits:
         return self._in_place([*(name for name in self.outputs if "/" not in name), *(each.unit for each in loops)])
 
     def _in_place(self, paths: Iterable[str]) -> list[KeyedOutput]:
-        """Return what tasks, in this order, and loops show.
+        """Return the visible outputs of tasks, in this order, and of loops.
 
-        A loop comes right before the first task or loop that waits for it, else behind all tasks, as declared (S-LOOP-75).
+        A loop is placed before the first task or loop that waits for it, else after all tasks, as declared (S-LOOP-75).
         """
         by_key = {key_of_path(path).partition("#")[0]: path for path in paths}
         tasks = [key for key in by_key if key not in self.units]
         loops = [unit for unit in self.plan.units if unit.key in by_key and isinstance(unit, LoopUnit)]
         places: dict[str, int] = {}
         for place, key in reversed([*enumerate(tasks)]):
-            context = self.nodes[key].context if key in self.nodes else ()  # the plan on record may be damaged
+            context = self.nodes[key].context if key in self.nodes else ()  # the recorded plan may be damaged
             places.update(dict.fromkeys(context, place))
         last = {loop.key: place for place, loop in enumerate(loops, start=len(tasks))}
         waits_for = {loop.key: loop.context for loop in loops}
@@ -148,7 +149,7 @@ class EndedUnits:
         return [each for _, key in placed for each in self.shown_of(by_key[key])]
 
     def shown_of(self, path: str) -> list[KeyedOutput]:
-        """Return what a task's instance, or the path of a loop, shows."""
+        """Return the visible outputs of a task's instance or of a loop's path."""
         if "#" in path.rpartition("/")[2]:
             output = self.outputs.get(path)
             return [] if output is None else [KeyedOutput(node_key(path), output)]
@@ -156,11 +157,11 @@ class EndedUnits:
         return [] if result is None else self.shown_of_loop(result)
 
     def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
-        """Return the outputs of a phase's accepted attempt; of another, those of its last."""
+        """Return the outputs of a phase's accepted attempt, or else of its last attempt."""
         return self._in_place(result.outputs)
 
     def shown_of_loop(self, result: LoopResult) -> list[KeyedOutput]:
-        """Return the outputs that a loop shows, in body order."""
+        """Return the visible outputs of a loop, in body order."""
         unit = self.units[key_of_path(result.unit)]
         if not isinstance(unit, LoopUnit):
             return []
@@ -182,21 +183,21 @@ class EndedUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredicateAnswer:
-    """What the user's code answered after an iteration or a step."""
+    """An answer of the user's code after an iteration or a step."""
 
     #: `loop:refine#1`, `graph:triage#4`
     path: str
-    #: position of the edge in its graph; None: the predicate of a loop
+    #: position of the edge in its graph; None for the predicate of a loop
     edge: int | None
-    #: None: it raised
+    #: None if it raised
     answer: bool | None
     at: float
-    #: what it raised
+    #: the error that it raised
     error: str = ""
 
 
 def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
-    """Return what became of the units of a recorded plan, also if they had not ended when the record did."""
+    """Return the results of the units of a recorded plan, even if they had not ended when the record did."""
     replayed = ReplayedSource(plan)
     for group in stimuli.groups:
         replayed.handle(group)
@@ -224,11 +225,11 @@ def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswe
         yield PredicateAnswer(path=path_of_question(question), edge=edge, answer=verdict, at=stimulus.at, error=error)
 
 
-# What they gave, and their traces.
+# Their outputs and traces.
 
 
 class UnitParts(TypedDict, total=False):
-    """What of `RunResults` units make."""
+    """The fields of `RunResults` that units fill."""
 
     units: UnitOutputs
     loop_traces: tuple[LoopTrace, ...]
@@ -237,7 +238,7 @@ class UnitParts(TypedDict, total=False):
 
 
 def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> UnitParts:
-    """Return what units add to the results of a run.
+    """Return the parts of a run's results that units fill.
 
     Args:
         ended: The units of the run.
@@ -252,7 +253,7 @@ def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> 
 
 
 def unit_outputs(ended: EndedUnits) -> UnitOutputs:
-    """Return what the accessors of a run's output speak of."""
+    """Return the histories for the accessors of a run's output."""
     return UnitOutputs(
         loops={unit.name: _history(ended, unit, result) for unit, result in ended.loops()},
         phases={
@@ -288,7 +289,7 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
     steps: list[GraphStep] = []
     for step in result.steps:
         shown = ended.shown_of(step.instance)
-        if shown:  # a step that failed, or was cancelled, gave nothing
+        if shown:  # a failed or cancelled step has no output
             output = shown[-1].output
             steps.append(
                 GraphStep(state_name=step.state, step_number=step.number, output=output, next_state=step.next_state)
@@ -302,7 +303,7 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
 
 
 def loop_traces(ended: EndedUnits) -> tuple[LoopTrace, ...]:
-    """Return what a trace says of each run of a loop (S-LOOP-130, S-LOOP-180)."""
+    """Return one trace per run of a loop (S-LOOP-130, S-LOOP-180)."""
     return tuple(_loop_trace(unit, result) for unit, result in ended.loops())
 
 
@@ -322,7 +323,7 @@ def _loop_trace(unit: LoopUnit, result: LoopResult) -> LoopTrace:
 
 
 def graph_trace(ended: EndedUnits) -> GraphTrace | None:
-    """Return what a trace says of the graph (S-GRAPH-74)."""
+    """Return the trace of the graph (S-GRAPH-74)."""
     found = ended.graph()
     if found is None:
         return None
@@ -348,7 +349,7 @@ def graph_trace(ended: EndedUnits) -> GraphTrace | None:
 
 
 def phase_traces(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> tuple[PhaseTrace, ...]:
-    """Return what a trace says of phases and of their reviews (S-PHASE-44, S-PHASE-64).
+    """Return the traces of phases and of their reviews (S-PHASE-44, S-PHASE-64).
 
     Args:
         ended: The units of the run.

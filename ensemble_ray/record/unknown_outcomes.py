@@ -1,7 +1,6 @@
-"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Pure.
+"""Count the tool calls with an unknown outcome in a run of many tasks (S-DUR-26). Pure.
 
-In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
-Never: anything kept of a call that has a known result.
+Calls with a known result use no memory.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-#: Kinds of facts that tell of them.
+#: Kinds of facts that contain them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)
-#: How many are told; all of them are counted.
+#: Number of calls that are listed; all of them are counted.
 _MOST_SHOWN = 20
 _TITLE = 72
 
 
 class UnknownOutcomes:
-    """The calls of a run that have no known outcome."""
+    """The calls of a run with an unknown outcome."""
 
     def __init__(self) -> None:
-        """Begin without facts."""
-        #: intents by name that have no result yet; as many as were on their way when processes ended, or are now
+        """Start without facts."""
+        #: intents without a result, by name; as many as were in progress when processes ended, or are now
         self._open: dict[str, ToolIntended] = {}
-        #: settled as unknown, by task
+        #: number of settled calls, by task
         self._settled: Counter[str] = Counter()
         self._shown: dict[str, str] = {}
 
     def apply(self, fact: Fact) -> None:
-        """Take the next fact; others than those of `UNKNOWN_KINDS` are passed over."""
+        """Apply the next fact; kinds outside of `UNKNOWN_KINDS` are ignored."""
         match fact.data:
             case ToolIntended() as intent:
                 self._open[fact.name] = intent
@@ -57,15 +56,15 @@ class UnknownOutcomes:
                 pass
 
     def counts(self, is_over: Callable[[str], bool]) -> Counter[str]:
-        """Return how many there are, by the key of their task.
+        """Return the number of calls by the key of their task.
 
         Args:
-            is_over: Whether nothing more comes of a task: its calls without a result are not on their way then.
+            is_over: Whether a task is no longer active: its calls without a result are not in progress then.
         """
         return self._settled + Counter(key for key in map(_key_of, self._open) if is_over(key))
 
     def describe(self, is_over: Callable[[str], bool]) -> dict[str, str]:
-        """Return the first of them by the name of the call: what was called, and what is known of it."""
+        """Return the first calls by name: tool, arguments and known result."""
         shown = dict(self._shown)
         for name, asked in self._open.items():
             if len(shown) < _MOST_SHOWN and is_over(_key_of(name)):
@@ -73,7 +72,7 @@ class UnknownOutcomes:
         return shown
 
     def rows(self, is_over: Callable[[str], bool]) -> Iterator[TreeRow]:
-        """Return the first of them as rows of a tree."""
+        """Return the first calls as rows of a tree."""
         shown = self.describe(is_over)
         for name, text in shown.items():
             title = f"{row_text(_key_of(name), _TITLE)}: {text}"
@@ -87,7 +86,7 @@ async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIn
     """Return the calls of handlers and runners of effect `once` that have no result, by the name of the effect.
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: The record is damaged.
     """
     begun: dict[str, Fact[ToolIntended]] = {}
     async for page in store.read(run_id, kinds=kinds_of(ToolIntended)):
@@ -96,7 +95,7 @@ async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIn
             if intent.data.effect == "once" and fact.name.rpartition("/")[2] in {HANDLER, RUNNER}:
                 begun[fact.name] = intent
     if begun:
-        # A handler that came to a detached review is called again whatever its effect (S-REV-117).
+        # A handler with a detached review is called again, whichever effect it declares (S-REV-117).
         async for page in store.read(
             run_id, kinds=kinds_of(ToolReturned, OutcomeDecided, ReviewRequested), has_data=False
         ):
@@ -108,7 +107,7 @@ async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIn
 
 
 def _key_of(name: str) -> str:
-    """Return the task of the run that a call was made for, also where another one made it."""
+    """Return the key of the task that made a call, directly or by delegation."""
     return task_instance(name).rpartition("#")[0]
 
 

@@ -1,6 +1,6 @@
-"""What one execution of a task did and gave: a reader of a history with details. Pure.
+"""The actions and the result of one execution of a task: a reader of a history with details. Pure.
 
-Never: an import of a class that the record names; records are data.
+It never imports a class that the record names: records are data.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ _OUTCOMES = get_args(CallOutcome)
 NO_RESULT = "No result was recorded: the run ended during this call"
 #: Response in a trace of a delegation that has no recorded result.
 _NO_WORKER = "No result was recorded: the run ended during this delegation"
-#: Facts of turns. What a task recalled or was told is in its prompts.
+#: Facts of turns. Recalled memory and directives are in the prompts.
 _TURNS: Sequence[type[FactData]] = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
 _SHOWN = (*_TURNS, ReviewRequested, ReviewDecided)
-#: Of a turn whose model call is not recorded.
+#: Replaces a model call that is not recorded.
 _NO_ANSWER = ModelAnswered(request_digest="", started_at=0.0, latency_s=0.0, text=None)
-#: Ends of the names of calls that are no turn of a model.
+#: Ends of the names of calls that are not turns of a model.
 _WHOLE = ("/handler", "/runner")
 
 
 class RecordedWork:
-    """What one execution did and gave.
+    """The actions and the result of one execution.
 
     Attributes:
         instance: Its instance.
-        output: Its newest output, or the data of it; None: it gave none.
-        failure: Its newest failure; None: it did not fail. The output counts if it has both.
+        output: Its newest output, or the output's data; None if it has no output.
+        failure: Its newest failure; None if it did not fail. The output counts if it has both.
     """
 
     def __init__(self, history: RunHistory, instance: str, failure: Fact[FailureRecorded] | None = None) -> None:
-        """Read the work of an instance; `failure`: in place of a failure that the history does not contain."""
+        """Read the work of an instance; `failure` replaces a failure that the history does not contain."""
         self.instance = instance
         self._history = history
         self._facts: Sequence[Fact] = history.work.get(instance, ())
@@ -102,34 +102,34 @@ class RecordedWork:
 
     @property
     def key(self) -> str:
-        """Its task's key in the plan; of delegated work, its instance without the occurrence."""
+        """Its task's key in the plan; for delegated work, its instance without the occurrence."""
         if delegating_call(self.instance) is None:
             return node_key(self.instance) or self.instance
         return self.instance.rpartition("#")[0]
 
     @cached_property
     def is_recorded(self) -> bool:
-        """Whether the task did anything that the record shows."""
+        """Whether the record contains any action of the task."""
         return not (self.is_unfinished and self._by_kind.keys().isdisjoint(_SHOWN))
 
     @property
     def is_handler(self) -> bool:
-        """Whether a function did it, and no agent."""
+        """Whether a function did the work, not an agent."""
         return any(fact.name.endswith(_WHOLE) for kind in _TURNS for fact in self._all(kind))
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it gave no output and did not fail either."""
+        """Whether it has neither an output nor a failure."""
         return self.output is None and self.failure is None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed, and gave no output after all."""
+        """Whether it failed and has no output."""
         return self.failure is not None and self.output is None
 
     @property
     def last_at(self) -> float:
-        """Time of its last fact, and of its workers'."""
+        """Time of the last fact of the execution and of its workers."""
         own = max((fact.at for fact in self._facts if not isinstance(fact.data, StimulusRecorded)), default=0.0)
         return max([own, *(worker.last_at for worker in self._workers.values())])
 
@@ -138,13 +138,13 @@ class RecordedWork:
         execution = self._history.executions.get(self.instance)
         return execution is not None and execution.status == "exited"
 
-    # What it gave.
+    # Its result.
 
     def task_output(self, output_type: OutputType | None = None) -> TaskOutput | None:
-        """Return the recorded output; its parsed output is JSON data, or of the given type where it fits.
+        """Return the recorded output. Its parsed output has the given type if it fits, else it is JSON data.
 
         Raises:
-            RecordError: it is no output.
+            RecordError: The data is not an output.
         """
         if self.output is None:
             return None
@@ -161,7 +161,7 @@ class RecordedWork:
         return typed_output({**self.output, "trace": None})
 
     def workers_that_gave(self) -> list[tuple[RecordedWork, TaskOutput]]:
-        """Return the workers whose result it received with their summaries, in the order in which they were done (S-HIER-6)."""
+        """Return workers with a received result and their summaries, in order of completion (S-HIER-6)."""
         found: list[tuple[RecordedWork, TaskOutput]] = []
         for decision, result in self._attempts:
             worker = self._workers.get(decision.name) if result is not None and result.is_success else None
@@ -170,29 +170,29 @@ class RecordedWork:
                 found.append((worker, output))
         return sorted(found, key=lambda pair: pair[1].completed_at)
 
-    # What it did.
+    # Its actions.
 
     def trace(self, state: str) -> TaskTrace:
-        """Return the task's trace; of a task that was not finished, as far as its effects tell.
+        """Return the task's trace; for an unfinished task, the trace that follows from its recorded effects.
 
         Args:
-            state: How an unfinished task is marked.
+            state: The state of an unfinished task.
 
         Raises:
-            RecordError: its record is damaged.
+            RecordError: The record is damaged.
         """
         return self._placed(self.recorded_trace() or self._folded_trace(self._node, state))
 
     def _placed(self, trace: TaskTrace) -> TaskTrace:
-        """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
+        """Add the position in the tree to the trace of a planned map-reduce's task (S-MR-38)."""
         node = self._history.nodes.get(self.key)
         return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
 
     def recorded_trace(self) -> TaskTrace | None:
-        """Return the trace that is recorded with its output or failure; None where it has neither.
+        """Return the trace that is recorded with its output or failure, or None if it has neither.
 
         Raises:
-            RecordError: it is no trace.
+            RecordError: The data is not a trace.
         """
         trace: object
         if self.failure is not None and self.output is None:
@@ -202,16 +202,16 @@ class RecordedWork:
         if trace is None or isinstance(trace, TaskTrace):
             return trace
         try:
-            return TaskTrace(**as_mapping(trace))  # type: ignore[arg-type]  # which is checked there
+            return TaskTrace(**as_mapping(trace))  # type: ignore[arg-type]  # `TaskTrace` checks it
         except ValueError as error:
             raise RecordError(f"The record is damaged: TaskTrace of task '{self.key}': {error}") from error
 
     def worker_traces(self, state: str) -> list[TaskTrace]:
-        """Return the traces of a manager's workers, in the order in which they were asked; see `trace`."""
+        """Return the traces of a manager's workers, in the order of delegation; see `trace`."""
         return [each.trace(state) for each in self._workers.values()] if self._is_manager else []
 
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
-        """Return the traces of a manager's workers that failed (S-TRC-43); those of other workers are in its own trace."""
+        """Return the traces of a manager's failed workers (S-TRC-43); traces of other workers are in its own trace."""
         failed = (each for each in self._workers.values() if each.has_failed) if self._is_manager else ()
         return tuple(each.trace(RunState.FAILED.value) for each in failed)
 
@@ -221,7 +221,7 @@ class RecordedWork:
 
     @property
     def _node(self) -> Node | None:
-        """Its place in the plan; of delegated work, what would be there."""
+        """Its node in the plan; for delegated work, an equivalent node."""
         execution = self._history.executions.get(self.instance)
         if execution is None or execution.kind != "delegation":
             return self._history.nodes.get(self.key)
@@ -237,7 +237,7 @@ class RecordedWork:
         )
 
     def _folded_trace(self, node: Node | None, state: str) -> TaskTrace:
-        """Return the trace that its effects give."""
+        """Return the trace that follows from its effects."""
         began = (began_at(fact) for fact in self._facts if not isinstance(fact.data, StimulusRecorded))
         models = self._models()
         effects = TaskEffects(
@@ -274,18 +274,18 @@ class RecordedWork:
 
     @property
     def _is_handler_unknown(self) -> bool:
-        """Whether its handler or runner was called, and nobody knows what came of it (S-DUR-26)."""
+        """Whether its handler or runner was called with an unknown outcome (S-DUR-26)."""
         if not self.is_handler:
             return False
-        # A runner may be asked again after it answered.
+        # A runner may be called again after it answered.
         calls = (fact.data for fact in reversed(self._facts) if fact.name.endswith(_WHOLE))
         last = next((each for each in calls if isinstance(each, ToolIntended | ToolReturned)), None)
         if isinstance(last, ToolReturned):
             return last.is_unknown
-        return not self._has_exited  # which it did by asking for the end of the run
+        return not self._has_exited  # it exited by requesting the end of the run
 
     def _reviews(self) -> list[Mapping[str, object]]:
-        """Return its gates in the order in which they were requested, as a trace shows them."""
+        """Return its gates in the order of their requests, as entries of a trace."""
         asked = {fact.name: fact for fact in self._all(ReviewRequested)}
         decided = {fact.name: fact for fact in self._all(ReviewDecided)}
         return [
@@ -295,7 +295,7 @@ class RecordedWork:
             for name, gate in asked.items()
         ]
 
-    # Its model calls, by turn, and calls of tools, by turn and number.
+    # Model calls by turn, and tool calls by turn and number.
 
     def _calls(self, kind: type[_F]) -> Mapping[tuple[int, int], Fact[_F]]:
         return {_place_of(fact): fact for fact in self._all(kind) if not fact.name.endswith(_WHOLE)}
@@ -308,7 +308,7 @@ class RecordedWork:
 
     @cached_property
     def _attempts(self) -> Sequence[tuple[Fact[DelegationDecided], ToolReturned | None]]:
-        """Decisions about delegating work and their results, in the order of the calls."""
+        """Delegation decisions and their results, in the order of the calls."""
         decisions = self._calls(DelegationDecided)
         results = self._calls(ToolReturned) if decisions else {}
         found = ((decisions[place], results.get(place)) for place in sorted(decisions))
@@ -316,7 +316,7 @@ class RecordedWork:
 
     @cached_property
     def _workers(self) -> Mapping[str, RecordedWork]:
-        """The delegated work of which anything is recorded, by the name of the call."""
+        """The delegated work that has any recorded fact, by the name of the call."""
         names = (decision.name for decision, _ in self._attempts)
         workers = {name: RecordedWork(self._history, delegated_instance(name)) for name in names}
         return {name: worker for name, worker in workers.items() if worker.is_recorded}
@@ -352,7 +352,7 @@ class RecordedWork:
     def _open_tool(
         self, call: ToolCall, intent: Fact[ToolIntended] | None, began: float, decided: Fact[OutcomeDecided] | None
     ) -> ToolEffect:
-        """Return a call without a result: it asked for the end of the run, or its outcome is unknown."""
+        """Return a call without a result: it requested the end of the run, or its outcome is unknown."""
         exits = {each.data.call: each for each in self._all(ExitRecorded)} if intent is not None else {}
         if intent is not None and (exited := exits.get(intent.name)) is not None:
             text, took_s = describe_exit(exited.data.text), exited.at - began
@@ -363,13 +363,13 @@ class RecordedWork:
     def _delegation(
         self, decision: Fact[DelegationDecided], result: ToolReturned | None, state: str, *, is_nested: bool
     ) -> DelegationEffect:
-        """Return one attempt to delegate work, as this task noted it or would have noted it.
+        """Return one attempt to delegate work, as a live task would have noted it.
 
         Args:
             decision: The decision.
-            result: The result that the model received; None where the run ended before.
-            state: How an unfinished worker is marked.
-            is_nested: Whether the trace of the worker is part of it.
+            result: The result that the model received; None if the run ended before.
+            state: The state of an unfinished worker.
+            is_nested: Whether the result includes the trace of the worker.
         """
         request, began, worker = read_request(decision), decision.data.started_at, self._workers.get(decision.name)
         output = None if worker is None else worker.summary()
@@ -400,10 +400,10 @@ class RecordedWork:
 
 
 def _place_of(fact: Fact) -> tuple[int, int]:
-    """Return the turn and the number of a call; of a model call the number is 0.
+    """Return the turn and the number of a call; the number of a model call is 0.
 
     Raises:
-        RecordError: its name is none of an effect.
+        RecordError: The name is not the name of an effect.
     """
     *_, turn, what = ("", *fact.name.rsplit("/", 2))
     number = "0" if what == "model" else what.removeprefix("call-")
@@ -425,7 +425,7 @@ def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
 
 
 def _count_calls(models: Sequence[ModelEffect]) -> int:
-    """Return how many calls began or were answered; those of unknown tools have no fact, but all have been once the model goes on."""
+    """Return how many calls started or ended. Calls of unknown tools have no fact, but end before the next turn."""
     answered = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
     return answered + sum(len(model.tools) for model in models[-1:])
 
@@ -433,9 +433,9 @@ def _count_calls(models: Sequence[ModelEffect]) -> int:
 def _result_of(
     decision: DelegationDecided, result: ToolReturned | None, worker: RecordedWork | None, output: TaskOutput | None
 ) -> tuple[str, tuple[str, ...], float]:
-    """Return the text for the model, errors, and how long it took, s."""
+    """Return the text for the model, the errors, and the duration, s."""
     text, duration_s = ("", 0.0) if result is None else (result.text, result.duration_s)
-    if decision.worker is None:  # nobody was asked, whether or not the model has heard of it
+    if decision.worker is None:  # no worker was called, whether or not the model has received the refusal
         reason, hint = decision.refusal or ("", "")
         return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), duration_s
     if result is not None:

@@ -1,4 +1,4 @@
-"""The history of a run: the typed state that follows from its facts, and what each fact changed. Pure."""
+"""The history of a run: the typed state folded from its facts, and the changes that a fact makes. Pure."""
 
 from ensemble_ray.record.history.changes import (
     CallEnded,

@@ -1,4 +1,4 @@
-"""What a fact changed in the history of a run. Each change carries its fact, so that readers find the texts there."""
+"""Changes of a run's history that follow from one fact. They carry the fact, so that readers find the texts there."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class RunFinished(NamedTuple):
 
 
 class ExecutionStarted(NamedTuple):
-    """A task of the plan started: the run wants it, or something is recorded of it. Once per execution."""
+    """A task of the plan started: the run requested it, or a fact of it is recorded. Once per execution."""
 
     execution: RecordedExecution
     fact: Fact
 
 
 class ExecutionEnded(NamedTuple):
-    """A task or delegated work ended; the end of the run ends others without a change of their own."""
+    """A task or delegated work ended. The executions that the end of the run closes have no such change."""
 
     execution: RecordedExecution
     status: ExecutionStatus
@@ -94,25 +94,25 @@ class CallEnded(NamedTuple):
 
     execution: RecordedExecution
     fact: Fact[ToolReturned]
-    #: None: a delegation, or a call of an unknown tool
+    #: None for a delegation, or a call of an unknown tool
     intent: ToolIntended | None
-    #: what the model asked for; None: not known, or the intent has it
+    #: the model's request; None if it is unknown, or if the intent contains it
     requested: ToolCall | None
     delegation: Delegation | None
 
 
 class Delegation(NamedTuple):
-    """Work that an execution delegates, or wanted to."""
+    """Work that an execution delegates, or tried to delegate."""
 
     request: DelegationRequest
-    #: of the worker; of a refused one, of the agent that was meant
+    #: role of the worker; of the requested agent if the delegation was refused
     role: str
-    #: None: it was refused
+    #: None if the delegation was refused
     worker: RecordedExecution | None
 
 
 class DelegationStarted(NamedTuple):
-    """An execution delegates work, or was refused to."""
+    """An execution delegates work, or its delegation was refused."""
 
     execution: RecordedExecution
     fact: Fact[DelegationDecided]
@@ -131,7 +131,7 @@ class GateClosed(NamedTuple):
 
     execution: RecordedExecution
     fact: Fact[ReviewDecided]
-    #: None: its request is not recorded
+    #: None if its request is not recorded
     asked: Fact[ReviewRequested] | None
 
 
@@ -140,7 +140,7 @@ class WorkRecorded(NamedTuple):
 
     execution: RecordedExecution
     fact: Fact
-    #: that it used; -1: the provider did not count
+    #: input tokens of the work; -1 if the provider did not count
     input_tokens: int = 0
     output_tokens: int = 0
     #: answers to servers of its tools

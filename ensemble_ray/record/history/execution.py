@@ -47,25 +47,25 @@ class RecordedExecution:
 
     id: str
     kind: ExecutionKind
-    #: key of its task or unit in the plan; None: it is in no plan
+    #: key of its task or unit in the plan; None if it is in no plan
     node: str | None = None
     #: the unit, the execution of a unit, or the delegating task that it is part of
     parent: RecordedExecution | None = None
     #: role of the agent that does it
     agent: str = ""
-    #: 1-based, of an execution of a unit; of an item or a reduce, from 0 on its level
+    #: 1-based for an execution of a unit; 0-based within the level for an item or a reduce
     number: int | None = None
     #: in the tree of a map-reduce
     level: int | None = None
-    #: of delegated work, its description; of a step of a graph, the name of the state
+    #: description of delegated work, or name of a graph's state for its step
     label: str = ""
     status: ExecutionStatus = "pending"
     attempts: int = 0
     #: of the last dispatch
     epoch: int | None = None
-    #: whether a change told of its start, or of an execution of a unit its end
+    #: whether a change reported its start, or the end of an execution of a unit
     is_announced: bool = False
-    #: when the run wanted it
+    #: when the run requested it
     wanted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -73,11 +73,11 @@ class RecordedExecution:
     error: str | None = None
     #: tool calls of the last answer
     requested: tuple[ToolCall, ...] = ()
-    #: calls without a result, by name; None: there are none
+    #: calls without a result, by name; None if there are none
     open_calls: dict[str, ToolIntended] | None = None
-    #: open review gates, by name; None: there are none
+    #: open review gates, by name; None if there are none
     gates: dict[str, Fact[ReviewRequested]] | None = None
-    #: of a unit, its executions; of an execution of a unit, its members; None: none has begun
+    #: executions of a unit, or members of an execution of a unit; None if none has begun
     children: dict[str, RecordedExecution] | None = None
     #: position of the last fact that changed it
     changed: int = 0
@@ -86,7 +86,7 @@ class RecordedExecution:
 
     @property
     def is_unit(self) -> bool:
-        """Whether it is a loop, a phase, a graph or an execution of one, and does nothing itself."""
+        """Whether it is a loop, a phase, a graph or an execution of one, which only has members."""
         return self.kind in UNIT_KINDS or self.kind in ROUND_KINDS
 
     @property
@@ -101,19 +101,19 @@ class RecordedExecution:
 
     @property
     def task(self) -> RecordedExecution:
-        """The task of the plan that it belongs to, however deep it was delegated."""
+        """The task of the plan that it belongs to, at any depth of delegation."""
         found = self
         while found.kind == "delegation" and found.parent is not None:
             found = found.parent
         return found
 
     def touch(self, seq: int) -> None:
-        """Note that the fact at a position changed it."""
+        """Note the position of a fact that changed it."""
         self.changed = max(self.changed, seq)
         self.version += 1
 
     def want(self, at: float) -> None:
-        """Note that the run wants it."""
+        """Note that the run requested it."""
         if self.wanted_at is None or self.status in _ENDS:
             self.wanted_at = at
         self.attempts = max(1, self.attempts)
@@ -129,7 +129,7 @@ class RecordedExecution:
             self.attempts += 1
 
     def begin(self, at: float) -> None:
-        """Note that it did something."""
+        """Note that it was active."""
         if self.started_at is None or at < self.started_at:
             self.started_at = at
         if not self.attempts:
@@ -144,7 +144,7 @@ class RecordedExecution:
         self.open_calls[name] = intent
 
     def close_call(self, name: str) -> ToolIntended | None:
-        """Note a call that ended and return its intent; None: it had none."""
+        """Note a call that ended and return its intent, or None if it had none."""
         if self.open_calls is None:
             return None
         intent = self.open_calls.pop(name, None)
@@ -160,7 +160,7 @@ class RecordedExecution:
         self.status = "waiting"
 
     def close_gate(self, name: str) -> Fact[ReviewRequested] | None:
-        """Note a decision at a gate and return its request; None: no such gate was open."""
+        """Note a decision at a gate and return its request, or None if no such gate was open."""
         asked = None if self.gates is None else self.gates.pop(name, None)
         if not self.gates:
             self.gates = None
@@ -174,11 +174,11 @@ class RecordedExecution:
         self.error = None if error is None else str(one_line(error, _ERROR))
 
     def close(self, status: ExecutionStatus, at: float | None) -> None:
-        """Set the status of a unit or of an execution of one; the time counts if that is an end."""
+        """Set the status of a unit or of an execution of one; the time is used only if the status is an end."""
         self.status = status
         self.ended_at = at if status in _ENDS else None
 
     def resume(self) -> None:
-        """Note that the run is resumed: without a result, it may be done again."""
+        """Note that the run is resumed; an execution without a result may repeat."""
         if self.status in {"cancelled", "skipped", "interrupted", "running"}:
             self.status, self.ended_at, self.error = "pending", None, None

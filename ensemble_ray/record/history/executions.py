@@ -1,10 +1,8 @@
-"""The executions of one run as a tree, and the rules for loops, phases and graphs, which follow from their members.
+"""The executions of one run as a tree. The states of loops, phases and graphs follow from their members.
 
-Rules:
-1. A unit begins with the first execution inside it.
-2. An execution of a unit is completed when its round was announced, when the next one begins, or when all its members are completed.
-3. A loop is completed when its predicate holds or its cap is reached, a graph when it is routed to its end, a phase when an
-   attempt is completed and no other follows. The end of the run has the last word on a unit.
+An execution of a unit is completed when its round is announced, when the next execution begins, or when all its members
+are completed. A loop is completed when its predicate holds or its cap is reached, a graph when it is routed to its end,
+and a phase when an attempt is completed and no other follows. The end of the run decides in the end.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class ExecutionTree:
         self.units = {unit.key: unit for unit in plan.units}
 
     def add_declared(self) -> None:
-        """Add what is known before anything runs: tasks and units that are in no unit, in declared order."""
+        """Add the tasks and units that are in no unit, in declared order, before any of them runs."""
         inside = {member for unit in self.units.values() for member in members_of(unit)}
         for key in self.nodes:
             if key not in inside:
@@ -76,7 +74,7 @@ class ExecutionTree:
                 self._store(self._make(key))
 
     def get(self, instance: str) -> RecordedExecution:
-        """Return an execution, or a unit by its path. A new one is added together with everything that it is part of."""
+        """Return an execution, or a unit by its path. A new one is added together with all its parents."""
         found = self.found.get(instance)
         if found is not None:
             return found
@@ -97,7 +95,7 @@ class ExecutionTree:
         return self.get(instance)
 
     def mark(self, execution: RecordedExecution) -> None:
-        """Note that an execution changed, and update everything that it is part of."""
+        """Note that an execution changed, and update all its parents."""
         execution.touch(self.seq)
         parent = execution.parent
         if parent is not None:
@@ -149,7 +147,7 @@ class ExecutionTree:
         return "handler" if node.agent_key is None else "task"
 
     def _kinds_of(self, key: str) -> tuple[ExecutionKind, ExecutionKind] | None:
-        """Return the kinds of a unit of that key and of its executions; None: it is a task."""
+        """Return the kinds of a unit of that key and of its executions, or None for a task."""
         if not self._is_dynamic and key not in self.units:
             return None
         kind, colon, _ = key.partition(":")
@@ -210,7 +208,7 @@ class ExecutionTree:
         return len(done) >= wanted
 
     def _close_earlier(self, unit: RecordedExecution, child: RecordedExecution) -> None:
-        """Complete the executions of a unit before a new one, and of a phase those that it waited for."""
+        """Complete the earlier executions of a unit; before a new phase, also the phases that it waited for."""
         if unit.kind == "graph":  # branches of a graph run side by side
             return
         for earlier in reversed((unit.children or {}).values()):
@@ -248,7 +246,7 @@ class ExecutionTree:
         self.mark(found)
 
     def end_units(self, end: End, at: float) -> None:
-        """Apply what the source says of its units when it ends."""
+        """Apply the results of units in the source's last instruction."""
         failed = {each.unit: each for each in end.unit_failures}
         for result in end.units:
             unit = self.found.get(result.unit)
@@ -265,7 +263,7 @@ class ExecutionTree:
             self.mark(unit)
 
     def close(self, begun: ExecutionStatus, pending: ExecutionStatus, at: float) -> None:
-        """Note that nothing runs any more: end what had begun, and what had not."""
+        """End all executions: `begun` is the new status of the active ones, `pending` of the others."""
         for each in self._open_tasks():
             if each.status in {"running", "waiting"}:
                 each.end(begun, max(at, each.started_at or at))
@@ -292,7 +290,7 @@ class ExecutionTree:
 
 
 def _is_running_on(parent: RecordedExecution, child: RecordedExecution) -> bool:
-    """Return whether a unit and a known member of it run, as after most facts: then nothing changes for the unit."""
+    """Return whether a unit and a known member of it run, as after most facts: the unit does not change then."""
     return (
         child.status == parent.status == "running"
         and (child.started_at or 0.0) >= (parent.started_at or 0.0)
@@ -301,7 +299,7 @@ def _is_running_on(parent: RecordedExecution, child: RecordedExecution) -> bool:
 
 
 def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | None, seq: int) -> None:
-    """End a unit and its executions, since something begins that waited for it or its run ends."""
+    """End a unit and its executions, since an execution that waited for it begins, or the run ends."""
     for each in unit.children.values() if unit.children else ():
         if not each.is_ended:
             each.close(status, _last_end(each) or at)
@@ -312,6 +310,6 @@ def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | 
 
 
 def _last_end(parent: RecordedExecution) -> float | None:
-    """Return when the last member ended; None: none did."""
+    """Return when the last member ended, or None if none did."""
     inside = (each.ended_at for each in parent.children.values()) if parent.children else ()
     return max((at for at in inside if at is not None), default=None)

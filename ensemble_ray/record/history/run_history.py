@@ -1,4 +1,4 @@
-"""RunHistory: the only interpreter of what happened in a run, one fact after the other. Readers render it."""
+"""RunHistory: the only interpreter of a run's facts, applied one after the other. Readers render it."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import Instruction
 
 _REFLECTION = "reflect:"
-#: Stimuli that say something of their own; the source interprets the others.
+#: Stimuli that the history interprets; the source interprets the others.
 _READ = frozenset({"TaskFailed", "TaskCancelled", "TaskWaiting", "Evaluated"})
 
 
 class RunHistory:
-    """What happened in one run, as far as facts were applied. Of texts it keeps what is open: calls, reviews, delegated work.
+    """The state of one run, up to the last applied fact. It stores texts of open calls, reviews and delegations only.
 
     Attributes:
-        head: How the run began and how it stands.
-        plan: The recorded plan; one without tasks: tasks are made while the run goes on.
-        started_at: When the run began, Unix time, s; None: nothing is recorded.
-        end: Its end; None: it has none, was resumed after it, or waits for reviews.
-        totals: What all executions used (S-MET-38).
-        work: What each execution recorded, by instance; empty without details.
-        ends: What the run's source received of executions, without details nothing.
-        stimuli: What the source of a plan with units received, without details nothing.
+        head: How the run began and its state.
+        plan: The recorded plan; a plan without tasks if the run makes its tasks dynamically.
+        started_at: When the run began, Unix time, s; None if no fact is recorded.
+        end: Its end; None if it has none, was resumed after it, or waits for reviews.
+        totals: The usage of all executions (S-MET-38).
+        work: By instance: all facts of the execution; empty without details.
+        ends: Recorded stimuli about executions; empty without details.
+        stimuli: All recorded stimuli of a plan with units; empty without details.
     """
 
     def __init__(self, facts: Iterable[Fact] = (), *, limit: int | None = None, has_details: bool = False) -> None:
@@ -76,9 +76,11 @@ class RunHistory:
 
         Args:
             facts: The first facts.
-            limit: How many executions to keep; `left_out` counts the others.
-            has_details: Whether to keep the facts of executions, for readers that show everything. Such a history reads as much
-                as it can of a damaged plan, and does not follow the run's source: it contains only executions that recorded something.
+            limit: How many executions to store; `left_out` counts the others.
+            has_details: Whether to store the facts of executions, for readers that show all details. Such a history
+                reads as much as it can of a damaged plan, and does not follow the run's source: it contains only
+                executions with facts.
+                facts.
         """
         self.head = RunHead()
         self.plan = readable_plan(self.head.header)
@@ -89,7 +91,7 @@ class RunHistory:
         self._source: ReplayedSource | None = None
         self._roles: Mapping[str, str] = {}
         self._delegations: dict[str, changes.Delegation] = {}
-        #: executions that a spent budget stopped; they go on when the run is resumed
+        #: executions that a spent budget stopped; they continue when the run is resumed
         self._exhausted: list[RecordedExecution] = []
         self._found: list[Change] = []
         self._has_details = has_details
@@ -101,7 +103,7 @@ class RunHistory:
 
     @property
     def executions(self) -> Mapping[str, RecordedExecution]:
-        """All executions by instance, units by their path, in the order in which they became known."""
+        """All executions by instance, units by their path, in the order of their first facts."""
         return self._tree.found
 
     @property
@@ -125,7 +127,7 @@ class RunHistory:
         return self._tree.units
 
     def apply(self, fact: Fact) -> Sequence[Change]:
-        """Apply the next fact and return what it changed.
+        """Apply the next fact and return its changes.
 
         Raises:
             RecordError: The fact is damaged.
@@ -165,12 +167,12 @@ class RunHistory:
                 self._apply_work(fact, RunHistory._apply_other)
 
     def interrupt(self, at: float) -> None:
-        """Note that no process works on the run any more, though it has no end."""
+        """Mark open executions as interrupted: the run has no owner and no end."""
         if self.end is None:
             self._tree.close("interrupted", "pending", at)
 
     def role_of(self, decision: Fact[DelegationDecided]) -> str:
-        """Return the role of a worker; of a refused attempt that of the agent that is meant, or what the model wrote."""
+        """Return the role of a worker; if the attempt was refused, of the requested agent as far as it is known."""
         found = self._roles.get(decision.data.worker or "")
         if found is not None:
             return found
@@ -178,7 +180,7 @@ class RunHistory:
         return next((role for role in self._roles.values() if spoken_role(role) == spoken_role(asked)), asked)
 
     def _keep(self, fact: Fact) -> None:
-        """Keep the details of a fact."""
+        """Store the details of a fact."""
         instance, is_stimulus = fact.instance, isinstance(fact.data, StimulusRecorded)
         if (is_stimulus or isinstance(fact.data, RunResumed)) and self.has_units:
             self.stimuli.take((fact,))
@@ -240,7 +242,7 @@ class RunHistory:
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
         stimulus = read_stimulus(fact) if fact.data.type in _READ else None
         at = fact.data.fields.get("at")
-        at = float(at) if isinstance(at, int | float) else fact.at  # it may be recorded later
+        at = float(at) if isinstance(at, int | float) else fact.at  # the fact may be recorded later
         match stimulus:
             case Failed(instance=instance):
                 execution = self._tree.get(instance)
@@ -264,7 +266,7 @@ class RunHistory:
             self._follow(self._source.apply(fact), fact, at)
 
     def _follow(self, wanted: Sequence[Instruction], fact: Fact, at: float) -> None:
-        """Apply what the run's source wants."""
+        """Apply the instructions of the run's source."""
         for each in wanted:
             match each:
                 case Start(instance=instance):
@@ -291,7 +293,7 @@ class RunHistory:
             self._found.append(changes.ExecutionStarted(execution, fact))
 
     def _drop(self, instance: str, status: ExecutionStatus, fact: Fact, at: float, reason: str | None = None) -> None:
-        """End a task that has not ended without a result."""
+        """End a task without a result, unless it has ended."""
         execution = self._tree.get(instance)
         if not execution.is_ended:
             execution.end(status, at, reason)
@@ -397,7 +399,7 @@ class RunHistory:
             execution.end("exited", fact.at)
             self._found.append(changes.ExecutionEnded(execution, "exited", fact))
 
-    #: What a fact of an execution changes. A kind that is not here only shows that the execution has begun.
+    #: How facts of an execution change it. Facts of other kinds only show that the execution has begun.
     _RULES: ClassVar[Mapping[type[FactData], Callable[..., None]]] = {
         ModelAnswered: _apply_answer,
         SamplingAnswered: _apply_sampling,

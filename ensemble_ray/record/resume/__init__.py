@@ -1,1 +1,1 @@
-"""What a run goes on with: its head, its budget, what a fork uses."""
+"""The recorded state from which a run resumes, and the part of it that a fork copies."""

@@ -1,18 +1,8 @@
-"""What a fork of a run uses of its record, and what it does again. Pure (S-DUR-54, S-DUR-120, S-DUR-130 to S-DUR-134).
+"""Divide the executions of a recorded run into reused and repeated executions of a fork. Pure (S-DUR-54, S-DUR-120).
 
-Rules:
-1. The task it begins from is done again; in a sequential run all later tasks too, in a parallel one all that depend on it.
-2. What gave no output is done, and everything after it likewise.
-3. Everything else is used as it is recorded: outputs, and the effects that led to them.
-4. What is used must be defined as it was; what is done again may be defined otherwise.
-
-Rules for plans with loops, phases or a graph:
-5. Two sources receive what is recorded: one of the recorded plan everything, one of today's plan what the fork uses.
-6. The second one does not receive what belongs to the named execution. So nothing that follows from it starts there.
-7. A task's end is used where both sources want that task started with the same context: then its inputs would be the same.
-8. An answer of user code is used where both sources ask the same question about the same history.
-9. Failures, cancellations and early exits are not used: the fork does better.
-10. Numbers of iterations, attempts and steps that a fork may make are its own: a cap that is moved undoes nothing.
+A reused task must be defined as it was; a repeated task may be defined differently. The fork repeats the task from
+which it begins and the tasks without an output; also all later tasks of a sequential run, or all dependents in a
+parallel run. `_Cut` has the rules for plans with loops, phases or a graph (S-DUR-130 to S-DUR-134).
 """
 
 from __future__ import annotations
@@ -45,11 +35,11 @@ from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key, task_ins
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
 
-#: Parts of a node that say who does it; unknown of agents that are not made yet.
+#: Parts of a node that name its agent; unknown for agents that are not made yet.
 _BY_WHOM = ("agent_role", "agent_key")
-#: The plan's rules that decide what the recorded order of tasks means.
+#: Rules of the plan that decide the meaning of the recorded order of tasks.
 _RULES = ("workflow",)
-#: Fields of units that say how often something may be done, and what becomes of a unit then: they undo nothing.
+#: Fields of units that limit repetitions, or that decide how a unit ends at its limit: a change reverts no execution.
 _CAPS = frozenset(
     {
         "max_iterations",
@@ -61,38 +51,38 @@ _CAPS = frozenset(
         "max_predecessor_retries",
     }
 )
-#: Executions that a message names.
+#: Maximum number of executions in a message.
 _NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """What a fork uses, and what it does again."""
+    """The executions that a fork reuses and repeats."""
 
-    #: as people are told: tasks, in the order of the plan; of a run with units executions, in the order of the record
+    #: for users: tasks, in the order of the plan; for a run with units executions, in the order of the record
     reused: tuple[str, ...]
     again: tuple[str, ...]
-    #: keys of the tasks of which something is used, in the order of the plan
+    #: keys of the tasks with a reused execution, in the order of the plan
     keys: tuple[str, ...]
-    #: executions of tasks that are used
+    #: reused executions of tasks
     instances: frozenset[str]
-    #: of a run with units: numbers of the stimuli that are used, each with how many of its group follow; None: the ends of
-    #: the tasks that are used, each alone
+    #: for a run with units: positions of the reused stimuli, with the number of stimuli that follow in the group.
+    #: None: the ends of the reused tasks, each in its own group
     stimuli: Mapping[int, int] | None = None
-    #: keys of the units in which something is used
+    #: keys of the units with a reused execution
     units: frozenset[str] = frozenset()
 
 
 def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan:
-    """Part the tasks of a plan.
+    """Divide the tasks of a plan.
 
     Args:
-        plan: What would run today.
-        recorded: Keys of tasks whose output is recorded.
-        from_task: Key of the first task that is done again.
+        plan: The current plan.
+        recorded: Keys of tasks with a recorded output.
+        from_task: Key of the first task to repeat.
 
     Raises:
-        ValidationError: the plan has no such task.
+        ValidationError: The plan has no such task.
     """
     keys = [node.key for node in plan.nodes]
     if from_task not in keys:
@@ -136,14 +126,14 @@ def reused_differences(
     asked: Collection[str] = (),
     units: Collection[str] = (),
 ) -> list[str]:
-    """How what is reused is defined otherwise than it was, one line per path; empty when it is not.
+    """Return how definitions of reused tasks changed, one line per path; empty if they did not.
 
     Args:
         recorded: The run's first fact.
-        current: The first fact that the definition at hand would record.
-        reused: Keys of the tasks whose outputs are used.
-        asked: Keys of the agents that those tasks handed work to (`asked_agents`).
-        units: Keys of the loops, phases and graphs in which something is used; how often they may repeat it is theirs.
+        current: The first fact that the current definition would record.
+        reused: Keys of the reused tasks.
+        asked: Keys of the agents to which those tasks delegated work (`asked_agents`).
+        units: Keys of the units with a reused execution. Their limits may differ.
     """
     unmade = {key for key, node in _entries(current, "nodes").items() if node.get("agent_role") == SYNTHESIZED}
     before, now = ({**_parts(header, reused, unmade, asked), **_units(header, units)} for header in (recorded, current))
@@ -151,7 +141,7 @@ def reused_differences(
 
 
 def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
-    """Keys of the agents that these executions of tasks handed work to, and those these asked."""
+    """Return the keys of the agents to which these executions delegated work, at any depth."""
     return {
         fact.data.worker
         for fact in facts
@@ -162,7 +152,7 @@ def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
 
 
 def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) -> dict[str, Mapping[str, object]]:
-    """Return a part of a plan by key, as it is recorded: records are compared as data."""
+    """Return the entries of a part of a plan by key, as recorded: records are compared as data."""
     entries = map(as_mapping, as_sequence((header.plan or {}).get(part)))
     return {as_text(entry.get("key")): entry for entry in entries}
 
@@ -170,9 +160,9 @@ def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) ->
 def _parts(
     header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
-    """Return what of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
+    """Return the parts of a first fact that concern those tasks, by key: nodes, definitions, agents and workers.
 
-    Of tasks whose agents are not made yet it is not known who does them.
+    The agent of a task is omitted if it does not exist yet.
     """
     definition, nodes, places = header.definition or {}, _entries(header, "nodes"), _entries(header, "agents")
     tasks, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
@@ -189,7 +179,7 @@ def _parts(
 
 
 def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
-    """Return what of a first fact concerns those units, by key: their members and rules, and the code that they ask."""
+    """Return the parts of a first fact that concern those units, by key: members, rules, and user code."""
     if not keys:
         return {}
     rules = _entries(header, "units")
@@ -205,21 +195,21 @@ def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
 
 
 def _node_data(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
-    """Return a task's place; its number in the list says nothing about what it gave."""
+    """Return a task's node without its index, which has no effect on its output."""
     left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
     return {name: value for name, value in node.items() if name not in left_out}
 
 
 def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: Collection[str] = ()) -> list[Fact]:
-    """Return what the new run's record begins with, behind its first fact: everything that is recorded of what is used.
+    """Return the facts that follow the first fact of the new run: all facts of the reused executions.
 
-    Work that was handed on belongs to who asked for it.
+    Delegated work belongs to the delegating task.
 
     Args:
         facts: Facts of the run that is forked.
         run_id: Id of the new run.
-        plan: What is used.
-        redone: Keys of tasks that are done again as they were defined: the calls that made their agents are used.
+        plan: The division of the executions.
+        redone: Keys of repeated tasks with an unchanged definition: the calls that made their agents are reused.
     """
     made = {instance_of(key) for key in (*plan.keys, *redone)}
     copies: list[Fact] = []
@@ -233,7 +223,7 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
         elif instance == RUN or not (instance in plan.instances or (instance in made and is_making_agent(fact))):
             continue
         elif isinstance(data, ModelAnswered):
-            data = replace(data, is_copied=True)  # the run that is forked paid for it (S-BUD-9)
+            data = replace(data, is_copied=True)  # the original run paid for it (S-BUD-9)
         elif isinstance(data, MemoryRecalled | MemoryStored):
             data = replace(data, embedding_tokens=0)  # as above; the outputs have them in their metrics
         elif isinstance(data, ReflectionRecorded | SamplingAnswered):
@@ -243,29 +233,29 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
 
 
 def _more_of(fact: Fact, plan: ForkPlan) -> int | None:
-    """Return how many of a stimulus' group follow in the new run; None: it is not used."""
+    """Return the number of stimuli that follow in the group in the new run, or None if the stimulus is not reused."""
     if plan.stimuli is not None:
         return plan.stimuli.get(fact.seq)
     is_used = isinstance(fact.data, StimulusRecorded) and fact.data.is_completion
-    return 0 if is_used and task_instance(fact.instance) in plan.instances else None  # groups are torn apart here
+    return 0 if is_used and task_instance(fact.instance) in plan.instances else None  # groups are split here
 
 
 # Plans with units.
 
 
 def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
-    """Part the executions of a run into those that a fork uses and those that are done again.
+    """Divide the executions of a run into reused and repeated executions of a fork.
 
     Args:
-        recorded: The plan that ran.
-        plan: What would run today.
-        facts: All of the run.
+        recorded: The plan of the recorded run.
+        plan: The current plan.
+        facts: All facts of the run.
         run_id: Its id.
-        name: From where on it is done again: a task or a unit, or one execution of it, such as `loop:refine#2`.
+        name: The start of the repetition: a task, a unit, or one execution of it, such as `loop:refine#2`.
 
     Raises:
-        ValidationError: the run has nothing of that name.
-        RecordError: the record is damaged.
+        ValidationError: The run has no task, unit or execution of that name.
+        RecordError: The record is damaged.
     """
     executions = _executions(facts)
     _check_name(plan, executions, run_id, name)
@@ -277,7 +267,7 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
     left = [each for each in executions if each not in kept]
     used = {node_key(each) for each in kept}
     again = [*_shortest(left, kept)]
-    # What never ran, and units that go on behind what is recorded of them.
+    # Tasks and units that never ran, and units that continue after their recorded executions.
     open_paths = [*cut.open_paths(kept)]
     again += [
         key
@@ -304,7 +294,7 @@ def _executions(facts: Iterable[Fact]) -> dict[str, None]:
 
 
 def _paths(instance: str) -> Iterator[str]:
-    """Return the executions that one is inside of, outermost first, and itself."""
+    """Return the path of an execution and of the executions that contain it, outermost first."""
     parts = instance.split("/")
     yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1) if "#" in parts[count - 1])
 
@@ -328,7 +318,7 @@ def _has_run(key: str, executions: Iterable[str]) -> bool:
 
 
 def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, None]:
-    """Return names of executions, of such that contain none of the others the outermost."""
+    """Return names for executions: the outermost execution that contains none of the others."""
     taken = {path for each in others for path in _paths(each)}
     names = (next((path for path in _paths(each) if path not in taken), each) for each in executions)
     return dict.fromkeys(name if "/" in name or ":" in name else key_of(name) for name in names)
@@ -336,14 +326,22 @@ def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, Non
 
 @dataclass(slots=True)
 class _Cut:
-    """The two sources, group by group."""
+    """Decides which stimuli of a run with units a fork reuses, group by group.
+
+    Two sources replay the stimuli: the source of the recorded plan all of them, the source of the current plan the
+    reused ones. Stimuli of the named execution are not reused, so the current source never starts the tasks that follow
+    from them. A task's end is reused if both sources requested the task with the same context. An answer of user code
+    is reused if both sources have the same open question about the same history. Failures, cancellations and early
+    exits are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and
+    steps; changed limits revert no execution.
+    """
 
     recorded: Plan
     plan: Plan
-    #: instances whose output is recorded
+    #: instances with a recorded output
     outputs: Collection[str]
     name: str
-    #: by number of a stimulus' fact that is used: how many of its group follow
+    #: by position of a reused stimulus: number of stimuli that follow in its group
     stimuli: dict[int, int] = field(default_factory=dict[int, int])
     _then: FoldedSource = field(init=False)
     _now: FoldedSource = field(init=False)
@@ -353,7 +351,7 @@ class _Cut:
         self._then, self._now = FoldedSource(self.recorded), FoldedSource(self.plan)
 
     def apply(self, group: Sequence[tuple[int, Stimulus]]) -> None:
-        """Apply to both sources what concerns them of a group."""
+        """Apply a group to both sources, as far as it concerns them."""
         used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
         self._then.handle([stimulus for _, stimulus in group])
         if not used:
@@ -362,7 +360,7 @@ class _Cut:
         ends = (stimulus for _, stimulus in used if isinstance(stimulus, Completed | Exited | Cancelled))
         self._kept.update(dict.fromkeys(end.instance for end in ends))
         for more, (seq, stimulus) in zip(range(len(used) - 1, -1, -1), used, strict=True):
-            if not isinstance(stimulus, Begun):  # a fork has a beginning of its own
+            if not isinstance(stimulus, Begun):  # a fork has its own start
                 self.stimuli[seq] = more
 
     def _is_used(self, stimulus: Stimulus) -> bool:
@@ -373,7 +371,7 @@ class _Cut:
                 return self._is_output_used(stimulus.instance)
             case Exited():
                 return stimulus.has_output and self._is_output_used(stimulus.instance)
-            case Cancelled():  # as a join does with branches that it needs no more
+            case Cancelled():  # a join of a graph cancels unneeded branches
                 return self._now.source.is_cancelling(stimulus.instance) and not is_named(self.name, stimulus.instance)
             case Evaluated():
                 return stimulus.answer is not None and self._is_answer_used(stimulus.question)
@@ -395,22 +393,22 @@ class _Cut:
         return self._now.history_of(question) == self._then.history_of(question)
 
     def _is_repeated(self, path: str) -> bool:
-        """Whether a task, or an answer about an execution, belongs to what is done again."""
+        """Return whether a task, or an answer about an execution, is part of the repetition."""
         return path == self.name or is_named(self.name, path)
 
     def list_kept(self) -> dict[str, None]:
-        """Return the executions that are used: those that were told, and those whose end nobody had heard of."""
+        """Return the reused executions, including those with an end that the source had not received."""
         unheard = [each for each in self._now.source.running if each in self.outputs and self._is_output_used(each)]
         return {**self._kept, **dict.fromkeys(unheard)}
 
     def open_paths(self, kept: Collection[str]) -> Iterator[str]:
-        """Return what the fork begins with: tasks, and executions about which user code is asked."""
+        """Return the paths with which the fork begins: tasks, and executions with an open question for user code."""
         yield from (instance for instance in self._now.source.running if instance not in kept)
         yield from map(path_of_question, self._now.questions)
 
 
 def _plain(start: Start | None) -> Start | None:
-    """Return what decides what a task gives; the words of feedback follow from outputs and caps."""
+    """Return the part of a start that affects the task's output; the feedback's text follows from outputs and caps."""
     if start is None or not isinstance(start.changes, TaskChanges):
         return start
     return replace(start, changes=replace(start.changes, feedback=""))

@@ -1,7 +1,7 @@
 """The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30).
 
-Recorded outputs are passed on as data and are not kept here: their holder decides whether and where they become objects, since a
-scheduler runs no user code. Effects are read a second time where they are needed, by a history with details.
+Recorded outputs are passed on as data and are not stored here. The caller decides whether and where they become
+objects, since a scheduler runs no user code. Effects are read a second time if needed, by a history with details.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Failure = TypeVar("Failure", bound=FailureSummary)
 
 
 class _OutputFigures(NamedTuple):
-    """What scheduling needs of a task's output."""
+    """The figures of a task's output that scheduling needs."""
 
     at: float
     duration_s: float
@@ -54,47 +54,47 @@ class _OutputFigures(NamedTuple):
 
 
 class PlannedRecovery:
-    """What is known of a planned run that goes on.
+    """The recorded state of a planned run to be resumed.
 
     Attributes:
-        head: How it began, and how it stands.
+        head: How it began and its state.
     """
 
     def __init__(self, keep: KeepOutput, *, is_resumed: bool = True) -> None:
-        """Begin without facts.
+        """Start without facts.
 
         Args:
-            keep: Takes each recorded output by instance, as it passes by; the newest one counts.
-            is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten, and that a budget
-                was spent. False: its scheduler was replaced; only that of before the last `resume` is forgotten.
+            keep: Receives each recorded output by instance when its fact is applied; the newest one counts.
+            is_resumed: Whether a user resumes the run: then all cancellations and the spent budget are dropped. False
+                if only its scheduler was replaced; then only those before the last `resume` are dropped.
         """
-        #: of effects it has those of a second reading: what tasks did of which only their effects tell; what a manager asked for
+        #: has effects of the second reading only: of tasks that no other fact explains, and a manager's delegations
         self._history = RunHistory(has_details=True)
         self.head = self._history.head
         self._keep = keep
         self._is_resumed = is_resumed
         self._stimuli = RecordedStimuli()
-        #: early ends that tasks recorded, or the source was told of, by instance
+        #: early exits by instance, from tasks or from stimuli
         self._exits: dict[str, Exited] = {}
         self._outputs: dict[str, _OutputFigures] = {}
-        #: answers that were cut off or empty, by instance of a task or worker with an output
+        #: incomplete answers (cut off or empty), by instance of a task or worker with an output
         self._incomplete: dict[str, int] = {}
-        #: texts of tasks whose end the machine was not told, and those that it was told: it may read them
+        #: texts of completed tasks, from stimuli or from outputs: the machine may read them
         self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
-        #: tasks and workers that failed, with nothing recorded of what they had done
+        #: tasks and workers that failed without a trace
         self._untraced: set[str] = set()
-        #: tasks that did something, of a run that may have stopped some of them for good (S-DUR-135)
+        #: active tasks of a run that may have cancelled some of them for good (S-DUR-135)
         self._begun: set[str] = set()
         self._has_forks = False
         self._directives: list[DirectiveFact] = []
 
     @classmethod
     def of(cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True) -> PlannedRecovery:
-        """Return what facts tell that are all at hand.
+        """Return the state after all facts of a run.
 
         Raises:
-            RecordError: one of them is damaged.
+            RecordError: One of them is damaged.
         """
         recovery = cls(keep or (lambda _, __: None), is_resumed=is_resumed)
         recovery.apply(facts)
@@ -105,10 +105,10 @@ class PlannedRecovery:
     # Folding.
 
     def apply(self, facts: Sequence[Fact]) -> None:
-        """Take the next facts; effects are passed over.
+        """Apply the next facts; effects are ignored.
 
         Raises:
-            RecordError: one of them is damaged.
+            RecordError: One of them is damaged.
         """
         for fact in facts:
             match fact.data:
@@ -127,7 +127,7 @@ class PlannedRecovery:
             self._apply_begin(fact)
 
     def _apply_begin(self, fact: Fact) -> None:
-        """Apply the facts of the run, and note that a task did something."""
+        """Apply the facts of the run, and note the active tasks."""
         if fact.is_of_run:
             self._history.apply(fact)
             self._has_forks = self._history.plan.has_forks
@@ -159,7 +159,7 @@ class PlannedRecovery:
             return
         match end:
             case OutputRecorded() as recorded:
-                output = typed_output({**recorded.output_data(), "trace": None})  # which is large
+                output = typed_output({**recorded.output_data(), "trace": None})  # the trace is large
                 at, duration_s = output.completed_at.timestamp(), output.duration.total_seconds()
                 figures = _OutputFigures(at, duration_s, output.metrics.total_tokens, output.tool_call_count)
                 self._outputs[fact.name], self._texts[fact.name] = figures, output.raw
@@ -172,7 +172,7 @@ class PlannedRecovery:
                 pass
 
     def end_pages(self) -> None:
-        """Take notice that all facts were given."""
+        """Note that all facts were applied."""
         if self._is_resumed:
             self._stimuli.undo()
             self._forget_undone_exits()
@@ -182,21 +182,21 @@ class PlannedRecovery:
 
     @property
     def _unexplained(self) -> frozenset[str]:
-        """Instances of tasks that gave nothing, of which only their effects tell what they did."""
+        """Instances of tasks without an output that only left effects as a trace of their work."""
         return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
     @property
     def _stoppable(self) -> frozenset[str]:
-        """Those of `_begun` that did not end."""
+        """The tasks in `_begun` that did not end."""
         return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._exits.keys())
 
     @property
     def needs_effects(self) -> bool:
-        """Whether the record is to be read again, for effects."""
+        """Whether the record must be read again for its effects."""
         return bool(self._unexplained) or self.is_managed
 
     def effects_taker(self) -> TakePage:
-        """Return what takes facts of all kinds, of a second reading."""
+        """Return a function that receives all facts in a second reading."""
         unexplained, is_managed = self._unexplained, self.is_managed
 
         def take(facts: Sequence[Fact]) -> None:
@@ -212,7 +212,7 @@ class PlannedRecovery:
         return take
 
     def _apply_managed(self, fact: Fact, *, is_whole: bool) -> None:
-        """Take a fact of a manager or of its workers; of what is told elsewhere, only what was asked and what came of it."""
+        """Apply a fact of a manager or its workers; if `is_whole` is false, only delegations and their results."""
         is_workers = delegating_call(fact.instance) is not None
         match fact.data:
             case OutputRecorded() as recorded if is_workers:
@@ -228,25 +228,25 @@ class PlannedRecovery:
             case _:
                 pass
 
-    # What is known.
+    # Results.
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is recorded."""
+        """Whether no fact is recorded."""
         return not self.head.run_id
 
     @property
     def is_managed(self) -> bool:
-        """Whether its only task is a manager's."""
+        """Whether its only task is a manager."""
         return self._history.plan.hierarchy is not None
 
     @property
     def stimuli(self) -> tuple[tuple[Stimulus, ...], ...]:
-        """What the machine was told, in the groups in which it was."""
+        """The stimuli of the machine, in their groups."""
         return self._stimuli.groups
 
     def failure(self, instance: str) -> TaskResult | None:
-        """Return what is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39)."""
+        """Return the recorded failure or early exit of a task, or None (S-DUR-39)."""
         if instance in self._outputs:
             return None
         failed = self._failures.get(instance)
@@ -265,11 +265,11 @@ class PlannedRecovery:
         *,
         is_restart: bool = False,
     ) -> Resumed[Output, Failure]:
-        """Return what a coordinator needs to go on.
+        """Return the state from which a coordinator resumes.
 
         Args:
-            output_of: Gives a kept output of a manager's worker, by instance.
-            failure_of: How a failure is held there.
+            output_of: Returns the stored output of a manager's worker, by instance.
+            failure_of: Converts a failure to the coordinator's representation.
             is_restart: See `Resumed`.
         """
         return Resumed(
@@ -282,7 +282,7 @@ class PlannedRecovery:
         )
 
     def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
-        """Return what tasks did that did not end, each as if it had been stopped."""
+        """Return results for the tasks that did not end, as if they had been cancelled."""
         works = {each: self._work_of(each) for each in self._stoppable}
         known = {each: work for each, work in works.items() if work.is_recorded}
         results = {each: self._result(work, "cancelled", work.last_at) for each, work in known.items()}
@@ -303,12 +303,12 @@ class PlannedRecovery:
     def result(
         self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskFailure], Failure]
     ) -> TaskResult[Output, Failure] | None:
-        """Return the result of a task; None where no end of it is recorded. Its output stays where it is kept."""
+        """Return the result of a task without its output, or None if no end is recorded."""
         figures = self._outputs.get(instance)
         result = self.failure(instance) if figures is None else self._make_completed(instance, figures)
         if result is None:
             return None
-        held = cast("TaskResult[Output, Failure]", result)  # of which it has neither yet
+        held = cast("TaskResult[Output, Failure]", result)  # it has neither yet
         failure = None if result.failure is None else failure_of(result.failure)
         return replace(
             held,
@@ -318,21 +318,21 @@ class PlannedRecovery:
         )
 
     def _list_delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
-        """Return what a manager got from its workers, with their roles, in the order in which they were done."""
+        """Return the outputs that a manager received from its workers, with their roles, in order of completion."""
         if not self.is_managed:
             return []
         workers = self._work_of(instance).workers_that_gave()
         return [(given.agent_role, output_of(each.instance)) for each, given in workers]
 
     def _count_incomplete(self, result: TaskResult) -> int:
-        """Return how many answers of a task and of its workers were cut off or empty; their outputs are kept elsewhere."""
+        """Return the number of incomplete answers of a task and its workers; their outputs are stored elsewhere."""
         workers = self._work_of(result.instance).workers_that_gave() if self.is_managed else ()
         with_output = (result.instance, *(each.instance for each, _ in workers))
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
-        """Return what scheduling needs of a task that gave its output."""
-        exited = self._exits.get(instance)  # at the gate behind it
+        """Return the figures of a completed task for scheduling."""
+        exited = self._exits.get(instance)  # at the gate after it
         return TaskResult(
             key=node_key(instance),
             instance=instance,
@@ -379,7 +379,6 @@ class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
     def __init__(
         self, instances: Iterable[str], result_of: Callable[[str], TaskResult[Output, Failure] | None]
     ) -> None:
-        """Make them of the tasks that have one, and of what returns it."""
         self._instances = frozenset(instances)
         self._result_of = result_of
 
@@ -402,19 +401,19 @@ class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
 async def read_planned(
     store: RunStore, run_id: str, keep: KeepOutput, *take: TakePage, is_resumed: bool = True
 ) -> PlannedRecovery:
-    """Read what is known of a planned run, page by page; see `PlannedRecovery`.
+    """Read the recorded state of a planned run page by page; see `PlannedRecovery`.
 
-    All of it is read, so that nobody goes on with a record that is damaged anywhere (S-DUR-9).
+    All facts are read, so that no process resumes a record that is damaged anywhere (S-DUR-9).
 
     Args:
-        store: Has the record.
+        store: The store of the record.
         run_id: The run's id.
         keep: See `PlannedRecovery`.
-        take: Take the pages too.
+        take: Receive the pages, too.
         is_resumed: See `PlannedRecovery`.
 
     Raises:
-        RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
     recovery = PlannedRecovery(keep, is_resumed=is_resumed)
     await read_pages(store, run_id, None, recovery.apply, *take)
@@ -425,19 +424,19 @@ async def read_planned(
 
 
 def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
-    """Return an output without what is large in it."""
+    """Return an output without its large fields."""
     return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
 
 
 def _count_incomplete(data: Mapping[str, object]) -> int:
-    """Return how many answers were cut off or empty, by an output's or a trace's data with those of its peers."""
+    """Return the number of incomplete answers in the data of an output or a trace, including its peers."""
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)
 
 
 async def read_wanted(store: RunStore, run_id: str, plan: Plan) -> frozenset[str]:
-    """Return the tasks that the run would do when it is resumed.
+    """Return the tasks that would start if the run was resumed now.
 
     Raises:
         RecordError: The record is damaged.

@@ -1,7 +1,6 @@
-"""Reading what is recorded of a run that goes on: page by page, whatever its tasks are made of.
+"""Read the recorded facts of a run to be resumed, page by page.
 
-In: a store. Out: pages, for everything that is made of them. Never: more than one page in memory; a body kept elsewhere than
-in a file without a name, until somebody asks for it.
+One page is in memory at a time. Large bodies are stored in an unnamed file until they are needed.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
 
 
-#: Takes the next facts of a run.
+#: Receives the next facts of a run.
 TakePage = Callable[[Sequence[Fact]], None]
-#: Takes what a task gave, under the name that its run has for the task.
+#: Receives the output of a task, with the run's name for the task.
 KeepOutput = Callable[[str, OutputRecorded], None]
-#: Takes how a task failed, under that name.
+#: Receives the failure of a task, with that name.
 KeepFailure = Callable[[str, Fact[FailureRecorded]], None]
 K = TypeVar("K", bound=Hashable)
 
 
 async def read_pages(store: RunStore, run_id: str, kinds: Collection[str] | None, *take: TakePage) -> None:
-    """Give the recorded facts of some kinds to all of these, page by page.
+    """Pass the recorded facts of some kinds to all functions in `take`, page by page.
 
     Raises:
-        RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
     async for page in store.read(run_id, kinds=kinds):
         for each in take:
@@ -66,7 +65,7 @@ async def read_answers(store: RunStore, run_id: str) -> Mapping[str, Sequence[Fa
     """Return the answers to calls that made agents before the run began, by effect name, in order (S-SET-46).
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: The record is damaged.
     """
     answers: dict[str, list[Fact[ModelAnswered]]] = {}
 
@@ -79,11 +78,11 @@ async def read_answers(store: RunStore, run_id: str) -> Mapping[str, Sequence[Fa
 
 
 class RecordedFailures(Generic[K]):
-    """Recorded failures, with what their tasks had done until then, in a file until one is asked for."""
+    """Recorded failures with the traces of their tasks, stored in a file until they are read."""
 
     def __init__(self) -> None:
         self._bodies = Spool()
-        #: the fact of each, without its data
+        #: the facts without their data
         self._facts: dict[K, tuple[Fact[FailureRecorded], int]] = {}
 
     def __contains__(self, key: object) -> bool:
@@ -93,12 +92,12 @@ class RecordedFailures(Generic[K]):
         return iter(self._facts)
 
     def put(self, key: K, fact: Fact[FailureRecorded]) -> None:
-        """Keep the newest failure of a task."""
+        """Store the newest failure of a task."""
         slot = self._bodies.put(json.dumps(plain_data(fact.data.to_data())).encode())
         self._facts[key] = replace(fact, data=_NO_DATA), slot
 
     def get(self, key: K) -> Fact[FailureRecorded] | None:
-        """Return the failure of a task; None where it has none."""
+        """Return the failure of a task, or None if it has none."""
         found = self._facts.get(key)
         if found is None:
             return None
@@ -110,12 +109,12 @@ _NO_DATA = FailureRecorded(error_type="", message="")
 
 
 def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
-    """Return a run's budget as its facts tell it; None where it has none."""
+    """Return a run's budget as recorded in its facts, or None."""
     return None if budget is None else RecordedBudget(budget.max_tokens, budget.max_cost)
 
 
 def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
-    """Return the budget that the run had last; None where it had none."""
+    """Return the last budget of the run, or None if it had none."""
     last = _newest(facts)
     if last is None or last.budget is None or last.budget == (None, None):
         return None
@@ -123,11 +122,11 @@ def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
 
 
 def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
-    """Return the options that a run goes on with: those chosen now, else those that it had last.
+    """Return the options of a resumed run: its last options, updated by `chosen`.
 
     Args:
-        facts: Its facts of the kinds `plan` and `resume`, in order; others are passed over.
-        chosen: What is chosen now.
+        facts: Its facts of the kinds `plan` and `resume`, in order; others are ignored.
+        chosen: Options of the resumption.
     """
     last = _newest(facts)
     recorded = recorded_options(last)
@@ -136,10 +135,10 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
 
 
 def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
-    """Return the options that the beginning or continuation of a run tells.
+    """Return the options in the start or resumption of a run.
 
     Raises:
-        RecordError: they are none.
+        RecordError: The options cannot be read.
     """
     try:
         return RunOptions(**_options(header))
@@ -150,7 +149,7 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
 
 
 def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
-    """Return what a fork records of its options: those of the run that it is of but its tags, and those chosen now (S-DUR-142)."""
+    """Return the options that a fork records: the run's options without its tags, updated by `chosen` (S-DUR-142)."""
     own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
     if header.options is None:
         return own or None
@@ -158,17 +157,17 @@ def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[
 
 
 def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
-    """Refuse to go on with a run that spent its budget, unless more may be spent now (S-BUD-6).
+    """Refuse to resume a run that spent its budget, unless the budget is larger now (S-BUD-6).
 
     Args:
         run_id: The run's id.
-        origin: Where its definition came from; empty: a program began it.
-        before: The budget that it ended under.
-        now: The one that it is to go on with.
-        spent: What it spent.
+        origin: Origin of its definition; empty if it was defined in a program.
+        before: The last budget of the run.
+        now: The budget of the resumption.
+        spent: The spent amount.
 
     Raises:
-        ValidationError: it would end at once.
+        ValidationError: The run would end immediately.
     """
     if now is None or before is None or (now.allows_more(before) and now.covers(spent)):
         return
@@ -179,7 +178,7 @@ def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBud
 
 
 def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
-    """Return the newest fact that tells of options: the first one, or a continuation that changed them."""
+    """Return the newest fact with options: the first one, or a resumption that changed them."""
     last: PlanRecorded | RunResumed | None = None
     for fact in facts:
         match fact.data:
@@ -200,10 +199,10 @@ def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
 
 
 async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskReflection | None]]:
-    """Yield what tasks were shown of earlier runs, with the key that it is kept under.
+    """Yield the reflections of earlier runs that tasks received, with their keys.
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: The record is damaged.
     """
     async for page in store.read(run_id, kinds=kinds_of(ReflectionRecalled)):
         for fact in page:
@@ -215,7 +214,7 @@ async def read_stored(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, 
     """Yield the outputs that were stored in the memory of a run, by instance, in their order.
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: The record is damaged.
     """
     noted: set[str] = set()
     async for page in store.read(run_id, kinds=kinds_of(MemoryStored, OutputRecorded)):
@@ -230,18 +229,18 @@ class GivenDirectives:
     """The directives of one run.
 
     Attributes:
-        switches: Which models tasks ask that start now, where those are not their agents' own.
+        switches: Models for tasks that start now, if they are not the models of their agents.
     """
 
     def __init__(self, given: Iterable[DirectiveFact] = ()) -> None:
         self.switches: tuple[ModelSwitch, ...] = ()
-        #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
+        #: by text: a repeated directive replaces the earlier one, so that a request can be repeated safely
         self._texts: dict[str, DirectiveRecorded] = {}
         for each in given:
             self.apply(each)
 
     def apply(self, given: DirectiveFact) -> None:
-        """Take the next one."""
+        """Apply the next directive."""
         match given:
             case DirectiveRecorded(text=text):
                 self._texts[text] = given
@@ -251,15 +250,15 @@ class GivenDirectives:
                 assert_never(given)
 
     def active(self, at: float) -> tuple[str, ...]:
-        """Return the texts that count at a time, Unix time, s, in the order in which they were given."""
+        """Return the texts that are active at a time, Unix time, s, in the order of their directives."""
         return tuple(each.text for each in self._texts.values() if each.is_active(at))
 
 
 async def read_switches(store: RunStore, run_id: str) -> tuple[ModelSwitch, ...]:
-    """Return which models the tasks of a run were told to ask.
+    """Return the model switches of a run.
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: The record is damaged.
     """
     given = GivenDirectives()
     async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):

@@ -1,1 +1,1 @@
-"""Records as people look at them."""
+"""Records rendered for users."""

@@ -1,7 +1,6 @@
-"""Traces on their way out.
+"""Export the traces of runs that ended without failure, to files or to the user's exporter.
 
-In: the trace of a run that ended without failure. Out: files, or calls of the user's exporter.
-Never: an exporter's failure in the way of a run's result.
+A failure of an exporter never affects the result of a run.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _log = bounded_logger(__name__)
-#: Where traces go in capture mode full when nothing else is chosen (S-CAP-15).
+#: Default folder for traces in capture mode full (S-CAP-15).
 _DEFAULT_FOLDER = "./traces/"
 
-#: What `trace_exporter` takes (S-TRC-60).
+#: Types that `trace_exporter` accepts (S-TRC-60).
 AnyExporter = Union[ExecutionTraceExporter, "Callable[[ExecutionTrace], object]"]
 
 
@@ -30,11 +29,11 @@ class JsonTraceExporter:
     """Writes each trace as a JSON file. A failure is a WARN line, never an error."""
 
     def __init__(self, path: str | Path, *, directory_mode: bool = True) -> None:
-        """Choose where.
+        """Set the target.
 
         Args:
-            path: A folder, made when missing, which gets `{ensemble_id}.json` per run.
-            directory_mode: False: the path is the file itself, overwritten by each run.
+            path: A folder, created if missing, for one file `{ensemble_id}.json` per run.
+            directory_mode: If False, `path` is the file itself, overwritten by every run.
         """
         self.path = Path(path)
         self.directory_mode = directory_mode
@@ -52,21 +51,21 @@ class JsonTraceExporter:
 
 
 def _file_name(ensemble_id: str) -> str:
-    """Return an id as a file's name: one that was chosen by hand must not lead out of the folder."""
+    """Return an id as a file name. The user may choose the id, and it must not point out of the folder."""
     return re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", ensemble_id) or "_"
 
 
 def effective_exporter(capture_mode: CaptureMode, trace_exporter: AnyExporter | None) -> AnyExporter | None:
-    """Return the exporter in force: the chosen one; in capture mode full, where none is chosen, `./traces/` (S-CAP-15)."""
+    """Return the chosen exporter, or else in capture mode full one that writes to `./traces/` (S-CAP-15)."""
     if trace_exporter is None and capture_mode is CaptureMode.FULL:
         return JsonTraceExporter(_DEFAULT_FOLDER)
     return trace_exporter
 
 
 async def export_safely(exporter: AnyExporter, trace: ExecutionTrace) -> None:
-    """Call the exporter, in a thread where it is synchronous; what it raises is a WARN line (S-TRC-62)."""
+    """Call the exporter, in a thread if it is synchronous. Its errors are logged as a WARN line (S-TRC-62)."""
     function = exporter.export if isinstance(exporter, ExecutionTraceExporter) else exporter
     try:
         await call_user(function, trace)
-    except Exception as error:  # noqa: BLE001  the run is done, whatever its exporter does
+    except Exception as error:  # noqa: BLE001  an exporter cannot fail a run
         _log.warning("Trace exporter %s failed: %s", type(exporter).__name__, message_of(error))

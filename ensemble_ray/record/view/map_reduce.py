@@ -1,7 +1,6 @@
-"""A dynamic run as people look at it: levels, counts and the first failures, however many tasks it has. Pure.
+"""A dynamic run for users: levels, counts and the first failures, as rows of a tree or JSON data. Pure.
 
-In: its facts, page by page. Out: rows of a tree, or JSON data, of a size that does not depend on the number of items.
-Never: a line for every item.
+The size of the result does not depend on the number of items.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-#: Kinds of facts that a view looks at.
+#: Kinds of facts that a view reads.
 VIEW_KINDS = (
     *HEAD_KINDS,
     *kinds_of(
@@ -67,33 +66,33 @@ VIEW_KINDS = (
     ),
     *UNKNOWN_KINDS,
 )
-#: Failures that are told; all of them stand in the record.
+#: Number of failures that are shown; all of them are in the record.
 _MOST_SHOWN = 20
 _TITLE = 100
 _REASON = 400
 
 
 class MapReduceView:
-    """What is shown of a dynamic run."""
+    """The view of a dynamic run."""
 
     def __init__(self, run_id: str, *, is_running: bool = False) -> None:
-        """Begin without facts; of a run that is running, calls without a result may be on their way."""
+        """Start without facts; if the run is running, its calls without a result may still be in progress."""
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
         self._recovery = MapReduceRecovery(self._apply_output, keep_inner=self._apply_inner)
         self._levels: dict[int, LevelTally] = {}
-        #: the first failures by key; those that were made good meanwhile are left out when they are shown
+        #: the first failures by key, including failures of tasks that succeeded later; a view leaves these out
         self._failures: dict[str, str] = {}
         self._last_at = 0.0
-        #: what its record has lost
+        #: lost parts of the record
         self._lost: list[str] = []
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Take the next facts.
+        """Apply the next facts.
 
         Raises:
-            RecordError: one of them is damaged.
+            RecordError: One of them is damaged.
         """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
@@ -110,12 +109,12 @@ class MapReduceView:
 
     @property
     def state(self) -> RunState:
-        """How the run stands, as its facts tell."""
+        """The state of the run according to its facts."""
         return self._recovery.head.state
 
     @property
     def levels(self) -> list[LevelTally]:
-        """Its levels, lowest first."""
+        """Its levels, starting with the lowest."""
         levels = dict(self._recovery.groups.counts)
         unknown: Counter[int | None] = Counter()
         for key, count in self._unknown.counts(self._is_over).items():
@@ -193,13 +192,13 @@ class MapReduceView:
         }
 
     def _own_error(self) -> str:
-        """Return the error of the run itself, such as what its source of items raised; empty where it has none."""
+        """Return the error of the run itself, such as an error of its source of items; empty if there is none."""
         if (own := self._recovery.head.own_error) is None:
             return ""
         return f"{row_text(own.error_type, _TITLE)}: {row_text(own.message, _REASON)}"
 
     def _is_over(self, key: str) -> bool:
-        """Whether nothing comes any more of what a task called and got no result of."""
+        """Whether the calls of a task that have no result are no longer in progress."""
         return not self._is_running or self._recovery.outcome(key) is not RecordedOutcome.UNKNOWN
 
     def _standing_failures(self) -> dict[str, str]:
@@ -240,7 +239,7 @@ class MapReduceView:
         tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
 
     def _apply_inner(self, key: str, fact: Fact[OutputRecorded] | Fact[FailureRecorded]) -> None:
-        """Count a task of an item that is more than one."""
+        """Count a task inside an item of several tasks."""
         if isinstance(fact.data, OutputRecorded):
             self._apply_output(key, fact.data)
         elif (trace := read_trace(fact)) is not None:  # pyright: ignore[reportArgumentType]  it is not an output

@@ -1,7 +1,7 @@
-"""The spans of a recorded run, the same that it sends while it is running: a reader of its history. Pure.
+"""The spans of a recorded run, equal to its live spans: a reader of its history. Pure.
 
-There is one for each beginning of the run, and those of its tasks, units, model and tool calls. A span without an end lasts until the last
-fact.
+There is one span per period of the run, from a start or resumption to the next end, and one per task, unit, model call
+and tool call. A span without an end lasts until the last fact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class _Beginning:
-    """One time that the run went on, until it ended or was interrupted."""
+    """One period of a run: from its start or resumption until it ended or was interrupted."""
 
     tracing: RunTracing
     started_at: float
@@ -38,15 +38,15 @@ class _Beginning:
 
     @property
     def has_told(self) -> bool:
-        """Whether it has told of all that was done until then: a run that waits for people has not told of tasks that wait."""
+        """Whether the run has reported all its tasks; a run that waits for reviews has not reported waiting tasks."""
         return self.end is not None and self.end.state is not RunState.WAITING
 
 
 def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the spans of a run, of each beginning first those of its tasks.
+    """Return the spans of a run by period; spans of tasks precede the span of their period.
 
     Raises:
-        RecordError: its record is damaged.
+        RecordError: The record is damaged.
     """
     history = RunHistory(has_details=True)
     spans: list[SpanData] = []
@@ -54,17 +54,17 @@ def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT)
         for event in beginning.tasks:
             spans += task_spans(event, content)
         spans += run_spans(_run_ended(history.head.header, beginning), UnitTimes(beginning.tasks), content)
-    # A tool call that was cut short and made again is told of where it ended.
+    # A tool call that was interrupted and repeated is reported in the period in which it ended.
     return list({span.span_id: span for span in spans}.values())
 
 
 def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
-    """Return the beginnings of a run, each with the executions that it told of, or would have: those that did something in it.
+    """Return the periods of a run, each with the executions that it reported or would have reported.
 
-    What was at work when a run was interrupted, or waited for people, is told of by the beginning in which it did its last.
+    An execution that was active when the run was interrupted or suspended belongs to the period of its last fact.
     """
     beginnings: list[_Beginning] = []
-    #: executions that nobody has told of -> in which beginning they did their last
+    #: executions that are not reported yet -> the period of their last fact
     untold: dict[str, _Beginning] = {}
     for fact in facts:
         match fact.data:
@@ -86,7 +86,7 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
         if not beginnings:
             continue
         beginnings[-1].last_at = max(beginnings[-1].last_at, fact.at)
-        # That it is over is nothing that it does.
+        # A stimulus about its end is not an action of the execution.
         is_work = not (fact.is_of_run or is_making_agent(fact))
         if is_work and (fact.instance in untold or not isinstance(fact.data, StimulusRecorded)):
             untold[fact.instance] = beginnings[-1]
@@ -95,7 +95,7 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
 
 
 def _tell(history: RunHistory, untold: dict[str, _Beginning]) -> None:
-    """Give each beginning its executions of which nobody has told, and forget them."""
+    """Assign unreported executions to their periods, and clear them."""
     for instance in sorted(history.work, key=lambda each: delegating_call(each) is not None):
         work = RecordedWork(history, instance)
         if instance in untold and work.is_recorded:
@@ -104,7 +104,7 @@ def _tell(history: RunHistory, untold: dict[str, _Beginning]) -> None:
 
 
 def _make_traced(work: RecordedWork, beginning: _Beginning) -> TaskTracedEvent:
-    """Return the end of an execution, as it was told of or would have been."""
+    """Return the end of an execution as the run reported it or would have reported it."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
     trace = work.trace(state.value)
     failure = work.failure if work.has_failed else None
@@ -123,7 +123,7 @@ def _make_traced(work: RecordedWork, beginning: _Beginning) -> TaskTracedEvent:
 
 
 def _run_ended(header: PlanRecorded, beginning: _Beginning) -> RunTracedEvent:
-    """Return the end of a beginning; one without an end was interrupted."""
+    """Return the end of a period; a period without an end was interrupted."""
     end = beginning.end
     reason, error_type, message = ExitReason.ERROR, "Interrupted", "The run was interrupted"
     if end is not None:

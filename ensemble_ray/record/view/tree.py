@@ -1,7 +1,6 @@
-"""A trace as a tree of lines for people. Pure.
+"""Render an `ExecutionTrace` as a tree of rows or plain text lines for users. Pure.
 
-In: an `ExecutionTrace`, of a live run or folded from a record. Out: rows (depth, title, details) or plain text lines.
-Never: colours, terminal sizes, or a control character that a model or a tool put into its text.
+The rows have no colours and no control characters from texts of models or tools, and do not depend on terminal sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 class UnitBranch:
     """A unit, or one execution of it."""
 
-    #: `loop:refine`, or `loop:refine#2` of an execution
+    #: `loop:refine`, or `loop:refine#2` for an execution
     path: str
     entries: list[Entry] = field(default_factory=list["Entry"])
 
@@ -50,7 +49,7 @@ class UnitBranch:
         return "#" not in self.path.rpartition("/")[2]
 
     def tasks(self) -> Iterator[TaskTrace]:
-        """Return the tasks in it, however deep."""
+        """Return the tasks in it, at any depth."""
         for entry in self.entries:
             if isinstance(entry, UnitBranch):
                 yield from entry.tasks()
@@ -62,7 +61,7 @@ Entry = Union[TaskTrace, UnitBranch]  # noqa: UP007  a name for the union, also 
 
 
 def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
-    """Return tasks in their units, each where its first task stands."""
+    """Return tasks grouped by unit; a unit has the position of its first task."""
     root = UnitBranch(path="")
     known: dict[str, UnitBranch] = {"": root}
     for trace in traces:
@@ -72,7 +71,7 @@ def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
 
 
 def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
-    """Return the branch of a path, made with those above it."""
+    """Return the branch of a path; add it and its parents if they are missing."""
     found = known.get(path)
     if found is None:
         before, _, last = path.rpartition("/")
@@ -84,7 +83,7 @@ def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
 
 
 def describe_unit(trace: ExecutionTrace, path: str) -> tuple[str, ...]:
-    """Return what a trace says of a unit or of one execution of it, in few words."""
+    """Return a short description of a unit or of one execution of it."""
     for loop in trace.loop_traces:
         if loop.path == path:
             ran = f"{loop.iterations_run} of at most {loop.max_iterations} iterations"
@@ -106,7 +105,7 @@ def describe_unit(trace: ExecutionTrace, path: str) -> tuple[str, ...]:
 
 
 def is_named(name: str, instance: str) -> bool:
-    """Whether a person who writes that name means that execution of a task, among others or alone (S-LOOP-184).
+    """Return whether a name given by a user selects an execution of a task, alone or among others (S-LOOP-184).
 
     Examples:
         >>> [is_named(name, "loop:refine#2/writer#0") for name in ("writer", "loop:refine", "loop:refine#2", "critic")]
@@ -117,14 +116,14 @@ def is_named(name: str, instance: str) -> bool:
 
 def row_text(text: str, length: int) -> str:
     """Return a text on one line, without control characters, cut to a length."""
-    # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
+    # Cut first, since an answer may be as large as a book. Twice the length leaves room for collapsed white space.
     words = " ".join(text[: 2 * length].split())
     clean = escape_controls(words)
     return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
 
 
 def format_seconds(duration: timedelta) -> str:
-    """Return a duration, as people read it."""
+    """Return a duration in a readable format."""
     seconds = duration.total_seconds()
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
@@ -138,16 +137,16 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0) -> str:
-    """Input and output tokens, `?` where they are not known; how many of the latter are reasoning, where some are."""
+    """Return input and output tokens, `?` for unknown numbers, and the number of reasoning tokens if there are any."""
     counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
     thought = f", {reasoning_tokens:,} of them reasoning" if reasoning_tokens > 0 else ""
     return f"{counts[0]} + {counts[1]} tokens{thought}"
 
 
 def branch_lines(depths: Sequence[int]) -> list[str]:
-    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
+    """Return the prefixes of rows, with a line for the depths that have later rows."""
     found: list[str] = []
-    #: depths of which a later row belongs to the same parent
+    #: depths with a later row of the same parent
     to_come: set[int] = set()
     for row_depth in reversed(depths):
         parts = ["│  " if depth in to_come else "   " for depth in range(1, row_depth)]
@@ -159,7 +158,7 @@ def branch_lines(depths: Sequence[int]) -> list[str]:
 
 
 def context_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the lines of the first request that was cut, and of the last one that was cut otherwise (S-MEM-136)."""
+    """Return the lines of the first shortened request, and of the last one with another shortening (S-MEM-136)."""
     cuts = [as_mapping(entry) for entry in as_sequence(metadata.get("context"))]
     for data in cuts[:1] + cuts[1:][-1:]:
         turn = as_count(data.get("turn"))
@@ -168,14 +167,14 @@ def context_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[s
         yield f"context{where}: {describe_context(data)}", (f"{needed:,} tokens, budget {budget:,}",)
 
 
-#: Lines of a difference that are shown.
+#: Maximum number of lines of a difference.
 _MOST_LINES = 20
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 _VERDICTS = {"approve": "approved", "edit": "edited", "exit": "ended the run", "waiting": "waits"}
 
 
 def review_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return a title and details for each gate, and the lines of each difference behind it, which have no details."""
+    """Return a title and details per gate, followed by the lines of its difference, which have no details."""
     for gate in map(as_mapping, as_sequence(metadata.get("reviews"))):
         verdict, timing = as_text(gate.get("verdict")), as_text(gate.get("timing"))
         asked = as_text(gate.get("question")) or as_text(gate.get("prompt"))
@@ -188,25 +187,25 @@ def review_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[st
 
 
 def _difference(before: str, after: str) -> Sequence[str]:
-    """Return the lines that an edit took away and brought, with little of what stands around them."""
+    """Return the removed and added lines of an edit, with one line of context."""
     compared = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
     lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
     left_out = len(lines) - _MOST_LINES
     return lines if left_out <= 0 else [*lines[:_MOST_LINES], f"... {left_out:,} more lines"]
 
 
-#: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.
+#: A map-reduce with more tasks is shown by its levels only; also the maximum number of errors.
 _MOST_TASKS = 100
 #: Longest text of a row's title and of a quoted answer, characters.
 _TITLE = 72
 _QUOTE = 100
-#: Of why the run failed, and where.
+#: Longest reason of a failure and its location.
 _REASON = 400
 _LOST = 300
 
-#: Stands for the text of an answer that asks for tools; such an answer is never empty.
+#: Replaces the text of an answer that requests tools, since such an answer is never empty.
 _ASKED = "(tool calls)"
-#: Tools that hand work on; a malformed call of theirs leaves no delegation.
+#: Tools that delegate work; a malformed call of them makes no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
 RowKind = Literal[
@@ -237,24 +236,24 @@ class TreeRow:
     depth: int
     kind: RowKind
     title: str
-    #: times, tokens, counts; shown behind the title
+    #: times, tokens, counts; shown after the title
     details: tuple[str, ...] = ()
-    #: something went wrong here
+    #: whether the row shows a problem
     is_bad: bool = False
 
 
 def tree_rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer] = ()) -> tuple[TreeRow, ...]:
-    """Return the rows of a trace, top down; `verdicts` are what its record tells of predicates and conditions."""
+    """Return the rows of a trace, top down; `verdicts` are the recorded answers of predicates and conditions."""
     return tuple(_rows(trace, verdicts))
 
 
 def render_tree(trace: ExecutionTrace) -> str:
-    """Return the tree as text, one row per line, no line feed at the end."""
+    """Return the tree as text, one row per line, without a trailing line feed."""
     return render_rows(tree_rows(trace))
 
 
 def render_rows(rows: Sequence[TreeRow]) -> str:
-    """Rows of a tree as text, one per line, no line feed at the end."""
+    """Return rows of a tree as text, one per line, without a trailing line feed."""
     lines: list[str] = []
     for row, branches in zip(rows, branch_lines([row.depth for row in rows]), strict=True):
         lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
@@ -303,7 +302,7 @@ def _entry_rows(
     *,
     depth: int,
 ) -> Iterator[TreeRow]:
-    """Return the rows of tasks, and of units with what ran in them."""
+    """Return the rows of tasks, and of units with their content."""
     for entry in entries:
         if isinstance(entry, TaskTrace):
             is_failed = (entry.agent_role, entry.task_description) in failed
@@ -319,7 +318,7 @@ def _entry_rows(
 
 
 def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) -> TreeRow:
-    """Return the row of what a predicate or a condition answered; its time counts from the start of the run."""
+    """Return the row of an answer of a predicate or a condition; its time counts from the start of the run."""
     asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
     answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
     after = format_seconds(max(timedelta(), utc_of(verdict.at) - trace.started_at))
@@ -333,7 +332,7 @@ def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) ->
 
 
 def name_details(name: str | None) -> tuple[str, ...]:
-    """Return what the row of a run says of its team's name."""
+    """Return the team's name as a detail of a run's row."""
     return (f"team {row_text(name, _TITLE)}",) if name else ()
 
 
@@ -344,7 +343,7 @@ def tags_row(tags: Mapping[str, object]) -> TreeRow:
 
 
 def _parent(trace: ExecutionTrace) -> str:
-    """Which run it is a fork of, where the trace tells of one."""
+    """Return the run that it was forked from, if the trace contains it."""
     origin: object = trace.metadata.get("forked_from")
     if not isinstance(origin, Mapping):
         return ""
@@ -378,7 +377,7 @@ def level_row(tally: LevelTally) -> TreeRow:
 
 
 def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
-    """Return the calls of unknown outcome, where tasks have no rows of their own (S-DUR-26)."""
+    """Return the calls of unknown outcome of tasks without rows (S-DUR-26)."""
     rows = [_tool_row(call, 1) for task in tasks for call in unknown_calls(task)]
     yield from rows[:_MOST_TASKS]
     if len(rows) > _MOST_TASKS:
@@ -387,7 +386,7 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
 
 
 def lost_row(text: str) -> TreeRow:
-    """Return the row of what a record has lost; somebody chose to go on without it."""
+    """Return the row of a lost part of a record that a user accepted."""
     return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {row_text(text, _LOST)}", is_bad=True)
 
 
@@ -401,7 +400,7 @@ def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
 def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     metrics, cost = trace.metrics, trace.total_cost_estimate
     yield format_seconds(trace.total_duration)
-    # The traces of a manager's workers stand beside its own, and are none of the run's tasks.
+    # The traces of a manager's workers follow its own trace, and are not tasks of the run.
     yield format_count(
         min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
     )
@@ -418,7 +417,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
-    """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
+    """Return the rows of a task and of its actions; `more` are details of delegated work."""
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
     details = (format_seconds(task.duration), *more, *_task_details(task, state))
     role = row_text(task.agent_role or "?", _TITLE)
@@ -428,7 +427,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
-    for delegation in left:  # of a turn that never came to its end
+    for delegation in left:  # delegations of an unfinished turn
         yield from _delegation_rows(delegation, depth + 1)
     yield from _review_rows(task, depth + 1)
     if task.final_output:
@@ -449,11 +448,11 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
     if state:
         yield row_text(state, _TITLE)
     if "/" in (instance := str(task.metadata.get("instance", ""))):
-        yield row_text(instance, _QUOTE)  # what `--task` and `fork --from` take
+        yield row_text(instance, _QUOTE)  # the argument of `--task` and `fork --from`
 
 
 def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
-    """Return the rows of what a task was given, and of what a context budget cut of that."""
+    """Return the rows of a task's input, and of the parts that a context budget removed."""
     if task.prompts is not None and task.prompts.history:
         said = task.prompts.history
         last = row_text(said[-1].content or "", _QUOTE)
@@ -464,7 +463,7 @@ def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
-    """Return the rows of a model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
+    """Return the rows of a model call and its tool calls; their delegations are removed from `left`."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
     reason, waited = _incomplete(interaction), interaction.permit_wait
     yield TreeRow(
@@ -489,21 +488,21 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
             yield _tool_row(call, depth + 1)
             continue
         delegation = left.popleft()
-        # The refusal is an answer of the tool (S-EVT-14), so only both together tell that nobody was asked.
+        # The refusal is an answer of the tool (S-EVT-14), so only both together show that no worker was called.
         is_refused = call.outcome == "success" and not delegation.succeeded
         yield _tool_row(call, depth + 1, is_refused=is_refused)
         yield from _delegation_rows(delegation, depth + 2, is_refused=is_refused)
 
 
 def _incomplete(interaction: LlmInteraction) -> str | None:
-    """Return what an answer lacks, for people; None: nothing."""
+    """Return why an answer is incomplete, or None if it is complete."""
     text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
     reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
     return reason if reason is None or reason == "empty" else f"cut off: {reason}"
 
 
 def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: bool = False) -> Iterator[TreeRow]:
-    """Who was asked, and what they did where that does not stand beside the asking task."""
+    """Return the rows of a worker and of its actions, unless these follow the delegating task."""
     worker = delegation.worker_trace
     outcome = "success" if delegation.succeeded else "refused" if is_refused else "failure"
     shown = (outcome, f"depth {delegation.depth + 1}")
@@ -545,12 +544,12 @@ def _error_row(error: ErrorTrace) -> TreeRow:
     return TreeRow(depth=1, kind="error", title=title, details=tuple(filter(None, (where, place))), is_bad=True)
 
 
-#: Characters of a name that are shown.
-_TITLE_REFLECTIONS = 120
+#: Maximum number of characters of the row of a reflection.
+_REFLECTION_LENGTH = 120
 
 
 def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
-    """Return a row for each output that was reflected on, in order."""
+    """Return one row per output with a reflection, in order."""
     made: dict[str, ReflectionRecorded] = {}
     stored: set[str] = set()
     for fact in facts:
@@ -558,10 +557,10 @@ def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
             made[fact.instance] = fact.data
         elif isinstance(fact.data, ReflectionStored):
             stored.add(fact.instance)
-    return tuple(_row(instance, data, is_stored=instance in stored) for instance, data in made.items())
+    return tuple(_reflection_row(instance, data, is_stored=instance in stored) for instance, data in made.items())
 
 
-def _row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
+def _reflection_row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
     learned = data.reflection_value
     details = [
         f"execution {learned.run_count:,}",
@@ -576,28 +575,28 @@ def _row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow
     return TreeRow(
         depth=1,
         kind="reflection",
-        title=row_text(title, _TITLE_REFLECTIONS),
+        title=row_text(title, _REFLECTION_LENGTH),
         details=tuple(details),
         is_bad=not is_stored,
     )
 
 
-#: Characters of a text that are shown.
-_TITLE_DIRECTIVES = 200
+#: Maximum number of characters of a text in the row of a directive.
+_DIRECTIVE_LENGTH = 200
 
 
 def directives_in(facts: Iterable[Fact]) -> list[DirectiveFact]:
-    """Return what people told the run, among facts, in order."""
+    """Return the directives of users among facts, in order."""
     return [fact.data for fact in facts if isinstance(fact.data, DirectiveFact)]
 
 
 def directive_rows(given: Iterable[DirectiveFact]) -> tuple[TreeRow, ...]:
-    """Return a row for each directive: its text, who gave it, and when it expires; and for each choice of a model."""
-    return tuple(_row_directives(each) for each in given)
+    """Return one row per directive, with its text, sender and expiry, and per choice of a model."""
+    return tuple(_directive_row(each) for each in given)
 
 
 def directive_data(given: Iterable[DirectiveFact]) -> dict[str, list[dict[str, object]]]:
-    """Return `directives` and `model_switches` as JSON data, those of which there are any."""
+    """Return `directives` and `model_switches` as JSON data, without empty lists."""
     directives: list[dict[str, object]] = []
     switches: list[dict[str, object]] = []
     for each in given:
@@ -610,15 +609,15 @@ def directive_data(given: Iterable[DirectiveFact]) -> dict[str, list[dict[str, o
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _row_directives(given: DirectiveFact) -> TreeRow:
+def _directive_row(given: DirectiveFact) -> TreeRow:
     if isinstance(given, ModelSwitched):
-        whose = "all agents" if given.agent is None else row_text(given.agent, _TITLE_DIRECTIVES)
-        chosen = "own" if given.model is None else row_text(given.model, _TITLE_DIRECTIVES)
-        by = (row_text(given.given_by, _TITLE_DIRECTIVES),) if given.given_by else ()
+        whose = "all agents" if given.agent is None else row_text(given.agent, _DIRECTIVE_LENGTH)
+        chosen = "own" if given.model is None else row_text(given.model, _DIRECTIVE_LENGTH)
+        by = (row_text(given.given_by, _DIRECTIVE_LENGTH),) if given.given_by else ()
         return TreeRow(depth=1, kind="directive", title=f"model of {whose}: {chosen}", details=by)
     until = _instant(given)
-    details = tuple(filter(None, (row_text(given.given_by, _TITLE_DIRECTIVES), f"until {until}" if until else "")))
-    return TreeRow(depth=1, kind="directive", title=f"told: {row_text(given.text, _TITLE_DIRECTIVES)}", details=details)
+    details = tuple(filter(None, (row_text(given.given_by, _DIRECTIVE_LENGTH), f"until {until}" if until else "")))
+    return TreeRow(depth=1, kind="directive", title=f"told: {row_text(given.text, _DIRECTIVE_LENGTH)}", details=details)
 
 
 def _instant(given: DirectiveRecorded) -> str | None:
