@@ -259,5 +259,5 @@ def _position_of(cursor: str) -> tuple[float, str]:
         return float(at), run_id
     except ValueError:
         raise StudioRefusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a page of runs gave"
+            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "Invalid cursor. Pass the next_cursor of a page of runs"
         ) from None
