@@ -213,7 +213,7 @@ class ShownStep:
             reviewed=self.is_reviewed,
         )
 
-    #: The rule of each kind of change. Other changes have no effect.
+    #: Rules by kind of change. Other changes have no effect.
     _RULES: ClassVar[Mapping[type[history.Change], Callable[..., None]]] = {
         history.ModelReplied: _add_answer,
         history.CallStarted: _begin_call,
