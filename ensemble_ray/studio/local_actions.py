@@ -199,7 +199,7 @@ class LocalActions:
         )
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Return the same of a new run that does it again from a step on; the team is loaded for it, elsewhere."""
+        """Preview a fork; see `StudioActions`. A separate process loads the team."""
         await self._views.summary(run_id)
         if not (await read_head(self._store, run_id)).source.place:
             return RunPreview(blocked=_OF_PROGRAM.format("fork"))
