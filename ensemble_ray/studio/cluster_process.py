@@ -31,7 +31,7 @@ _start_process = asyncio.create_subprocess_exec
 
 
 class ClusterProcess:
-    """Queries one cluster."""
+    """Queries one cluster. A failed query blocks further queries for a pause."""
 
     def __init__(self, address: str, environment: Mapping[str, str] | None = None) -> None:
         """Store the address. The first query starts the process.

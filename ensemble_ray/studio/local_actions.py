@@ -159,7 +159,9 @@ def _last_words(said: str) -> str:
     return str(one_line(text, _SAID)) or "The command failed without output"
 
 
-_OF_PROGRAM = "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
+_OF_PROGRAM = (
+    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
+)
 _DONE = frozenset({"completed", "exited"})
 
 

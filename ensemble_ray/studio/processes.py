@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 _NO_CLUSTER = (
-    "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "
-    "studio asks it where it is started with --address or RAY_ADDRESS, or a run of this machine belongs to it."
+    "Told by the records: which process owns each active run. Only a cluster can report which process has which agent. Studio queries a "
+    "cluster if you start it with --address or RAY_ADDRESS, or if a run of this machine belongs to the cluster."
 )
-_NOTHING = "No run is active, so there are no processes."
+_NOTHING = "No run goes on, so there are no processes."
 #: Replaces errors, which name addresses, for visitors without access to the cluster.
 _UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."

@@ -138,7 +138,7 @@ async def _send(websocket: WebSocket, connection: Connection) -> None:
             for text in texts:
                 await websocket.send_text(text)
         if connection.is_overrun:
-            _log.warning("A page of the dashboard was given up: it took nothing while too much was sent")
+            _log.warning("Disconnected a page of the dashboard: its queue of unread messages is full")
             await websocket.close(_TRY_AGAIN, "Too slow")
         else:
             await websocket.close(_GOING_AWAY, "The dashboard stops")

@@ -223,11 +223,11 @@ class Control(Protocol):
         ...
 
     async def __aenter__(self) -> object:
-        """Start to accept requests."""
+        """Start accepting requests."""
         ...
 
     async def __aexit__(self, *error: object) -> bool | None:
-        """Stop to accept requests."""
+        """Stop accepting requests."""
         ...
 
 

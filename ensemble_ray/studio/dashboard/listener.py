@@ -1,4 +1,4 @@
-"""A listener that sends the events of all runs to the pages of a dashboard. Events of each run arrive on a separate thread."""
+"""A listener that sends the events of all runs to the pages of a dashboard. Every run delivers its events on a separate thread."""
 
 from __future__ import annotations
 

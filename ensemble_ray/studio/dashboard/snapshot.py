@@ -62,7 +62,7 @@ class Snapshot:
     - Over the limit the oldest run is removed, and its later messages are not stored.
     - Tokens, model requests and messages to one connection are not stored in the list of a run.
     - An open review is stored until its end, also if its run is unknown.
-    - The newest model requests of each task are stored separately, until the next run starts.
+    - The newest model requests per task are stored separately, until the next run starts.
     - `hello` returns messages in the order in which they were sent, over all runs.
     """
 
