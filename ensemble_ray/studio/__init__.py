@@ -1,4 +1,4 @@
-"""Studio: what runs recorded, as data for a page; what may be done with them, and the server of both."""
+"""Studio: a page that shows recorded runs and acts on them, and its server."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from importlib.util import find_spec
 
 from ensemble_ray.errors import ValidationError
 
-#: What the extra `studio` brings.
+#: Packages of the extra `studio`.
 _NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette", "graphlay")
 
 
 def check_installed(name: str) -> None:
-    """Check that what serves is installed; `name` is what needs it.
+    """Check that the packages of the extra `studio` are installed.
+
+    Args:
+        name: The feature that needs them, for the message.
 
     Raises:
-        ValidationError: it is not.
+        ValidationError: a package is missing.
     """
     lacking = [package for package in _NEEDED if find_spec(package) is None]
     if lacking:

@@ -1,7 +1,6 @@
-"""The application: the page, and what it asks for.
+"""The application of studio: the page and its data. It can be mounted alone, in a dashboard, or in an endpoint.
 
-It knows neither its address nor its port, so that it is mounted where somebody serves it: by itself, beside a dashboard, behind an
-endpoint. Never: a document of its interface, whose pages would ask others' servers.
+It has no OpenAPI pages, because these load files from other servers.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ StudioDependency = Annotated[Studio, Depends(_studio_of)]
 
 
 def json_text(value: BaseModel) -> str:
-    """Return a value as JSON in one line, whatever stands in its texts."""
+    """Return a value as one line of JSON, for any text in it."""
     try:
         return value.model_dump_json(by_alias=True)
     except (PydanticSerializationError, UnicodeEncodeError):  # half of a surrogate pair, in an id
@@ -93,12 +92,12 @@ def json_text(value: BaseModel) -> str:
 
 
 def answer(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Return a value as an answer."""
+    """Return a JSON response with a value."""
     return Response(json_text(value), status_code=status, media_type=_JSON)
 
 
 def add_failure_handlers(app: FastAPI) -> None:
-    """Let an application answer everything that goes wrong in one form."""
+    """Add error handlers that answer every failure in one form."""
     app.add_exception_handler(StudioRefusal, _refusal)
     app.add_exception_handler(EnsembleError, _ours)
     app.add_exception_handler(IllegalStateError, _ours)
@@ -139,9 +138,9 @@ def _broken(request: Request, error: Exception) -> JSONResponse:
 
 
 router = APIRouter()
-#: Who follows is looked at again so often, s: a key may be revoked meanwhile.
+#: Interval of the checks of a follower's key, which may be revoked, s.
 _ADMITTED_S = 10.0
-#: How often a record is looked at, s.
+#: Interval at which a stream reads the record, s.
 _POLL_S = 0.3
 _POSITION = re.compile("[0-9]{1,18}")
 
@@ -155,9 +154,9 @@ async def get_live(
     after: int = 0,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Stream what changes in a run, from a position to its end."""
+    """Stream the changes of a run, from a position to its end."""
     visitor = await studio.guard.admit(request, Right.READ)
-    await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
+    await bridge(studio.reader.run(run_id, visitor))  # refuses an unknown run before the stream begins
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
     return EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
@@ -173,7 +172,7 @@ async def _stream(
                 visitor = await studio.guard.admit(request, Right.READ, is_counted=False)
                 await bridge(studio.reader.check_visible(run_id, visitor))
             except StudioRefusal:
-                return  # who comes back with that key is told why
+                return  # the next request with that key gets the reason
             admitted_at = time.monotonic()
         look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
         stamp = look.stamp
@@ -211,14 +210,14 @@ _Spec = Annotated[Argument, Query(alias="from", min_length=1, max_length=1000)]
 
 @router.get("/runs/{run_id}/resume-preview")
 async def get_resume_preview(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return what a run would take from its record if it went on."""
+    """Preview the resume of a run."""
     actions, _ = await _actions(studio, request, Right.READ, run_id)
     return answer(await bridge(actions.preview_resume(run_id)))
 
 
 @router.get("/runs/{run_id}/fork-preview")
 async def get_fork_preview(run_id: str, studio: StudioDependency, request: Request, *, spec: _Spec) -> Response:
-    """Return what a fork would take from the record; the team is loaded for it."""
+    """Preview a fork. This loads the team."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     if request.headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
         raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Another site's page may not ask this")
@@ -227,7 +226,7 @@ async def get_fork_preview(run_id: str, studio: StudioDependency, request: Reque
 
 @router.post("/runs/{run_id}/cancel")
 async def post_cancel(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Ask for the end of a run."""
+    """Request the end of a run."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     await bridge(actions.cancel(run_id))
     return answer(AcceptedAction(run_id=run_id), HTTPStatus.ACCEPTED)
@@ -235,14 +234,14 @@ async def post_cancel(run_id: str, studio: StudioDependency, request: Request) -
 
 @router.post("/runs/{run_id}/resume")
 async def post_resume(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Let a run go on."""
+    """Resume a run."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     return answer(AcceptedAction(run_id=await bridge(actions.resume(run_id))), HTTPStatus.ACCEPTED)
 
 
 @router.post("/runs/{run_id}/fork")
 async def post_fork(run_id: str, asked: NewFork, studio: StudioDependency, request: Request) -> Response:
-    """Begin a fork of a run."""
+    """Start a fork of a run."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     return answer(AcceptedAction(run_id=await bridge(actions.fork(run_id, asked))), HTTPStatus.ACCEPTED)
 
@@ -251,16 +250,16 @@ async def post_fork(run_id: str, asked: NewFork, studio: StudioDependency, reque
 async def post_decision(
     run_id: str, gate_id: str, decision: Decision, studio: StudioDependency, request: Request
 ) -> Response:
-    """Decide at a gate."""
+    """Decide a gate."""
     actions, visitor = await _actions(studio, request, Right.REVIEW, run_id)
     return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name)))
 
 
 async def _actions(studio: Studio, request: Request, right: Right, run_id: str) -> tuple[StudioActions, Visitor]:
-    """Return what carries out actions, and who asks.
+    """Return the actions and the visitor.
 
     Raises:
-        StudioRefusal: nothing may be done here, or by them, or with that run.
+        StudioRefusal: the page is read-only, the visitor lacks the right, or may not see the run.
     """
     visitor = await studio.guard.admit(request, right)
     if studio.actions is None:
@@ -271,16 +270,16 @@ async def _actions(studio: Studio, request: Request, right: Right, run_id: str) 
 
 
 _PIECE_BYTES = 65_536
-#: A client that takes no piece for so long is disconnected, s.
+#: A client that reads no piece for this long is disconnected, s.
 _STALLED_S = 60.0
-#: So is one that takes less on average, behind that time.
+#: Lowest average rate of a client after that time. A slower client is disconnected.
 _LEAST_BYTES_PER_S = 65_536
 
 
 class SpooledAnswer(Response):
-    """Writes the body to a file without a name and sends it in pieces: a slow client holds one piece in memory.
+    """Writes the body to an unnamed file and sends it in pieces: a slow client holds one piece in memory.
 
-    One studio writes and sends a few of them at a time (`Studio.documents`), and refuses more with 429.
+    `Studio.documents` limits the number of concurrent answers. Studio refuses more with 429.
     """
 
     def __init__(
@@ -302,7 +301,7 @@ class SpooledAnswer(Response):
         """Send the answer.
 
         Raises:
-            StudioRefusal: too many are being sent.
+            StudioRefusal: too many answers are in progress.
         """
         if self._slots.locked():
             text = "Too many exports and files are being sent. What to do: try again when one of them has ended"
@@ -310,7 +309,7 @@ class SpooledAnswer(Response):
         async with self._slots:
             with tempfile.TemporaryFile(prefix="ensemble-ray-") as file:
                 await self._write(file)
-                del self._write  # with the texts that it holds
+                del self._write  # frees the texts that it holds
                 self.headers["content-length"] = str(file.tell())
                 file.seek(0)
                 try:
@@ -337,7 +336,7 @@ class SpooledAnswer(Response):
             latest_at += len(piece) / _LEAST_BYTES_PER_S
 
 
-#: Steps whose details go along; of a longer run those that failed, then the first ones.
+#: Most steps with details in an export. Failed steps come first, then the first steps.
 _MOST_DETAILS = 2000
 
 
@@ -349,7 +348,7 @@ class ExportedFlows(StudioSchema):
 
 
 class ExportedRun(StudioSchema):
-    """What an export holds besides `details`: the details by step, their texts whole."""
+    """An export without `details`, which has the details by step with full texts."""
 
     version: str
     exported_at: Millis
@@ -366,11 +365,11 @@ async def write_run(
     """Write a run as one JSON document.
 
     Args:
-        reader: Has the run.
-        run_id: Which one.
-        visitor: Who asks.
-        info: What the page is told of its server.
-        write: Is called in a thread with one piece after the other.
+        reader: Contains the run.
+        run_id: Id of the run.
+        visitor: The visitor.
+        info: Answer to `GET api/studio/info`.
+        write: Called in a thread with one piece after the other.
 
     Raises:
         StudioRefusal: there is no such run.
@@ -407,7 +406,7 @@ _Run = Annotated[str, Query(min_length=1, max_length=256)]
 
 @router.get("/runs/{run_id}/flow")
 async def get_flow(run_id: str, studio: StudioDependency, request: Request, *, view: _View = "declared") -> Response:
-    """Return the graph of a run, with places."""
+    """Return the graph of a run with its layout."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.flow(run_id, visitor, view)))
 
@@ -463,7 +462,7 @@ async def get_files(studio: StudioDependency, request: Request) -> Response:
 
 @router.get("/files/{name}")
 async def get_file(name: str, studio: StudioDependency, request: Request) -> Response:
-    """Return one of them whole."""
+    """Return the content of a file of the folder."""
     folder = await _folder(studio, request)
 
     async def write(file: IO[bytes]) -> None:
@@ -473,10 +472,10 @@ async def get_file(name: str, studio: StudioDependency, request: Request) -> Res
 
 
 async def _folder(studio: Studio, request: Request) -> FilesFolder:
-    """Return the folder, for those who may see all runs: a file does not say whose it is.
+    """Return the folder. It needs access to all runs, since a file does not name its team.
 
     Raises:
-        StudioRefusal: there is none, or none for who asks.
+        StudioRefusal: there is no folder, or the visitor may not see it.
     """
     visitor = await studio.guard.admit(request, Right.READ)
     if studio.files is None or not visitor.sees_all:
@@ -492,7 +491,7 @@ _LONG_BYTES = 1_048_576
 
 @router.get("/info")
 async def get_info(studio: StudioDependency, request: Request) -> Response:
-    """Return what the page can do here."""
+    """Return the features of the page."""
     return answer(studio.info(await studio.guard.admit(request, Right.READ)))
 
 
@@ -530,21 +529,21 @@ async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Re
 
 @router.get("/runs/{run_id}/series")
 async def get_series(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return a run among those before and behind it."""
+    """Return a run with its neighbours in time."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.series(run_id, visitor)))
 
 
 @router.get("/runs/{run_id}/steps")
 async def get_steps(run_id: str, studio: StudioDependency, request: Request, *, after: int = 0) -> Response:
-    """Return the steps of a run that changed behind a position."""
+    """Return the steps of a run that changed after a position."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.steps(run_id, visitor, after=after)))
 
 
 @router.get("/runs/{run_id}/steps/{step_id:path}/text")
 async def get_text(run_id: str, step_id: str, studio: StudioDependency, request: Request, *, field: _Short) -> Response:
-    """Return one text of a step, whole."""
+    """Return one full text of a step."""
     visitor = await studio.guard.admit(request, Right.READ)
     text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
     if text is None:
@@ -568,14 +567,14 @@ async def get_step(run_id: str, step_id: str, studio: StudioDependency, request:
 
 @router.get("/reviews")
 async def get_reviews(studio: StudioDependency, request: Request) -> Response:
-    """Return the reviews that wait for somebody."""
+    """Return the open reviews."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.reviews(visitor)))
 
 
 @router.get("/actors")
 async def get_actors(studio: StudioDependency, request: Request) -> Response:
-    """Return the processes that there are."""
+    """Return the current processes."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await _actors(studio, visitor, None))
 
@@ -589,15 +588,15 @@ async def get_actors_of_run(run_id: str, studio: StudioDependency, request: Requ
 
 async def _actors(studio: Studio, visitor: Visitor, run_id: str | None) -> Actors:
     if studio.processes is None:
-        return Actors(note="Nothing is known of processes here")
+        return Actors(note="This page shows no processes")
     return await bridge(studio.processes.actors(visitor, run_id))
 
 
 def _instant(text: str) -> float:
-    """Return an instant that was written as ms of Unix time or as a date; 0: none was.
+    """Parse an instant, in ms of Unix time or as a date; 0: the text is empty.
 
     Raises:
-        StudioRefusal: it is neither.
+        StudioRefusal: the text is neither.
     """
     if not text.strip():
         return 0.0
@@ -614,7 +613,7 @@ def _instant(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-#: Where the page's files lie.
+#: Folder of the files of the page.
 FOLDER = Path(__file__).parent / "page"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -625,7 +624,7 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".webmanifest": "application/manifest+json",
 }
-#: No script, style or connection but our own; nothing inline.
+#: Allows only scripts, styles and connections of this origin, and no inline code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -633,7 +632,7 @@ POLICY = (
 
 
 def page_router(folder: Path = FOLDER) -> APIRouter:
-    """Return the routes of the files in a folder, as they are named when this is called."""
+    """Return routes for the current files of a folder."""
     files = {
         path.relative_to(folder).as_posix(): path
         for path in folder.rglob("*")
@@ -659,12 +658,12 @@ def page_router(folder: Path = FOLDER) -> APIRouter:
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
-    """Add what the page asks for to an application, at `BASE/api/studio`.
+    """Add the data of the page to an application, at `BASE/api/studio`.
 
     Args:
-        app: The application; routes that it has already come before these.
-        studio: What the page is served from.
-        base: A path such as `/studio`; empty: the application's root.
+        app: The application. Its existing routes come before these.
+        studio: The parts that serve the page.
+        base: A path such as `/studio`; empty: the root of the application.
     """
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
@@ -674,7 +673,7 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
 
 
 def mount_page(app: FastAPI, base: str = "") -> None:
-    """Add the page's files to an application, at `BASE/`; at its root this comes last, since it answers every path."""
+    """Add the files of the page to an application, at `BASE/`. Mount them last at the root: they answer every path."""
     page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
     add_failure_handlers(page)
     page.include_router(page_router())
@@ -682,7 +681,7 @@ def mount_page(app: FastAPI, base: str = "") -> None:
 
 
 def studio_app(studio: Studio) -> FastAPI:
-    """Return an application that is the page and nothing else."""
+    """Return an application with only the page and its data."""
     app = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     mount_studio(app, studio)
     mount_page(app)

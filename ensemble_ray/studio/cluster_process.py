@@ -1,7 +1,6 @@
-"""A process that asks a cluster for studio (S-STU-34).
+"""Queries a cluster from a helper process, so that studio survives the death of the cluster (S-STU-34).
 
-In: an address. Out: what the cluster's actors say. A process that is connected to a cluster may die with it, and studio shall not; so
-another one asks, is started when somebody looks, and ended when nobody has for a while. On the library's loop.
+The process starts with the first query and ends when it is idle. Runs on the library's loop.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.descriptions import ClusterDescription, load_cluster
 
 _MODULE = "ensemble_ray.actors.driver.cluster_probe"
-#: How long the first answer may take, s: it imports Ray and joins the cluster; and each further one.
+#: Timeouts of the first answer, which imports Ray and joins the cluster, and of later answers, s.
 _FIRST_S, _NEXT_S = 40.0, 20.0
-#: For how long the process stays when nobody asks, s.
+#: How long an idle process stays, s.
 _IDLE_S = 60.0
-#: After a failure nobody asks again for so long, s.
+#: Pause between a failure and the next query, s.
 _PAUSE_S = 10.0
-#: Bytes of an answer, at most.
+#: Longest answer, bytes.
 _MOST_BYTES = 64 * 2**20
-#: Characters of an error that are told.
+#: Longest reported error, characters.
 _TOLD = 500
 _start_process = asyncio.create_subprocess_exec
 
 
 class ClusterProcess:
-    """Asks one cluster."""
+    """Queries one cluster. A failed query blocks further queries for a pause."""
 
     def __init__(self, address: str, environment: Mapping[str, str] | None = None) -> None:
-        """Make it; nothing is started before the first question.
+        """Store the address. The first query starts the process.
 
         Args:
-            address: The cluster's.
-            environment: Variables of its process beside those of this one.
+            address: Address of the cluster.
+            environment: Extra environment variables of the helper process.
         """
         self._address = address
         self._environment = dict(environment or {})
@@ -50,10 +49,10 @@ class ClusterProcess:
         self._failure: tuple[float, str] | None = None
 
     async def describe(self) -> ClusterDescription:
-        """Return what the actors of the cluster say; those who ask at the same time get the same answer.
+        """Return the description of the cluster from its actors. Concurrent calls share one query.
 
         Raises:
-            EnsembleError: the cluster cannot be asked, and why.
+            EnsembleError: the query failed, with the reason.
         """
         loop = asyncio.get_running_loop()
         if self._failure is not None and loop.time() < self._failure[0]:
@@ -70,7 +69,7 @@ class ClusterProcess:
             raise EnsembleError(f"The cluster at {self._address} is not asked any more") from None
 
     async def close(self) -> None:
-        """End the question under way and the process; the next question starts another."""
+        """Cancel the current query and end the process. The next query starts a new process."""
         if self._idle is not None:
             self._idle.cancel()
         while self._asking is not None and not self._asking.done():
@@ -106,14 +105,14 @@ class ClusterProcess:
             await process.wait()
 
     async def _exchange(self) -> bytes:
-        """Return the answer to a question, as a line."""
+        """Send a query, and return the line of its answer."""
         is_first = self._process is None or self._process.returncode is not None
         if is_first:
             starting = asyncio.create_task(self._start())
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
-                await starting  # whoever ends the question ends the process, which has to be known then
+                await starting  # the cancelled query ends the process, so `_process` must be set
                 raise
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None, "just made"  # noqa: S101, PT018  for the type
@@ -140,11 +139,11 @@ class ClusterProcess:
 
 
 def _description(address: str, line: bytes) -> ClusterDescription:
-    """Return what a line says.
+    """Return the description in a line.
 
     Raises:
-        EnsembleError: it says why there is nothing.
-        ValueError: it is no answer.
+        EnsembleError: the line reports an error.
+        ValueError: the line is not an answer.
     """
     found: object = json.loads(line)
     said = cast("dict[str, object]", found) if isinstance(found, dict) else {}

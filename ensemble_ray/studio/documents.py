@@ -1,9 +1,4 @@
-"""The page as one file that opens offline, with a run in it.
-
-In: a title. Out: HTML before and behind the run's JSON. Rules: nothing in it is asked for from anywhere; its policy allows the one script and the
-one style that are in it, by their hashes, and nothing else. A module is a function of its own, so that names of one are not seen
-in another; modules may import names from each other and nothing more.
-"""
+"""Documents of studio: the page as one offline file, the files of a folder, and the graphs of runs."""
 
 from __future__ import annotations
 
@@ -49,10 +44,13 @@ _SCRIPT = re.compile(r"<script type=\"module\" src=\"([^\"]+)\">")
 
 
 def single_file(title: str) -> tuple[str, str]:
-    """Return the page in two parts, between which the run stands: JSON as `js/source/file.js` reads it, through `in_script`.
+    """Return the HTML before and after the JSON of the run. The file loads no other resource.
+
+    `js/source/file.js` reads the JSON, which must pass through `in_script`. The policy allows the one script and the one style
+    of the file by their hashes.
 
     Args:
-        title: What the window is called.
+        title: Title of the window.
     """
     index = (_FOLDER / "index.html").read_text(encoding="utf-8")
     style = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
@@ -89,7 +87,10 @@ def single_file(title: str) -> tuple[str, str]:
 
 
 def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
-    """Yield a module behind those that it imports, each once, as a function that returns what it exports."""
+    """Yield each module once, after its imports, as a function that returns its exports.
+
+    A function hides the names of a module from the other modules. Modules may only import names from each other.
+    """
     if name in done:
         return
     done.append(name)
@@ -125,18 +126,18 @@ def _hash(text: str) -> str:
 
 
 def in_script(data: str) -> str:
-    """Return JSON that no HTML parser takes for the end of its script, or for a comment."""
+    """Escape JSON, so that an HTML parser finds no end of the script and no comment in it."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-#: Files that are listed, those that were changed last.
+#: Most files in a list; the newest changes win.
 _MOST_FILES = 1000
-#: Larger ones are not read, bytes.
+#: Largest file that is read, bytes.
 _LARGEST_BYTES = 268_435_456
 _MIB = 1_048_576
 _WHAT_TO_DO = "What to do: put here what 'plan --dag', 'export_dag', 'export_trace' or 'Export' wrote"
 
-#: Tells one state of a file from another.
+#: Changes when the file changes: modification time, size, inode.
 _Stamp = tuple[int, int, int]
 
 
@@ -144,10 +145,10 @@ class FilesFolder:
     """The files of one folder; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Choose a folder.
+        """Open a folder.
 
         Raises:
-            ValidationError: there is no such folder.
+            ValidationError: the folder does not exist.
         """
         if not folder.is_dir():
             raise ValidationError(f"--files {folder}: there is no such folder. Name one that has graphs or traces")
@@ -155,18 +156,18 @@ class FilesFolder:
         self._known: dict[str, tuple[_Stamp, FileEntry]] = {}
 
     async def files(self) -> FileList:
-        """Return the folder's files as they are now, those that were changed last first.
+        """Return the current files of the folder, the last changed first.
 
         Raises:
-            StudioRefusal: the folder cannot be read any more.
+            StudioRefusal: the folder cannot be read.
         """
         return await threads.run(self._list)
 
     async def content(self, name: str) -> bytes:
-        """Return a file whole.
+        """Return the content of a file.
 
         Raises:
-            StudioRefusal: there is none of that name, or it is nothing that is shown.
+            StudioRefusal: the file does not exist, or its kind is not supported.
         """
         return await threads.run(self._content, name)
 
@@ -188,7 +189,7 @@ class FilesFolder:
         return FileList(folder=str(self._folder), files=files, left_out=left_out)
 
     def _entry(self, name: str, state: os.stat_result, known: dict[str, tuple[_Stamp, FileEntry]]) -> FileEntry:
-        """Return what a file is; what is known of one that has not changed is taken again."""
+        """Return the entry of a file. An unchanged file keeps its entry."""
         found = known.get(name)
         if found is not None and found[0] == _stamp(state):
             return found[1]
@@ -220,10 +221,10 @@ class FilesFolder:
         """Return a file's content.
 
         Raises:
-            OSError: there is none, it cannot be read, or it is a link, a folder, a pipe.
-            ValidationError: it is too large.
+            OSError: the file does not exist, cannot be read, or is a link, a folder or a pipe.
+            ValidationError: the file is too large.
         """
-        # Neither followed nor waited for: a link leads out of the folder, a pipe without a writer blocks.
+        # O_NOFOLLOW: a link leads out of the folder. O_NONBLOCK: a pipe without a writer blocks.
         opened = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(opened, "rb") as file:  # noqa: PTH123  a descriptor
             state = os.fstat(file.fileno())
@@ -235,7 +236,7 @@ class FilesFolder:
 
 
 def _state_of(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return what is known of a file of the folder; None: it is gone since the folder was listed."""
+    """Return the state of a file; None: the file was deleted after the folder was listed."""
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -243,7 +244,7 @@ def _state_of(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _is_meant(name: str) -> bool:
-    """Whether a file may be one of ours by its name, which has to be a name that an address can have."""
+    """Whether the name of a file is supported. A URL must be able to contain it."""
     return name.endswith(".json") and name.isprintable()
 
 
@@ -252,10 +253,10 @@ def _stamp(state: os.stat_result) -> _Stamp:
 
 
 def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
-    """Return what a file is by what is in it, and its fields.
+    """Return the kind of a file and its fields.
 
     Raises:
-        ValidationError: it is nothing that the page shows.
+        ValidationError: the page cannot show the file.
     """
     try:
         data = cast("object", pydantic_core.from_json(content))
@@ -272,14 +273,14 @@ def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
 
 
 def _describe(name: str, content: bytes) -> dict[str, object]:
-    """Return what is told of a file: what it is, how many tasks it has, and what is wrong with it.
+    """Return fields of `FileEntry`: the kind, the number of tasks, the problem.
 
     Raises:
-        ValidationError: it is nothing that the page shows.
+        ValidationError: the page cannot show the file.
     """
     kind, fields = _kind_of(name, content)
     told: dict[str, object] = {"kind": kind}
-    try:  # one that lacks something is shown as far as it goes (S-VIZ-77), with what it lacks
+    try:  # an incomplete file is shown as far as possible, with its problem (S-VIZ-77)
         match kind:
             case "dag":
                 graph = parse_dag(content, name=name)
@@ -302,7 +303,7 @@ def _describe(name: str, content: bytes) -> dict[str, object]:
 
 
 FlowView = Literal["declared", "ran"]
-#: Layouts that are kept.
+#: Most layouts in the cache.
 _KEPT = 64
 
 
@@ -321,8 +322,8 @@ class FlowDrawer:
         Args:
             header: The run's first fact.
             steps: Its steps, in the order in which they began.
-            view: As declared, or as it ran; a run whose tasks are made while it goes on has no declared graph.
-            trace: Of a run of a graph: tells the edges that it took.
+            view: As declared, or as it ran. A run that creates its tasks while running has no declared graph.
+            trace: Trace of the graph, with the edges that the run followed; None: the run has no graph.
 
         Raises:
             RecordError: the recorded plan is damaged.
@@ -351,7 +352,7 @@ class FlowDrawer:
         return FlowSchema.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
 
     def _place(self, graph: Flow) -> PlacedFlow:
-        """Return a graph with places; those of one with the same nodes and edges are used again."""
+        """Return a graph with its layout. Graphs with the same nodes and edges share a layout."""
         key = (
             tuple((node.id, node.group) for node in graph.nodes),
             tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in graph.edges),

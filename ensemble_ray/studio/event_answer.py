@@ -1,4 +1,4 @@
-"""EventAnswer: server-sent events that go on, with heartbeats. Package: studio; the endpoint's streams are of the same kind."""
+"""A response with an open stream of server-sent events and heartbeats. The endpoint uses it too."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ensemble_ray.studio.http_server import disconnect
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-#: Comments that keep idle connections open come so often, s.
+#: Interval of the comments that keep idle connections open, s.
 _HEARTBEAT_S = 15
-#: A client that takes nothing for so long is disconnected, s; it can come back and misses nothing.
+#: A client that reads no data for this long is disconnected, s. After a reconnect it gets the missed events.
 SEND_TIMEOUT_S = 60.0
-#: Proxies pass each event on at once, and keep none.
+#: Proxies must forward events without buffering, and must not cache them.
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventAnswer(EventSourceResponse):
-    """An answer of events."""
+    """A response with a stream of events."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class EventAnswer(EventSourceResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:

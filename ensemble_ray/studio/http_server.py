@@ -1,7 +1,6 @@
-"""HttpServer: serves one application in this process, beside whatever else it does.
+"""An HTTP server on a daemon thread with its own event loop, and the layers in front of its applications.
 
-In: an ASGI application, where to listen. Out: a server on a daemon thread with a loop of its own, so that neither pages nor clients that
-are slow hold a run, and the process may end while it serves. Never: a signal handler, a line on the terminal.
+Slow pages and clients cannot block a run, and the process can end while the server runs.
 """
 
 from __future__ import annotations
@@ -56,31 +55,31 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun
 
 
-#: Extension of a request's scope: drops its connection, with all that waits to be sent on it.
+#: Extension of the scope of a request: aborts the connection and drops unsent data.
 _ABORT = "ensemble_ray.abort"
 
-#: How long answers that go on may take to end when the server stops, s.
+#: Grace period for open responses when the server stops, s.
 _CLOSING_S = 1.0
-#: How long a start or a stop is waited for, s: only a process that gets no time takes so long.
+#: Longest wait for a start or a stop, s. Only a starved process needs that long.
 _PATIENCE_S = 30.0
-#: Longest message of a client, bytes: a text that a person wrote in place of a model's.
+#: Longest message of a client, bytes: the edited output of a review.
 _MESSAGE_BYTES = 8_388_608
 
 
 class HttpServer:
-    """One application at one address. May be started again after it was stopped; thread-safe."""
+    """Serves one application at one address. Can be restarted after a stop. Thread-safe."""
 
     def __init__(
         self, app: ASGIApp, *, host: str, port: int, name: str, on_stop: Callable[[], None] | None = None
     ) -> None:
-        """Choose what is served, and where.
+        """Configure the server.
 
         Args:
             app: The application.
-            host: A name or an address of this machine; brackets of IPv6 may be there.
-            port: 0: any that is free.
-            name: What errors and the thread call it, such as `dashboard`.
-            on_stop: Called on the server's loop when it stops, before connections are closed.
+            host: A name or an address of this machine, IPv6 with or without brackets.
+            port: 0: any free port.
+            name: Name in errors and of the thread, such as `dashboard`.
+            on_stop: Called on the loop of the server when it stops, before it closes connections.
         """
         self._app = app
         self._host = host
@@ -92,7 +91,7 @@ class HttpServer:
         track(self)
 
     def after_fork(self) -> None:
-        """Let go of the parent's port: it would be taken as long as the child lives."""
+        """Close the port of the parent. Otherwise the port stays in use as long as the child lives."""
         if self._running is not None:
             abandon(self._running)
             self._running[3].close()
@@ -105,11 +104,11 @@ class HttpServer:
         return -1 if running is None else running[2]
 
     def start(self) -> None:
-        """Listen and serve; nothing where it does already.
+        """Listen and serve. No effect if the server already runs.
 
         Raises:
             ValidationError: the packages that it needs are not installed.
-            EnsembleError: nobody can listen there, such as when the port is taken.
+            EnsembleError: the server cannot listen there, such as when the port is in use.
         """
         with self._lock:
             if self._running is not None:
@@ -131,7 +130,7 @@ class HttpServer:
             self._running = server, thread, port, opened
 
     def stop(self) -> None:
-        """End all connections and stop listening; nothing where it does not listen."""
+        """Close all connections and stop listening. No effect if the server does not run."""
         with self._lock:
             running, self._running = self._running, None
             if running is not None:
@@ -161,26 +160,26 @@ class HttpServer:
 
 
 def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Event) -> None:
-    """Serve until it is told to end; on the server's thread."""
+    """Serve until the server stops. Runs on the thread of the server."""
     try:
         asyncio.run(server.serve(sockets=[opened]))
     finally:
         opened.close()
-        started.set()  # also where it never did
+        started.set()  # also after a failed start
 
 
 async def disconnect(scope: Scope, receive: Receive) -> None:
-    """Abort the connection of a request: to close it would wait until the client has read what the server holds for it."""
+    """Abort the connection of a request. A close would wait until the client has read all buffered data."""
     abort = scope.get("extensions", {}).get(_ABORT)
     if abort is None:
-        return  # another server closes the connection of an answer without an end
+        return  # another server closes the connection of an unfinished answer
     abort()
     while (await receive())["type"] != "http.disconnect":
-        pass  # what is left of the request
+        pass  # the rest of the request
 
 
 class _Abortable(asyncio.Protocol):
-    """Before a protocol of uvicorn's: lets its requests abort their connection, which ASGI has no message for."""
+    """Mixin for a protocol of uvicorn: requests can abort their connection. ASGI has no message for that."""
 
     app: ASGIApp
 
@@ -196,14 +195,13 @@ class _Abortable(asyncio.Protocol):
 
 
 def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
-    """Return what makes the server."""
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     protocol = type("AbortableProtocol", (_Abortable, AutoHTTPProtocol), {})
 
     class Server(uvicorn.Server):
-        """Says when it listens, and ends what goes on when it stops."""
+        """Reports when it listens, and cancels open requests when it stops."""
 
         def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_stop: Callable[[], None] | None) -> None:
             config = uvicorn.Config(
@@ -237,7 +235,7 @@ def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None]
     return Server
 
 
-#: A route that says something else of its own, such as a page with its scripts, is left as it is.
+#: Default headers. A route can set other values, such as the policy of a page with scripts.
 HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -249,11 +247,11 @@ HEADERS = {
 
 
 class ResponseHeaders:
-    """Adds headers to all answers of an application, those of refusals and of its own failures included.
+    """Adds headers to all answers of an application, including refusals and failures.
 
     Args:
-        app: What comes behind it.
-        policy: What its pages may load and do, as `Content-Security-Policy`.
+        app: The wrapped application.
+        policy: `Content-Security-Policy` of its pages.
     """
 
     def __init__(self, app: ASGIApp, *, policy: str = HEADERS["content-security-policy"]) -> None:
@@ -261,7 +259,7 @@ class ResponseHeaders:
         self._headers = {**HEADERS, "content-security-policy": policy}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and the answer back with its headers."""
+        """Forward the request, and add the headers to the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -277,25 +275,25 @@ class ResponseHeaders:
 
 
 def refuse(status: HTTPStatus, code: str, message: str) -> JSONResponse:
-    """Return a refusal from in front of an application, in the form of studio's failures."""
+    """Return the refusal of a layer in front of an application, in the form of studio's failures."""
     failure = {"error": "InvalidRequest", "code": code, "message": message}
     return JSONResponse(failure, status_code=status, headers={**HEADERS, "connection": "close"})
 
 
-#: Inputs are values for texts, and items of a map-reduce; what is larger belongs into a file.
+#: Inputs are template values and items of a map-reduce. Larger data belongs in a file.
 DEFAULT_MAX_BODY_BYTES = 8_388_608
-#: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
+#: The server reads and drops this much beyond the limit: a client that is refused while it sends often loses the answer.
 _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
 
 
 class BodyLimit:
-    """Reads a request's body before anything else does, up to a limit.
+    """Reads the body of a request before the application does, up to a limit.
 
     Args:
-        app: What comes behind it; it gets the body in one piece.
+        app: The wrapped application. It receives the body in one piece.
         max_bytes: The longest body.
-        refusal: Returns the answer to a longer one, for a limit.
+        refusal: Returns the answer to a longer body, for a limit.
     """
 
     def __init__(
@@ -310,7 +308,7 @@ class BodyLimit:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its body, or refuse it with 413."""
+        """Forward the request with its body, or refuse it with 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -322,7 +320,7 @@ class BodyLimit:
         await self._app(scope, _Replayed(body, receive), send)
 
     async def _body(self, receive: Receive) -> list[Message] | None:
-        """Return what came, in one message and perhaps a disconnect; None when it is too long."""
+        """Return the body in one message, and a disconnect if there was one; None: the body is too long."""
         parts = bytearray()
         length = 0
         while True:
@@ -343,7 +341,7 @@ class BodyLimit:
 
 
 class _Replayed:
-    """Gives what was read, and then what comes."""
+    """Returns the messages that were read, then the following ones."""
 
     def __init__(self, messages: list[Message], receive: Receive) -> None:
         self._messages = messages
@@ -354,13 +352,13 @@ class _Replayed:
 
 
 def too_long(limit: int) -> tuple[HTTPStatus, str, str]:
-    """Return status, code and text of the refusal of a longer body."""
+    """Return status, code and text of the refusal of a body over the limit."""
     text = f"The body is longer than {limit:,} bytes. What to do: send less"
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", text
 
 
 def body_length(announced: str) -> int:
-    """Return the length that a header announces; 0 where that is no number, since what comes is counted anyway."""
+    """Return the length in a header; 0 if it is not a number. The received bytes are counted anyway."""
     return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
 
 
@@ -368,17 +366,17 @@ _log = bounded_logger(__name__)
 
 
 class LoopbackCheck:
-    """Lets requests pass that are for a name of loopback, and from no page of another site.
+    """Refuses requests for a host other than loopback, and requests from pages of other sites.
 
     Browsers send the origin of a page with its requests; programs send none.
-    WebSockets check their `Origin` themselves, since they say why on the connection (S-WEB-71).
+    WebSockets check their `Origin` themselves, to report the reason on the connection (S-WEB-71).
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with 403."""
+        """Forward the request, or refuse it with 403."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
@@ -416,7 +414,7 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 
 
 class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
-    """A request that is answered with a failure (S-STU-40).
+    """Refuses a request: studio answers with a failure (S-STU-40).
 
     Attributes:
         status: HTTP status.
@@ -430,12 +428,12 @@ class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
 
 
 def not_found(what: str, name: str) -> StudioRefusal:
-    """Return the refusal of a request for something that there is not."""
+    """Return the refusal of a request for something that does not exist."""
     return StudioRefusal(HTTPStatus.NOT_FOUND, f"{what.upper()}_NOT_FOUND", f"There is no {what} '{name[:200]}' here")
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """Return the status that an error of ours is answered with."""
+    """Return the HTTP status for an error of this library."""
     found = (status for kind, status in _STATUS if isinstance(error, kind))
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -447,40 +445,36 @@ def code_of(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _KeyHolder:
-    """Who brings a key."""
+    """A visitor with a key."""
 
     key: ApiKey
 
     @property
     def name(self) -> str:
-        """Under which name decisions are recorded."""
         return self.key.name
 
     @property
     def sees_cluster(self) -> bool:
-        """Whether the key has the right `admin`."""
         return Right.ADMIN in self.key.rights
 
     @property
     def sees_all(self) -> bool:
-        """Whether the key is for all teams."""
         return self.key.teams is None
 
     def may_see(self, run: RecordedRun) -> bool:
-        """Whether a run is of one of the key's teams."""
         teams = self.key.teams
         names = {Origin(place=run.origin).name, PurePath(run.origin).name, run.origin}
         return teams is None or not names.isdisjoint(teams)
 
 
 class KeyGuard:
-    """Asks every request for a key."""
+    """Requires a key of every request."""
 
     def __init__(self, home: Path) -> None:
         """Use the keys of a home.
 
         Raises:
-            ValidationError: there is none, so that nobody could ask; or they cannot be read.
+            ValidationError: the home has no keys, or they cannot be read.
         """
         self._file = KeyFile(home)
         self._admission = Admission(KeyPolicy.REQUIRED)
@@ -491,10 +485,10 @@ class KeyGuard:
             )
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _KeyHolder:
-        """Return who asks.
+        """Return the holder of the key.
 
         Raises:
-            StudioRefusal: no key, one that is not known, too many requests, or a right that the key has not.
+            StudioRefusal: a missing or unknown key, too many requests, or a missing right.
         """
         await asyncio.to_thread(self._look)
         knock = Knock(digest=_digest_of(request), is_local=False, is_counted=is_counted)
@@ -515,7 +509,7 @@ class KeyGuard:
         return _KeyHolder(decided.key)
 
     def _look(self) -> None:
-        """Take the keys as they are now."""
+        """Reload the keys if their file changed."""
         stamp = self._file.stamp()
         if stamp != self._stamp or stamp is None:
             self._admission.use(self._file.read() or ())
@@ -531,66 +525,64 @@ def _digest_of(request: Request) -> str | None:
 
 
 class Visitor(Protocol):
-    """Who asks."""
+    """The person or program that sends a request."""
 
     @property
     def name(self) -> str | None:
-        """Under which name decisions are recorded; None: the user of this process."""
+        """The name in records of decisions; None: the user of this process."""
         ...
 
     @property
     def sees_cluster(self) -> bool:
-        """Whether processes of others' runs, limits and endpoints are theirs to know of."""
+        """Whether the visitor may see limits, endpoints and processes of other runs."""
         ...
 
     @property
     def sees_all(self) -> bool:
-        """Whether there is nothing that they may not see."""
+        """Whether the visitor may see all runs."""
         ...
 
     def may_see(self, run: RecordedRun) -> bool:
-        """Whether a run is theirs to know of."""
+        """Return whether the visitor may see a run."""
         ...
 
 
 class Guard(Protocol):
-    """Says who may ask what."""
+    """Admits or refuses requests."""
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
-        """Return who asks.
+        """Return the visitor of a request.
 
         Args:
-            request: What is asked.
-            right: What it needs.
-            is_counted: False: it was let in and counted before, and is looked at again.
+            request: The request.
+            right: The right that the request needs.
+            is_counted: False: check again a request that was admitted and counted before.
 
         Raises:
-            StudioRefusal: they may not.
+            StudioRefusal: the visitor may not send this request.
         """
         ...
 
 
 class _LocalUser:
-    """The user of this machine, who may do everything."""
+    """The user of this machine. It has all rights."""
 
     name = None
     sees_cluster = True
     sees_all = True
 
     def may_see(self, run: RecordedRun) -> bool:
-        """Whether a run is theirs to know of."""
         del run
         return True
 
 
-#: Who is let in without a key.
+#: The visitor without a key.
 ANYBODY: Visitor = _LocalUser()
 
 
 class LocalGuard:
-    """Lets everybody in who can reach the port."""
+    """Admits every client that can reach the port."""
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
-        """Return who asks."""
         del request, right, is_counted
         return ANYBODY

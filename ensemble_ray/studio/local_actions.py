@@ -1,7 +1,4 @@
-"""LocalActions: what is done with recorded runs from this machine. Fulfils `StudioActions`; on the library's loop.
-
-Runs go on and begin in processes of their own, by the commands that a person would use.
-"""
+"""Actions on recorded runs from this machine. New and resumed runs execute in separate processes, by the commands of the CLI."""
 
 from __future__ import annotations
 
@@ -45,29 +42,29 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.views.steps import StepsView
 
 
-#: How long a command that only answers may take, s: it loads the team.
+#: Timeout of a command that only answers, s: it loads the team.
 _ANSWER_S = 60.0
-#: How long a run may take to begin, s, before it is taken for one that does; and how often it is looked at.
+#: How long to wait for a run to begin, s; after that it counts as begun. And the interval of the checks, s.
 _BEGIN_S, _LOOK_S = 20.0, 0.1
-#: Exit code of a command that was asked for what cannot be done.
+#: Exit code of a command that refuses its arguments.
 _REFUSED = 2
-#: Characters of what a command said that an error tells.
+#: Longest output of a command in an error, characters.
 _SAID = 2000
 
 
 class OwnProcesses:
-    """Starts commands over the runs of one place."""
+    """Starts commands on the runs of one place."""
 
     def __init__(self, address: StoreAddress) -> None:
         self._address = address
-        #: commands that answer are asked one at a time: each loads a team
+        #: one answering command at a time, since each loads a team
         self._answering = asyncio.Semaphore(1)
 
     async def ask(self, arguments: Sequence[str]) -> Mapping[str, object]:
         """Return the JSON object that a command prints.
 
         Raises:
-            EnsembleError: it failed, and what it said.
+            EnsembleError: the command failed, with its error output.
         """
         async with self._answering:
             process = await asyncio.create_subprocess_exec(
@@ -92,21 +89,21 @@ class OwnProcesses:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise EnsembleError("The command printed something else than it says")
+            raise EnsembleError("The command printed no JSON object")
         return found
 
     async def begin(self, arguments: Sequence[str], log: str, has_begun: Callable[[], Awaitable[bool]]) -> None:
-        """Start a command that goes on by itself, and return when its run has begun.
+        """Start a command in the background, and return when its run has begun.
 
         Args:
-            arguments: Of the command.
-            log: Name of the file for what it says.
-            has_begun: Whether its run is there and owned, or over.
+            arguments: Arguments of the command.
+            log: Name of the file for its output.
+            has_begun: Returns whether its run exists and is owned or over.
 
         Raises:
-            StudioRefusal: it refused what it was asked, and what it said.
-            EnsembleError: it failed before that, and what it said.
-            ValidationError: the name is none for a file.
+            StudioRefusal: the command refused its arguments, with its output.
+            EnsembleError: the command failed before the run began, with its output.
+            ValidationError: the name is not a valid file name.
         """
         path, process = await threads.run(self._start, arguments, log)
         threading.Thread(target=process.wait, name="ensemble-ray-studio-run", daemon=True).start()
@@ -139,7 +136,7 @@ class OwnProcesses:
         return path, process
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment in which commands find the same runs."""
+        """Return an environment in which commands find the same runs."""
         chosen = {**os.environ, "ENSEMBLE_RAY_HOME": self._address.home}
         chosen.pop("ENSEMBLE_RAY_STORE", None)
         return {**chosen, "ENSEMBLE_RAY_STORE": self._address.url} if self._address.url else chosen
@@ -154,41 +151,39 @@ def _read(path: Path) -> str:
 
 
 def _last_words(said: str) -> str:
-    """Return what a command said of its failure."""
+    """Return the last error in the output of a command."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [place for place, line in enumerate(lines) if line.startswith("Error:")]
     told = lines[errors[-1] :] if errors else lines[-3:]
     text = " ".join(told).removeprefix("Error:").strip()
-    return str(one_line(text, _SAID)) or "The command failed and said nothing"
+    return str(one_line(text, _SAID)) or "The command failed without output"
 
 
-_OF_PROGRAM = "A program began it, which alone knows its team: {0} it there, by ensemble_ray.{0}"
+_OF_PROGRAM = (
+    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
+)
 _DONE = frozenset({"completed", "exited"})
 
 
 class LocalActions:
-    """Actions over the runs of one place."""
+    """Actions on the runs of one place. Implements `StudioActions`."""
 
     def __init__(self, address: StoreAddress) -> None:
-        """Act on the runs of a place.
+        """Open the store of the place.
 
         Raises:
-            ValidationError: no store speaks that address.
+            ValidationError: no store supports that address.
         """
         self._store = store_at(address)
         self._views = RunViews(self._store)
         self._processes = OwnProcesses(address)
 
     async def cancel(self, run_id: str) -> None:
-        """Ask for the end of a run.
-
-        Raises:
-            ValidationError: it has ended.
-        """
+        """Request the end of a run; see `StudioActions`."""
         await request_end(self._store, await self._views.summary(run_id))
 
     async def preview_resume(self, run_id: str) -> RunPreview:
-        """Return what the run would take from its record, and what it would do again, if it went on."""
+        """Preview a resume; see `StudioActions`."""
         seen = await self._views.see(run_id)
         view = seen.view.steps
         steps = [state for state in view.states.values() if not state.is_unit]
@@ -200,13 +195,13 @@ class LocalActions:
                 PreviewedCall(step=each.id, tool=call.tool_name, arguments=call.arguments[:2000])
                 for each in steps
                 for call in (each.open_calls or {}).values()
-                if call.effect == "once"  # others may simply be made again
+                if call.effect == "once"  # other calls can be repeated
             ],
             blocked=blocked,
         )
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Return the same of a new run that does it again from a step on; the team is loaded for it, elsewhere."""
+        """Preview a fork; see `StudioActions`. A separate process loads the team."""
         await self._views.summary(run_id)
         if not (await read_head(self._store, run_id)).source.place:
             return RunPreview(blocked=_OF_PROGRAM.format("fork"))
@@ -215,17 +210,17 @@ class LocalActions:
         except EnsembleError as error:
             return RunPreview(blocked=message_of(error))
         differences = [str(each) for each in as_sequence(offer.get("differences"))]
-        blocked = f"What would be used is defined otherwise now: {'; '.join(differences)}" if differences else None
+        blocked = f"The definition changed: {'; '.join(differences)}" if differences else None
         return RunPreview(
             reused=_list_offered(offer.get("used")), asked_again=_list_offered(offer.get("done_again")), blocked=blocked
         )
 
     async def resume(self, run_id: str) -> str:
-        """Let a run go on in a process of its own, and return its id.
+        """Resume a run in a separate process, and return its id.
 
         Raises:
-            StudioRefusal: it cannot go on.
-            EnsembleError: its process failed before that.
+            StudioRefusal: the run cannot be resumed.
+            EnsembleError: its process failed before the run continued.
         """
         seen = await self._views.see(run_id)
         if (obstacle := self._obstacle(seen)) is not None:
@@ -240,12 +235,12 @@ class LocalActions:
         return run_id
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Begin a fork in a process of its own, and return its id.
+        """Start a fork in a separate process, and return its id.
 
         Raises:
-            StudioRefusal: it cannot begin as it is asked for.
-            RunExistsError: there is a run of that id.
-            EnsembleError: it failed before it began.
+            StudioRefusal: the fork was refused.
+            RunExistsError: a run with that id exists.
+            EnsembleError: the process failed before the fork began.
         """
         await self._views.summary(run_id)
         new_id = asked.run_id or new_run_id()
@@ -260,12 +255,12 @@ class LocalActions:
         return new_id
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide at a gate, and return it.
+        """Decide a gate, and return it.
 
         Raises:
-            ReviewDecidedError: somebody was first.
-            RunExistsError: a process asks its own handler there.
-            ValidationError: it waits for nobody.
+            ReviewDecidedError: the gate is already decided.
+            RunExistsError: a process asks its own handler at this gate.
+            ValidationError: the gate does not wait.
         """
         await self._views.summary(run_id)
         match decision.decision:
@@ -288,7 +283,7 @@ class LocalActions:
 
     @staticmethod
     def _obstacle(seen: SeenRun) -> str | None:
-        """Return why a run cannot go on; None: it can, as far as its record tells."""
+        """Return why a run cannot be resumed; None: its record has no obstacle."""
         head = seen.view.totals.head
         try:
             check_resumable(seen.summary, head)
@@ -315,45 +310,45 @@ def _list_offered(tasks: object) -> list[PreviewedStep]:
 
 
 class StudioActions(Protocol):
-    """Carries out what somebody asked for."""
+    """Actions on runs that a visitor of the page requests."""
 
     async def cancel(self, run_id: str) -> None:
-        """Ask for the end of a run; it ends as soon as its owner looks.
+        """Request the end of a run. It ends when its owner checks for requests.
 
         Raises:
-            ValidationError: it has ended.
+            ValidationError: the run has ended.
         """
         ...
 
     async def preview_resume(self, run_id: str) -> RunPreview:
-        """Return what the run would take from its record, and what it would do again, if it went on."""
+        """Return the steps that a resume reuses, and the steps that it repeats."""
         ...
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Return the same of a new run that does it again from a step on."""
+        """Return the same for a fork that repeats the run from a step."""
         ...
 
     async def resume(self, run_id: str) -> str:
-        """Let a run go on in a process of its own, and return its id.
+        """Resume a run in a separate process, and return its id.
 
         Raises:
-            EnsembleError: it cannot go on.
+            EnsembleError: the run cannot be resumed.
         """
         ...
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Begin a fork in a process of its own, and return its id.
+        """Start a fork in a separate process, and return its id.
 
         Raises:
-            EnsembleError: it cannot begin.
+            EnsembleError: the fork cannot begin.
         """
         ...
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide at a gate, and return it.
+        """Decide a gate, and return it.
 
         Raises:
-            ReviewDecidedError: somebody was first.
-            EnsembleError: nobody can decide there.
+            ReviewDecidedError: the gate is already decided.
+            EnsembleError: the gate cannot be decided here.
         """
         ...

@@ -1,7 +1,6 @@
-"""Which processes there are, and what they are doing: by the records, and by what clusters say.
+"""The processes of active runs, from their records and from their clusters. Runs on the library's loop.
 
-In: the runs that go on, and who owns them; clusters that can be asked. Out: processes by node. Records say which process owns a run;
-which process of a cluster has which agent is known to its scheduler alone. On the library's loop.
+A record contains the owner of a run. Only the scheduler of a cluster can map agents to processes.
 """
 
 from __future__ import annotations
@@ -32,48 +31,48 @@ if TYPE_CHECKING:
 
 
 _NO_CLUSTER = (
-    "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "
-    "studio asks it where it is started with --address or RAY_ADDRESS, or a run of this machine belongs to it."
+    "Told by the records: which process owns each active run. Only a cluster can report which process has which agent. Studio queries a "
+    "cluster if you start it with --address or RAY_ADDRESS, or if a run of this machine belongs to the cluster."
 )
-_NOTHING = "No run goes on: nothing is to be told of processes."
-#: In place of why, which names addresses, for who may not know of the cluster.
+_NOTHING = "No run goes on, so there are no processes."
+#: Replaces errors, which name addresses, for visitors without access to the cluster.
 _UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."
-#: Steps that are told of one process.
+#: Most steps in the answer for one process.
 _MOST_STEPS = 200
 _UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
 
 
 class ProcessReader(Protocol):
-    """Looks at processes."""
+    """Reads the current processes."""
 
     async def actors(self, visitor: Visitor, run_id: str | None = None) -> Actors:
-        """Return the processes that are there now; of a run, those that work for it."""
+        """Return the current processes: of one run, or of all runs that the visitor may see."""
         ...
 
 
 class Cluster(Protocol):
-    """A cluster that can be asked."""
+    """A cluster that answers queries."""
 
     async def describe(self) -> ClusterDescription:
-        """Return what its actors say.
+        """Return the description of the cluster from its actors.
 
         Raises:
-            EnsembleError: it cannot be asked.
+            EnsembleError: the query failed.
         """
         ...
 
 
 class ClusterList(Protocol):
-    """Knows which clusters to ask."""
+    """Selects the clusters to query."""
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
-        """Return them; `owners` are the processes of this machine that own runs."""
+        """Return the clusters; `owners` are the processes of this machine that own runs."""
         ...
 
 
 class RunProcesses:
-    """The processes that own runs of a store, and those of the clusters that these are in. Fulfils `ProcessReader`."""
+    """The processes that own runs of a store, and the processes of their clusters. Implements `ProcessReader`."""
 
     def __init__(self, store: RunStore, reader: StudioReader, clusters: ClusterList) -> None:
         self._store = store
@@ -81,7 +80,7 @@ class RunProcesses:
         self._clusters = clusters
 
     async def actors(self, visitor: Visitor, run_id: str | None = None) -> Actors:
-        """Return the processes that there are; of a run, its owner and those that have its agents.
+        """Return the current processes. For one run: its owner and the processes with its agents.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -94,7 +93,7 @@ class RunProcesses:
         owned = [await self._get_owned(run, visitor) for run in going_on]
         here = socket.gethostname()
         own = {run.pid for run in owned if run.pid is not None and run.host == here}
-        is_asked = run_id is None or bool(going_on)  # nothing works for a run that is over
+        is_asked = run_id is None or bool(going_on)  # no process works for an ended run
         found = await self._clusters.clusters(sorted(own)) if is_asked else ()
         described, failures = await _describe_all(found)
         asked = ActorsQuestion(
@@ -114,7 +113,7 @@ class RunProcesses:
         return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
     async def _get_owned(self, run: RecordedRun, visitor: Visitor) -> RunAndOwner:
-        """Return the owner of a run, and what its steps do."""
+        """Return the owner of a run, with its running steps."""
         pid, host = run.owner_process or (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
         running = [step for step in steps if step.status == "running" and step.kind not in _UNITS]
@@ -132,7 +131,7 @@ class RunProcesses:
 
 
 async def _describe_all(clusters: Sequence[Cluster]) -> tuple[list[ClusterDescription], list[str]]:
-    """Return what clusters say, and why others say nothing."""
+    """Return the descriptions of clusters, and the errors of the others."""
     answers = await asyncio.gather(*(each.describe() for each in clusters), return_exceptions=True)
     described: list[ClusterDescription] = []
     failures: list[str] = []
@@ -147,33 +146,37 @@ async def _describe_all(clusters: Sequence[Cluster]) -> tuple[list[ClusterDescri
 
 
 def _memory_mb(pid: int) -> float | None:
-    """Return what a process of this machine has in memory; None: it cannot be looked at."""
+    """Return the resident memory of a process of this machine; None: it cannot be read."""
     try:
         return round(psutil.Process(pid).memory_info().rss / 2**20, 1)
     except psutil.Error:
         return None
 
 
-#: What `RAY_ADDRESS` is where programs shall start a cluster of their own.
+#: Value of `RAY_ADDRESS` that makes each program start its cluster.
 _LOCAL = "local"
-#: Clusters that are asked at a time.
+#: Most clusters in one query.
 _MOST = 4
-#: How long it holds which cluster a process is in, s: one that drives runs may start a cluster later.
+#: How long the cluster of a process stays cached, s: a driver may start a cluster later.
 _LASTING_S = 10.0
 
 
 class LocalClusters:
-    """Asks clusters, each through a process of its own. Fulfils `ClusterList`."""
+    """Queries clusters, each through a separate process. Implements `ClusterList`."""
 
     def __init__(self, address: str = "") -> None:
-        """Make it; `address` is the cluster that was named, empty: none was."""
+        """Store the address.
+
+        Args:
+            address: Address of the cluster; empty: use the clusters of local runs.
+        """
         self._named = ClusterProcess(address) if address not in {"", _LOCAL} else None
         self._found: OrderedDict[str, ClusterProcess] = OrderedDict()
-        #: by process: until when it holds, and its cluster
+        #: by process id: end of validity and cluster
         self._owners: dict[int, tuple[float, FoundCluster | None]] = {}
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[ClusterProcess]:
-        """Return the cluster that was named, else those of these processes."""
+        """Return the cluster with the given address, or else the clusters of these processes."""
         if self._named is not None:
             return [self._named]
         now = asyncio.get_running_loop().time()
@@ -189,7 +192,7 @@ class LocalClusters:
         return [self._found[address] for address in chosen]
 
     async def close(self) -> None:
-        """End the processes that ask."""
+        """End the query processes."""
         asking = [*self._found.values(), *([self._named] if self._named else [])]
         await asyncio.gather(*(each.close() for each in asking))
 
@@ -201,12 +204,12 @@ class LocalClusters:
 
 
 async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster: str = "") -> Actors:
-    """Return the processes of runs of a store that go on, and those of their clusters.
+    """Return the processes of active runs of a store, and the processes of their clusters.
 
     Args:
-        store: Has the records.
-        run_id: The run whose processes are asked for; None: all.
-        cluster: Address of the cluster to ask; empty: those that runs of this machine are in.
+        store: Contains the records.
+        run_id: Only the processes of this run; None: of all runs.
+        cluster: Address of the cluster to query; empty: the clusters of runs of this machine.
 
     Raises:
         RecordError: the store cannot be read.

@@ -1,7 +1,4 @@
-"""StudioReader: everything that the page is told of recorded runs.
-
-In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. Never: a change of a record. On the library's loop.
-"""
+"""Reads recorded runs for the page: rows, runs, steps, reviews and changes. Never writes. Runs on the library's loop."""
 
 from __future__ import annotations
 
@@ -40,19 +37,19 @@ if TYPE_CHECKING:
     )
 
 
-#: Views that are kept; what is followed is kept whatever their number, since it would be folded anew at each look.
+#: Most views in the cache. Followed views always stay, since a new view folds the whole record.
 _KEPT = 16
-#: A view that nobody asked for so long is followed by nobody, s: who follows a run looks some times a second.
+#: A view without requests for this long is not followed, s: a follower reads several times a second.
 _FOLLOWED_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class SeenRun:
-    """A run as it was seen last."""
+    """The latest view of a run."""
 
     view: RunView
     summary: RecordedRun
-    #: why its record cannot be read to its end; None: it can
+    #: why its record cannot be read to the end; None: it can
     problem: str | None = None
 
 
@@ -74,7 +71,7 @@ class RunViews:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def see(self, run_id: str) -> SeenRun:
-        """Return a run as it stands now.
+        """Return the current view of a run.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -93,7 +90,7 @@ class RunViews:
         return SeenRun(view=kept.view, summary=summary, problem=kept.problem)
 
     async def summary(self, run_id: str) -> RecordedRun:
-        """Return how a run stands.
+        """Return the state of a run in the store.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -107,7 +104,7 @@ class RunViews:
         return found
 
     def _evict_idle(self) -> None:
-        """Drop views that nobody follows, those that were not asked for longest first, until few are left."""
+        """Evict views without followers, the least recently used first, down to the limit."""
         while len(self._kept) > _KEPT:
             run_id, oldest = next(iter(self._kept.items()))
             if self._clock() - oldest.asked_at < _FOLLOWED_S:
@@ -121,7 +118,7 @@ class RunViews:
             if kept.problem is not None:
                 kept.problem = message_of(error)
                 return
-            # What is left of it is shown, with what is wrong.
+            # Show the readable part of the record, with the problem.
             kept.problem, kept.view = message_of(error), RunView(kept.view.run_id)
             try:
                 await self._read(kept, is_partial=True)
@@ -133,18 +130,18 @@ class RunViews:
         async with aclosing(self._store.read(view.run_id, after=view.cursor, is_partial=is_partial)) as pages:
             async for page in pages:
                 view.apply(page)
-                await asyncio.sleep(0)  # a long record keeps the loop for one page at a time
+                await asyncio.sleep(0)  # a long record blocks the loop for one page at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLook:
-    """What changed in a run since somebody looked."""
+    """The changes of a run since the last look."""
 
-    #: None: nothing did
+    #: None: no change
     changes: LiveSteps | None
-    #: whether nothing more comes by itself
+    #: whether no more changes follow by themselves
     is_over: bool
-    #: tells one state of the run from another
+    #: changes with the state of the run
     stamp: tuple[int, str]
 
 
@@ -162,10 +159,10 @@ class StudioReader:
         """Read a store.
 
         Args:
-            store: Has the records.
-            can_decide: Whether reviews may be decided here.
-            is_asked_here: Whether this process itself asks at a gate, and takes the decision; None: at none.
-            is_of_one: Whether all runs of the store are of one program, and so of one series.
+            store: Contains the records.
+            can_decide: Whether this page accepts review decisions.
+            is_asked_here: Returns whether a handler of this process accepts the decision of a gate; None: for no gate.
+            is_of_one: Whether all runs of the store belong to one program and form one series.
         """
         self._store = store
         self._can_decide = can_decide
@@ -188,7 +185,7 @@ class StudioReader:
         return self._detail(await self._see(run_id, visitor), visitor)
 
     async def series(self, run_id: str, visitor: Visitor) -> RunSeries:
-        """Return a run among those before and behind it.
+        """Return a run with its neighbours in time.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -197,7 +194,7 @@ class StudioReader:
         return await self._listing.series(summary, visitor.may_see, is_of_one=self._is_of_one)
 
     async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> StepList:
-        """Return the steps of a run that changed behind a position.
+        """Return the steps of a run that changed after a position.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -206,13 +203,13 @@ class StudioReader:
         return StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
 
     async def look(self, run_id: str, visitor: Visitor, *, after: int, stamp: tuple[int, str] | None) -> LiveLook:
-        """Return what changed in a run.
+        """Return the changes of a run.
 
         Args:
             run_id: The run's id.
-            visitor: Who asks.
-            after: Position that the reader has seen.
-            stamp: That of its last look; None: it has not looked yet.
+            visitor: The visitor.
+            after: Position of the last seen fact.
+            stamp: Stamp of the last look; None: this is the first.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -224,7 +221,7 @@ class StudioReader:
         is_over = state.is_final or (not state.is_going_on and state.value == "interrupted")
         if now == stamp:
             return LiveLook(changes=None, is_over=is_over, stamp=now)
-        # That nobody works on it any more is no fact, so that it has no position of its own.
+        # An interruption is not a fact and has no position.
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
@@ -232,7 +229,7 @@ class StudioReader:
         return LiveLook(changes=changes, is_over=is_over, stamp=now)
 
     async def step(self, run_id: str, step_id: str, visitor: Visitor) -> StepDetail:
-        """Return a step in all detail, its texts whole.
+        """Return a step in all detail, with full texts.
 
         Raises:
             StudioRefusal: there is no such run, or step.
@@ -267,7 +264,7 @@ class StudioReader:
         )
 
     async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> FlowSchema:
-        """Return the graph of a run, with places.
+        """Return the graph of a run with its layout.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -288,7 +285,7 @@ class StudioReader:
         return compare_steps(rows[0], rows[1])
 
     async def reviews(self, visitor: Visitor) -> ReviewListSchema:
-        """Return the gates that wait for somebody, of all runs, the oldest first.
+        """Return the open gates of all runs, oldest first.
 
         Raises:
             RecordError: the store cannot be read.
@@ -309,7 +306,7 @@ class StudioReader:
         return ReviewListSchema(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
 
     async def gate(self, run_id: str, gate_id: str) -> ReviewSchema | None:
-        """Return a gate of a run as it stands; None: there is none.
+        """Return the current state of a gate of a run; None: there is no such gate.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -318,30 +315,20 @@ class StudioReader:
         return next((each for each in reviews if each.gate_id == gate_id), None)
 
     async def check_visible(self, run_id: str, visitor: Visitor) -> None:
-        """Refuse a run that the visitor may not know of.
+        """Refuse a run that the visitor may not see.
 
         Raises:
-            StudioRefusal: there is none.
+            StudioRefusal: the run does not exist, or the visitor may not see it.
         """
         await self._summary(run_id, visitor)
 
     async def _summary(self, run_id: str, visitor: Visitor) -> RecordedRun:
-        """Return how a run stands that the visitor may know of.
-
-        Raises:
-            StudioRefusal: there is none.
-        """
         summary = await self._views.summary(run_id)
         if not visitor.may_see(summary):
             raise not_found("run", run_id)
         return summary
 
     async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
-        """Return a run that the visitor may know of.
-
-        Raises:
-            StudioRefusal: there is none.
-        """
         await self.check_visible(run_id, visitor)
         return await self._views.see(run_id)
 
@@ -349,7 +336,7 @@ class StudioReader:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
     def _mark(self, reviews: Sequence[ReviewSchema]) -> list[ReviewSchema]:
-        """Return gates, those that this process asks at as ones that may be decided."""
+        """Return the gates. Gates with a handler in this process are decidable."""
         is_asked_here = self._is_asked_here
         if is_asked_here is None:
             return list(reviews)

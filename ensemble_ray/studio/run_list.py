@@ -1,9 +1,4 @@
-"""RunListing: the runs of a store as rows, page by page.
-
-In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
-of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, and tags and the
-names of teams that programs made in what records tell, of so many runs a page. On the library's loop.
-"""
+"""The runs of a store as rows, newest first, page by page. Runs on the library's loop."""
 
 from __future__ import annotations
 
@@ -26,30 +21,30 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.schemas import RunRow
 
-#: Rows of one page, and how many a page has where nobody says.
+#: Most rows of one page, and the default.
 MOST_ROWS, _USUAL_ROWS = 200, 50
-#: Runs that one page of a search reads whose rows are not known yet.
+#: Records that one page of a search reads at most. Cached rows do not count.
 _READ_A_PAGE = 200
 #: Runs whose records are read at the same time.
 _READERS = 8
-#: For how long the list of runs is taken for the one that there is, s.
+#: How long the list of runs stays cached, s.
 _LASTING_S = 1.0
-#: Runs of a series that are told at once.
+#: Most runs of a series in one answer.
 _SERIES = 40
-#: Runs around one whose records are asked what their team is called.
+#: Runs around the requested run whose records are read for the name of their team.
 _ASKED_FOR_NAMES = 400
-#: Rows that are kept.
+#: Most rows in the cache.
 _KEPT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSearch:
-    """Which runs are looked for; what is empty leaves nothing out."""
+    """A filter of runs. An empty field matches every run."""
 
-    #: words that the id and the team have, or else the summary too
+    #: words in the id and the team. If no run matches, the summary is searched too
     text: str = ""
     statuses: frozenset[str] = frozenset()
-    #: a part of the team's name
+    #: a part of the name of the team
     ensemble: str = ""
     #: `name` or `name:value`
     tag: str = ""
@@ -59,13 +54,13 @@ class RunSearch:
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of one run."""
+    """The cached data of one run."""
 
     created_at: float
     summary: RecordedRun
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
-    #: one reads at a time: a long record is folded once, however many ask for it meanwhile
+    #: one reader at a time, so that concurrent requests fold a long record once
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -87,16 +82,18 @@ class RunListing:
         cursor: str = "",
         limit: int = _USUAL_ROWS,
     ) -> RunList:
-        """Return the next rows behind a cursor.
+        """Return the next rows after a cursor.
+
+        The words are searched in ids and teams first. If no run matches, the search reads records, up to a limit per page.
 
         Args:
-            search: Which runs are looked for.
-            may_see: Whether somebody may know of a run.
-            cursor: Where the last page ended; empty: nowhere.
+            search: The filter.
+            may_see: Returns whether the caller may see a run.
+            cursor: The end of the last page; empty: start with the newest run.
             limit: Most rows.
 
         Raises:
-            StudioRefusal: the cursor is none.
+            StudioRefusal: the cursor is invalid.
             RecordError: the store cannot be read.
         """
         summaries = [each for each in await self.summaries() if may_see(each)]
@@ -107,14 +104,13 @@ class RunListing:
         named = [each for each in left if _has(words, each.run_id, each.origin)]
         if named and not search.tag and not search.ensemble:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        # Words that no id and no team has are looked for in what the records tell; tags and names of teams are in the
-        # records alone.
+        # If no id and no team contains the words, search the records. Tags and team names are only in the records.
         return await self._find(() if named else words, search, named or left, limit, len(summaries))
 
     async def _find(
         self, words: Sequence[str], search: RunSearch, left: Sequence[RecordedRun], limit: int, total: int
     ) -> RunList:
-        """Return the next rows that have these words, and the tag and the team that are looked for."""
+        """Return the next rows that contain these words and match the tag and the team of the search."""
         team = search.ensemble.casefold()
         found: list[RunRow] = []
         read = position = 0
@@ -132,7 +128,7 @@ class RunListing:
         return _page(found, left[:position], position < len(left), total)
 
     async def summaries(self) -> list[RecordedRun]:
-        """Return all runs, newest first, as they stood a moment ago.
+        """Return all runs, newest first. The list may be up to 1 s old.
 
         Raises:
             RecordError: the store cannot be read.
@@ -148,7 +144,7 @@ class RunListing:
         return list(await asyncio.gather(*(self.row(each) for each in summaries)))
 
     async def row(self, summary: RecordedRun) -> RunRow:
-        """Return the row of a run; where its record cannot be read, with what is wrong as its summary."""
+        """Return the row of a run. If its record cannot be read, the summary contains the error."""
         created = summary.created_at.timestamp()
         known = self._rows.get(summary.run_id)
         if known is None or known.created_at != created:
@@ -171,12 +167,12 @@ class RunListing:
     async def series(
         self, summary: RecordedRun, may_see: Callable[[RecordedRun], bool], *, is_of_one: bool
     ) -> RunSeries:
-        """Return a run among those before and behind it (S-VIZ-76).
+        """Return a run with its neighbours in time (S-VIZ-76).
 
         Args:
             summary: The run.
-            may_see: Whether somebody may know of a run.
-            is_of_one: Whether all runs here are of one program, and so of one series; else those of one team are.
+            may_see: Returns whether the caller may see a run.
+            is_of_one: Whether all runs of the store belong to one program and form one series. If not, the runs of one team do.
 
         Raises:
             RecordError: the store cannot be read.
@@ -188,8 +184,8 @@ class RunListing:
         ]
         are_all_known = True
         if not is_of_one and not summary.origin:
-            # Programs do not say where their teams came from: these are told by their names, which records have. Not all
-            # records are read for that, and who did not see the first ones cannot count.
+            # Runs of programs have no origin, so the recorded team name identifies the team. Only some records are read.
+            # If the first runs are not among them, the position in the series is unknown.
             around = _around(runs, summary, _ASKED_FOR_NAMES)
             are_all_known = around.start == 0
             runs = runs[around]
@@ -199,7 +195,7 @@ class RunListing:
         return RunSeries(first=around.start + 1 if are_all_known else None, runs=await self.rows(runs[around]))
 
     def forks_of(self, run_id: str, may_see: Callable[[RecordedRun], bool]) -> list[str]:
-        """Return the runs that are forks of one, as far as their rows were read and somebody may know of them."""
+        """Return the known forks of a run: those with a cached row that the caller may see."""
         return [
             name
             for name, each in self._rows.items()
@@ -207,7 +203,7 @@ class RunListing:
         ]
 
     def _is_known(self, summary: RecordedRun) -> bool:
-        """Whether the row of a run is known, and stays as it is."""
+        """Whether the cached row of a run is final."""
         known = self._rows.get(summary.run_id)
         return (
             known is not None
@@ -224,7 +220,7 @@ class RunListing:
 
 
 def _around(runs: Sequence[RecordedRun], run: RecordedRun, count: int) -> slice:
-    """Return which of the runs, the oldest first, are that many around one; one that is not there began after all of them."""
+    """Return the positions of `count` runs around one, in a list with the oldest first. A missing run counts as the newest."""
     ids = [each.run_id for each in runs]
     position = ids.index(run.run_id) if run.run_id in ids else len(ids)
     end = min(len(runs), position + count // 2)
@@ -237,7 +233,7 @@ def _has(words: Sequence[str], *texts: str) -> bool:
 
 
 def _is_meant(summary: RecordedRun, search: RunSearch) -> bool:
-    """Whether a run may be one that is looked for; what its team is called, its record tells."""
+    """Whether a run matches the status and the time of a search. The team name needs the record."""
     return (
         not search.statuses or wire_status(summary.state) in search.statuses
     ) and summary.created_at.timestamp() >= search.since
@@ -263,5 +259,5 @@ def _position_of(cursor: str) -> tuple[float, str]:
         return float(at), run_id
     except ValueError:
         raise StudioRefusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a page of runs gave"
+            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "Invalid cursor. Pass the next_cursor of a page of runs"
         ) from None

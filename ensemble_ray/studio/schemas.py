@@ -1,4 +1,4 @@
-"""What travels between the page and its server. Pure."""
+"""Requests and answers between the page and its server. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 def _check_argument(text: str) -> str:
     if "\0" in text or whole_text(text) != text:
-        raise ValueError("it holds a character that no name has: NUL, or half of a surrogate pair")
+        raise ValueError("it contains an invalid character: NUL, or half of a surrogate pair")
     return text
 
 
 #: A text of a model, a tool or a user.
 Text = Annotated[str, AfterValidator(whole_text)]
-#: A text that becomes an argument of a program, which can hold no NUL and no half of a surrogate pair.
+#: A text that becomes an argument of a program, without NUL and without half of a surrogate pair.
 Argument = Annotated[str, AfterValidator(_check_argument)]
-#: JSON data of them.
+#: JSON data of a model, a tool or a user.
 Data = Annotated[JsonValue, BeforeValidator(whole_data)]
-#: An instant, ms of Unix time; or a duration, ms, where the name says so.
+#: An instant, ms of Unix time; or, in `*_ms` fields, a duration, ms.
 Millis = int
 
 
 class StudioSchema(BaseModel):
-    """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
+    """Refuses unknown fields, so that a misspelt field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -40,7 +40,7 @@ class CostSchema(StudioSchema):
 
 
 class FailureSchema(StudioSchema):
-    """Every answer that is no success (S-STU-40).
+    """The body of every failure (S-STU-40).
 
     Attributes:
         error: Class of the error.
@@ -53,7 +53,7 @@ class FailureSchema(StudioSchema):
     message: Text
 
 
-#: How a run stands, in the words of the endpoint (S-SRV-3).
+#: State of a run, in the words of the endpoint (S-SRV-3).
 RunStatus = Literal[
     "accepted",
     "running",
@@ -71,7 +71,7 @@ class Decision(StudioSchema):
     """Body of `POST api/studio/reviews/RUN/GATE`.
 
     Attributes:
-        text: Of an edit: what takes the place of the old text; it may be empty.
+        text: The new text of an edit; may be empty.
     """
 
     decision: Literal["approve", "edit", "exit"]
@@ -83,8 +83,8 @@ class NewFork(StudioSchema):
     """Body of `POST api/studio/runs/ID/fork`.
 
     Attributes:
-        from_: The step to do again, as `fork_spec` of a step says it.
-        run_id: Name of the new run; null: it gets one.
+        from_: The step to repeat: `fork_spec` of a step.
+        run_id: Name of the new run; null: studio generates one.
     """
 
     from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)
@@ -92,20 +92,20 @@ class NewFork(StudioSchema):
 
 
 class AcceptedAction(StudioSchema):
-    """Answer 202: the run that goes on, ends or begins."""
+    """Answer 202: the run to resume, cancel or start."""
 
     run_id: str
 
 
 class PreviewedStep(StudioSchema):
-    """A step of a run that would go on."""
+    """A step in the preview of a run."""
 
     step: str
     title: Text
 
 
 class PreviewedCall(StudioSchema):
-    """A call of which nobody knows whether it was done."""
+    """A tool call with an unknown outcome."""
 
     step: str
     tool: Text
@@ -113,13 +113,13 @@ class PreviewedCall(StudioSchema):
 
 
 class RunPreview(StudioSchema):
-    """What a resumed or forked run would take from the record, and what it would do again.
+    """Preview of a resumed or forked run: reused steps and repeated steps.
 
     Attributes:
-        reused: Steps whose outputs come from the record.
-        asked_again: Steps that were begun, and are done again or to their end; of a fork, all from its step on.
-        unknown_effects: Calls that a person has to decide of before.
-        blocked: Why it cannot be done; null: it can.
+        reused: Steps with an output in the record.
+        asked_again: Started steps to repeat or finish. For a fork, its step and all later ones.
+        unknown_effects: Calls that need a decision of a person first.
+        blocked: Why the run cannot be resumed or forked; null: it can.
     """
 
     reused: list[PreviewedStep] = Field(default_factory=list[PreviewedStep])
@@ -129,11 +129,11 @@ class RunPreview(StudioSchema):
 
 
 class TaskHere(StudioSchema):
-    """A step that a process has.
+    """A step assigned to a process.
 
     Attributes:
-        since: When it began there; null: it waits there, or is on its way there.
-        deaths: How many processes died with it.
+        since: When the process started it; null: it waits there, or was just sent.
+        deaths: Number of processes that died while they executed it.
     """
 
     run_id: str
@@ -143,12 +143,12 @@ class TaskHere(StudioSchema):
 
 
 class RunHere(StudioSchema):
-    """A run that has a process.
+    """A run that uses a process.
 
     Attributes:
-        known: Whether it is recorded here.
-        agents: Roles of its agents that live there.
-        replica: Which of the processes of these agents it is, of so many.
+        known: Whether this store has its record.
+        agents: Roles of its agents in the process.
+        replica: Number of the process among the `replicas` processes of these agents.
     """
 
     run_id: str
@@ -163,11 +163,11 @@ class ProcessInfo(StudioSchema):
     """A process of a cluster, or one that owns a run.
 
     Attributes:
-        state: `silent`: it does not answer; `kept`: for a next run; `retiring`: it ends with the runs that it has.
-        queue: Work that waits there; null: nobody knows.
-        in_flight: Steps that it has, those that began first, and how many more there are.
-        restarts: How many processes died in its place; null: nobody knows.
-        reserved: What it reserves on its node.
+        state: `silent`: it does not answer; `kept`: idle until the next run; `retiring`: it ends after its current runs.
+        queue: Waiting work; null: unknown.
+        in_flight: Its steps that began first. `more_in_flight` counts the others.
+        restarts: Number of dead processes that it replaces; null: unknown.
+        reserved: The resources that it reserves on its node.
     """
 
     pid: int | None = None
@@ -199,9 +199,9 @@ class LimiterSchema(StudioSchema):
 
     Attributes:
         queue: Requests that wait for a permit.
-        permits: Permits that are there just now.
-        leased: Permits that processes hold and have not used.
-        agents: Who lives in the processes that asked for permits.
+        permits: Permits available now.
+        leased: Unused permits that processes hold.
+        agents: Agents in the processes that requested permits.
     """
 
     name: str
@@ -214,15 +214,15 @@ class LimiterSchema(StudioSchema):
 
 
 class BreakerSchema(StudioSchema):
-    """Whether an endpoint of models is asked, by all processes together.
+    """The circuit breaker of a model endpoint, over all processes.
 
     Attributes:
-        state: Of the process in which it is worst.
-        open_in: In how many of the processes it is not closed.
-        probe_at: When the next call may try it; null: nobody waits for that.
-        sent: Calls on their way.
-        queue: Calls that wait.
-        limit: Calls that may be on their way at once, since it asked for fewer; null: any number.
+        state: The worst state in any process.
+        open_in: Number of processes in which it is not closed.
+        probe_at: When the next call may try the endpoint; null: no probe is due.
+        sent: Concurrent calls.
+        queue: Waiting calls.
+        limit: Most concurrent calls, after the endpoint asked for fewer; null: no limit.
     """
 
     name: str
@@ -240,8 +240,8 @@ class Actors(StudioSchema):
     """Answer to `GET api/studio/actors`.
 
     Attributes:
-        clusters: Addresses of the clusters that were asked.
-        note: Why nothing, or not all, is known.
+        clusters: Addresses of the queried clusters.
+        note: Why the answer is empty or incomplete.
     """
 
     nodes: list[NodeActors] = Field(default_factory=list[NodeActors])
@@ -251,7 +251,7 @@ class Actors(StudioSchema):
     note: Text | None = None
 
 
-#: A graph, a trace, or what `Export` wrote.
+#: A graph, a trace, or a run written by `Export`.
 FileKind = Literal["dag", "trace", "run"]
 
 
@@ -259,9 +259,9 @@ class FileEntry(StudioSchema):
     """A file.
 
     Attributes:
-        kind: What it is; null: nothing that the page shows, and `problem` says why.
-        problem: What is wrong with it; one of a kind is shown as far as it goes.
-        tasks: How many tasks it has; null: nobody knows.
+        kind: Its kind; null: the page cannot show it, for the reason in `problem`.
+        problem: The error in the file. A file with a kind is shown as far as possible.
+        tasks: Number of its tasks; null: unknown.
     """
 
     name: Text
@@ -275,11 +275,11 @@ class FileEntry(StudioSchema):
 
 
 class FileList(StudioSchema):
-    """Answer to `GET api/studio/files`: those that were changed last first.
+    """Answer to `GET api/studio/files`: the last changed files first.
 
     Attributes:
-        folder: Where they lie.
-        left_out: How many more there are.
+        folder: Path of their folder.
+        left_out: Number of files that are not in the list.
     """
 
     folder: Text
@@ -292,14 +292,14 @@ GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
 
 
 class FlowNodeSchema(StudioSchema):
-    """What is declared, or what ran.
+    """A declared or an executed task.
 
     Attributes:
-        kind: That of its steps.
-        group: Group that it lies in.
-        steps: Steps that it stands for; null where it is folded, and `count` says how many.
-        counts: Of a folded node: how many steps there are of each status.
-        badges: Short words on it, such as `CP`, `L0`, `MAP`.
+        kind: Kind of its steps.
+        group: The group around it.
+        steps: The steps of the node; null: the node is folded, and `count` is their number.
+        counts: Number of steps by status, if the node is folded.
+        badges: Short labels, such as `CP`, `L0`, `MAP`.
     """
 
     id: str
@@ -320,12 +320,12 @@ class FlowNodeSchema(StudioSchema):
 
 
 class FlowEdgeSchema(StudioSchema):
-    """What leads to what.
+    """An edge between two nodes.
 
     Attributes:
-        points: The line from one to the other, by x and y.
+        points: The line between the nodes, as (x, y).
         label_at: Middle of the label.
-        fired: Of a graph's edge: whether the run took it; null: not run, or no such edge.
+        fired: Whether the run followed this edge of a graph; null: not run, or not an edge of a graph.
     """
 
     from_: str = Field(validation_alias="from", serialization_alias="from")
@@ -362,7 +362,7 @@ class FlowSchema(StudioSchema):
     critical_path: list[str] = Field(default_factory=list)
 
 
-#: What may be done with a run.
+#: An action on a run.
 Action = Literal["cancel", "resume", "fork", "decide"]
 
 
@@ -370,11 +370,11 @@ class StudioInfo(StudioSchema):
     """Answer to `GET api/studio/info`.
 
     Attributes:
-        actions: What may be done here; none where the page only reads.
-        has_actors: Whether processes of a cluster can be shown.
+        actions: The allowed actions; empty: the page only reads.
+        has_actors: Whether the page can show processes of a cluster.
         has_files: Whether there is a folder with graphs and traces.
-        title: Which place this is, for people.
-        read_only_reason: Why nothing may be done; null where something may.
+        title: Name of the place, for people.
+        read_only_reason: Why no action is allowed; null: actions are allowed.
     """
 
     version: str
@@ -389,13 +389,13 @@ class RunRow(StudioSchema):
     """A run as the list shows it.
 
     Attributes:
-        ensemble: Name of the team, or where its definition came from; empty: nobody knows.
+        ensemble: Name of the team, or the source of its definition; empty: unknown.
         summary: One line: the beginning of its output, or else of its first task.
-        open_reviews: How many of its gates wait for a person.
-        origin_run: Of a fork: the run that it is of.
-        place: Where its record lies.
-        workflow: How its tasks are ordered; empty: its record does not say.
-        tasks: How many tasks its plan has; of a run whose tasks are made while it goes on, those that have ended.
+        open_reviews: Number of its gates that wait for a person.
+        origin_run: The forked run, if this run is a fork.
+        place: Location of its record.
+        workflow: Order of its tasks; empty: unknown.
+        tasks: Number of tasks in its plan. If the run creates its tasks while running: number of ended tasks.
     """
 
     run_id: str
@@ -419,8 +419,8 @@ class RunList(StudioSchema):
     """Answer to `GET api/studio/runs`: newest first.
 
     Attributes:
-        next_cursor: Asks for the next page; null: there is none.
-        total_known: How many runs there are, whatever is looked for.
+        next_cursor: Cursor of the next page; null: this is the last page.
+        total_known: Number of all runs, without the filter.
     """
 
     runs: list[RunRow]
@@ -429,11 +429,11 @@ class RunList(StudioSchema):
 
 
 class RunSeries(StudioSchema):
-    """Answer to `GET api/studio/runs/ID/series`: a run among those that began before and behind it (S-VIZ-76).
+    """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours by start time (S-VIZ-76).
 
     Attributes:
-        first: Number of the first of them; null where not all runs before it were counted (S-STU-9).
-        runs: In the order in which they began.
+        first: Number of the first run in the list; null: not all runs before it were counted (S-STU-9).
+        runs: The runs in the order in which they began.
     """
 
     first: int | None
@@ -445,9 +445,9 @@ class RunError(StudioSchema):
 
     Attributes:
         class_: Class of the error.
-        causes: What caused it, nearest first, each with its class.
-        place: Line of user code that raised; empty: none did.
-        first_failed_step: Where it began; null: in no step.
+        causes: Its causes, nearest first, each with its class.
+        place: Line of user code that raised; empty: no user code raised.
+        first_failed_step: The step that failed first; null: no step failed.
     """
 
     class_: str = Field(serialization_alias="class")
@@ -458,22 +458,22 @@ class RunError(StudioSchema):
 
 
 class ForkOrigin(StudioSchema):
-    """Which run a fork is of, and from which step it does it again."""
+    """The forked run, and the first repeated step."""
 
     run_id: str
     step: str
 
 
 class ReviewSchema(StudioSchema):
-    """A gate: what is asked, and what was decided.
+    """A review gate and its decision.
 
     Attributes:
-        gate_id: Names it where it is decided.
-        step: Whose gate it is.
-        expires_at: When it is decided without anybody; null: never.
-        on_timeout: What happens then: `continue`, `exit_early` or `fail`.
-        decision: `approve`, `edit` or `exit`; null while it is open.
-        decidable: Whether it waits, and may be decided here.
+        gate_id: Id of the gate, for the decision.
+        step: The step of the gate.
+        expires_at: When the gate times out; null: never.
+        on_timeout: Effect of a timeout: `continue`, `exit_early` or `fail`.
+        decision: `approve`, `edit` or `exit`; null: the gate is open.
+        decidable: Whether the gate waits and this page accepts its decision.
     """
 
     run_id: str
@@ -498,20 +498,20 @@ class ReviewSchema(StudioSchema):
 
 
 class ReviewListSchema(StudioSchema):
-    """Answer to `GET api/studio/reviews`: those that are open, the oldest first."""
+    """Answer to `GET api/studio/reviews`: the open reviews, oldest first."""
 
     reviews: list[ReviewSchema]
 
 
 class SpentTokens(StudioSchema):
-    """Tokens; null: unknown, or without a limit."""
+    """Tokens; null: unknown, or no limit."""
 
     spent: int | None = None
     allowed: int | None = None
 
 
 class SpentCost(StudioSchema):
-    """Money as decimal text; null: unknown, or without a limit."""
+    """Money as decimal text; null: unknown, or no limit."""
 
     spent: str | None = None
     allowed: str | None = None
@@ -519,7 +519,7 @@ class SpentCost(StudioSchema):
 
 
 class AgentBudget(StudioSchema):
-    """What one agent spent."""
+    """Spending of one agent."""
 
     agent: Text
     tokens: int | None = None
@@ -528,10 +528,10 @@ class AgentBudget(StudioSchema):
 
 
 class BudgetSchema(StudioSchema):
-    """What was spent of what was allowed.
+    """Spending of a run and its limits.
 
     Attributes:
-        end_reason: Why the run ended, in words; null while it goes on.
+        end_reason: Why the run ended, in words; null: it is active.
     """
 
     tokens: SpentTokens = SpentTokens()
@@ -544,12 +544,12 @@ class RunDetailSchema(RunRow):
     """Answer to `GET api/studio/runs/ID`.
 
     Attributes:
-        counts: How many steps there are of each status.
-        forks: Runs that are forks of this one, as far as they were seen.
-        cursor: Position in the record up to which this is told.
-        is_live: Whether it may change without anybody asking for it.
-        problem: Why the record could not be read to its end; null: it could.
-        resume_advice: How to go on with a run that was interrupted; null: it was not.
+        counts: Number of steps by status.
+        forks: Known forks of this run.
+        cursor: Position of the last fact in this answer.
+        is_live: Whether the run can change by itself.
+        problem: Why the record could not be read to the end; null: it could.
+        resume_advice: How to resume an interrupted run; null: the run is not interrupted.
     """
 
     inputs: dict[str, Data] = Field(default_factory=dict)
@@ -569,7 +569,7 @@ class RunDetailSchema(RunRow):
 
 
 class ComparedSide(StudioSchema):
-    """One step of one of two runs."""
+    """One step in one of two runs."""
 
     status: str
     tokens: int | None = None
@@ -578,10 +578,10 @@ class ComparedSide(StudioSchema):
 
 
 class ComparedStep(StudioSchema):
-    """One step in two runs; null where one has it not.
+    """One step in two runs; null: this run has no such step.
 
     Attributes:
-        same: Whether both gave the same output.
+        same: Whether both outputs are equal.
     """
 
     id: str
@@ -599,21 +599,21 @@ class ComparedRuns(StudioSchema):
     steps: list[ComparedStep]
 
 
-#: What the time of a step went to.
+#: How a step spent its time.
 SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
-#: Whether what was done is known: recorded, done again after an interruption, or nobody knows.
+#: Whether the calls of a step are recorded, repeated after an interruption, or have an unknown outcome.
 Effect = Literal["recorded", "repeated", "unknown"]
 
 
 class StepTokens(StudioSchema):
-    """Tokens of a step; null: the provider did not say."""
+    """Tokens of a step; null: the provider did not report them."""
 
     input: int | None = None
     output: int | None = None
 
 
 class StepPlace(StudioSchema):
-    """Where a step runs or ran; null: nobody knows."""
+    """The process that executes or executed a step; null: unknown."""
 
     pid: int | None = None
     node: str | None = None
@@ -621,21 +621,21 @@ class StepPlace(StudioSchema):
 
 
 class StepSchema(StudioSchema):
-    """One execution of anything.
+    """One execution of a task, a delegation or a unit.
 
     Attributes:
-        id: Names it in the run: its instance, such as `writer#0`.
-        node: Key of what is declared, which the flow's nodes bear; null: it was made while the run went on.
-        parent: Step that it is part of: a delegation of its asker, an iteration of its loop, a branch of its unit.
+        id: Its instance, such as `writer#0`. Unique in the run.
+        node: Key of the declared task or unit, as in the nodes of the flow; null: created during the run.
+        parent: The step around it: the delegating task, the loop of an iteration, the unit of a branch.
         title: At most 120 characters.
-        agent: Role of who does it; empty: nobody, or nobody knows yet.
-        number: Of an iteration, an attempt or a graph's step, from 1; of a map, its item.
-        attempts: How often it was begun.
-        segments: What its time went to: kind, beginning, end.
+        agent: Role of its agent; empty: no agent, or unknown so far.
+        number: Number of the iteration, attempt or graph step, from 1; or the item of a map.
+        attempts: Number of starts.
+        segments: How it spent its time: kind, start, end.
         tools: Its calls: name, outcome, end.
-        level: Of a map-reduce: 0 for maps.
-        error: In one line.
-        reviewed: Whether somebody decided at one of its gates.
+        level: Level in a map-reduce: 0 for maps.
+        error: Its error, in one line.
+        reviewed: Whether one of its gates was decided.
     """
 
     id: str
@@ -664,7 +664,7 @@ class StepList(StudioSchema):
     """Answer to `GET api/studio/runs/ID/steps`.
 
     Attributes:
-        cursor: Asks for what changed behind it.
+        cursor: Position for the next request, which returns later changes.
     """
 
     steps: list[StepSchema]
@@ -672,7 +672,7 @@ class StepList(StudioSchema):
 
 
 class LiveSteps(StepList):
-    """What a run's live stream says."""
+    """An update in the live stream of a run."""
 
     run: RunDetailSchema
 
@@ -685,7 +685,7 @@ class MessageSchema(StudioSchema):
 
 
 class RequestedCall(StudioSchema):
-    """A call that a model asked for; its arguments as it wrote them."""
+    """A call that a model requested, with its arguments unchanged."""
 
     id: str
     name: Text
@@ -693,10 +693,10 @@ class RequestedCall(StudioSchema):
 
 
 class AnswerSchema(StudioSchema):
-    """What a model answered, from iteration 0 on.
+    """An answer of a model. The first iteration is 0.
 
     Attributes:
-        reasoning: What it thought, apart from the answer.
+        reasoning: The reasoning before the answer.
         reasoning_tokens: Part of the output tokens.
     """
 
@@ -713,7 +713,7 @@ class AnswerSchema(StudioSchema):
 
 
 class ToolCallDetail(StudioSchema):
-    """A call of a tool, and what came of it; its result is null where nobody knows."""
+    """A call of a tool and its result; null: the result is unknown."""
 
     name: Text
     arguments: Text
@@ -726,11 +726,11 @@ class ToolCallDetail(StudioSchema):
 
 
 class GuardrailCheck(StudioSchema):
-    """What a guardrail said.
+    """The result of a guardrail.
 
     Attributes:
-        kind: Which side it watches: `input` or `output`.
-        name: Which code it is, as `module.name`; empty: of the one that refused nobody knows.
+        kind: The checked side: `input` or `output`.
+        name: Its code, as `module.name`; empty: unknown, since a refusal does not record it.
     """
 
     kind: str
@@ -740,7 +740,7 @@ class GuardrailCheck(StudioSchema):
 
 
 class ConstraintCheck(StudioSchema):
-    """What a rule of delegation said."""
+    """The result of a delegation rule."""
 
     rule: str
     allowed: bool
@@ -748,7 +748,7 @@ class ConstraintCheck(StudioSchema):
 
 
 class ContextCut(StudioSchema):
-    """What was left out of a prompt, so that it fits."""
+    """A part that was removed from a prompt, so that the prompt fits."""
 
     section: Text
     kept_tokens: int | None = None
@@ -769,8 +769,8 @@ class StepDetail(StepSchema):
 
     Attributes:
         tools_offered: Names of the tools that its model could call.
-        fork_spec: What `ensemble-ray fork --from` takes to do it again; null: a run cannot be forked there.
-        cut: Of texts that are not whole here: their lengths, by field; `.../text?field=` has them.
+        fork_spec: Argument of `ensemble-ray fork --from` that repeats the step; null: the run cannot be forked there.
+        cut: Full lengths of shortened texts, by field. `.../text?field=` returns the full texts.
     """
 
     prompt: list[MessageSchema] = Field(default_factory=list[MessageSchema])

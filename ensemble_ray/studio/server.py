@@ -1,6 +1,6 @@
-"""StudioServer: the page over all recorded runs of a home or a database, in this process.
+"""The server behind `ensemble-ray studio`: the page over all recorded runs of a home or a database.
 
-What `ensemble-ray studio` begins. Rules: it listens on loopback unless somebody says otherwise, and then every request needs a key. It asks nobody else's server.
+It listens on loopback by default. On any other host every request needs a key.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import StoreAddress
 
 
-#: Where studio listens where nobody says.
+#: Default port of studio.
 PORT = 7328
 _HIGHEST_PORT = 65535
 
 
 class StudioServer:
-    """A page over recorded runs; may be started again after it was stopped."""
+    """A page over recorded runs. Can be restarted after a stop."""
 
     def __init__(
         self,
@@ -46,19 +46,20 @@ class StudioServer:
         cluster: str | None = None,
         files: Path | None = None,
     ) -> None:
-        """Choose what is shown, and where.
+        """Configure the page and its address.
 
         Args:
-            address: Where the runs are recorded.
-            host: Where to listen; beyond loopback every request needs a key of the home.
-            port: 0: any that is free.
-            has_actions: Whether runs may be cancelled, resumed, forked and decided there.
-            cluster: Address of the cluster whose processes are shown; default `RAY_ADDRESS`, else those that runs of this machine
-                belong to.
-            files: A folder with graphs and traces, which are shown too; None: there is none.
+            address: Location of the records.
+            host: Host to listen on. Beyond loopback every request needs a key of the home.
+            port: 0: any free port.
+            has_actions: Whether the page can cancel, resume and fork runs, and decide reviews.
+            cluster: Address of the cluster whose processes the page shows; default `RAY_ADDRESS`, else the clusters of runs of
+                this machine.
+            files: A folder with graphs and traces to show; None: no folder.
 
         Raises:
-            ValidationError: the port or the host is none, no store speaks that address, there is no key or no such folder.
+            ValidationError: the port or the host is invalid, no store supports that address, or there is no key or no such
+                folder.
         """
         if not 0 <= port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {port}")
@@ -82,7 +83,7 @@ class StudioServer:
         if is_local:
             app = LoopbackCheck(app)
         else:
-            notify(f"Studio listens on {self._host}: whoever has a key and reaches it sees the runs")
+            notify(f"Studio listens on {self._host}: every client with a key can see the runs")
         self._server = HttpServer(app, host=self._host, port=port, name="studio")
 
     @property
@@ -92,26 +93,26 @@ class StudioServer:
 
     @property
     def url(self) -> str:
-        """Its address for people."""
+        """Its URL."""
         host = self._host.removeprefix("[").removesuffix("]")
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def start(self) -> None:
-        """Listen and serve; nothing where it does already.
+        """Listen and serve. No effect if the server already runs.
 
         Raises:
-            EnsembleError: nobody can listen there, or packages are missing.
+            EnsembleError: the server cannot listen there, or packages are missing.
         """
         self._server.start()
 
     def stop(self) -> None:
-        """End all connections and stop listening."""
+        """Close all connections and stop listening."""
         self._server.stop()
         run_blocking(self._clusters.close())
 
 
 def _title(address: StoreAddress) -> str:
-    """Return where the runs are, for people; never with a password."""
+    """Return the location of the runs, for people, without a password."""
     if not address.url:
         return address.home
     location = address.url.partition("://")[2].partition("?")[0]

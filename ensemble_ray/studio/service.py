@@ -1,4 +1,4 @@
-"""Studio: what one page is served from."""
+"""The parts that serve one page of studio."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.reading import StudioReader
 
 
-#: How many exports and files are written and sent at a time (S-STU-175).
+#: Most exports and files that are written and sent at the same time (S-STU-175).
 _MOST_DOCUMENTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studio:
-    """What one page is served from."""
+    """The parts that serve one page."""
 
     reader: StudioReader
-    #: which place this is, for people
+    #: name of the place, for people
     title: str
     guard: Guard = field(default_factory=LocalGuard)
     #: None: the page only reads
     actions: StudioActions | None = None
-    #: which of its actions are offered
+    #: the actions that the page offers
     offers: tuple[Action, ...] = ("cancel", "resume", "fork", "decide")
     read_only_reason: str | None = None
-    #: None: nothing is known of processes
+    #: None: the page shows no processes
     processes: ProcessReader | None = None
-    #: gives what happens just now in a run of this process; None: nothing is known
+    #: returns the live events of a run of this process; None: there are no live events
     live: Callable[[str], LiveEvents | None] | None = None
-    #: a folder with graphs and traces; None: there is none
+    #: a folder with graphs and traces; None: no folder
     files: FilesFolder | None = None
-    #: held while an export or a file is written and sent
+    #: held while studio writes and sends an export or a file
     documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
     def info(self, visitor: Visitor) -> StudioInfo:
-        """Return what the page can do here for who asks."""
+        """Return the features of the page for this visitor."""
         return StudioInfo(
             version=version("ensemble-ray"),
             actions=list(self.offers) if self.actions is not None else [],

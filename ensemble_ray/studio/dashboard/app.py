@@ -1,8 +1,4 @@
-"""The web application of a dashboard (S-WEB-20, S-WEB-21).
-
-In: the parts of one dashboard. Out: an ASGI application: its page, its data, its WebSocket, and what it serves beside. On the loop of
-its server.
-"""
+"""The ASGI application of a dashboard: its page, data, WebSocket and control routes (S-WEB-20, S-WEB-21)."""
 
 from __future__ import annotations
 
@@ -47,18 +43,15 @@ _log = bounded_logger(__name__)
 
 
 class _Client:
-    """A page, as who answers its messages sees it. Fulfils `PageClient`."""
+    """A page, as seen by `ControlMessages`. Implements `PageClient`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def send(self, message: Mapping[str, object]) -> None:
-        """Send it a message."""
         self._connection.put(encode(str(message["type"]), {key: message[key] for key in message if key != "type"}))
 
     def subscribe(self, types: AbstractSet[str] | None, run_id: str | None) -> None:
-        """Send it from now on only what is of these types and of that run."""
-
         def wants(sent: Sent) -> bool:
             return (types is None or sent.message.type in types) and (run_id is None or sent.run_id == run_id)
 
@@ -66,7 +59,7 @@ class _Client:
 
 
 class PageSocket:
-    """Serves `/ws`."""
+    """The WebSocket of pages, at `/ws`."""
 
     def __init__(
         self,
@@ -79,10 +72,10 @@ class PageSocket:
         """Serve pages.
 
         Args:
-            hub: Has what is sent to them.
-            reviews: Takes their decisions.
-            is_local: Whether only pages of this machine are let in (S-WEB-71).
-            control: Answers what else they say; None: nobody does.
+            hub: Sends messages to pages.
+            reviews: Receives their decisions.
+            is_local: Whether to accept only pages of this machine (S-WEB-71).
+            control: Answers their other messages; None: the dashboard logs these as unknown.
         """
         self._hub = hub
         self._reviews = reviews
@@ -90,7 +83,7 @@ class PageSocket:
         self._control = control
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Serve one page until it goes."""
+        """Serve one page until it disconnects."""
         await websocket.accept()
         origins = headers_of(websocket.scope, b"origin")
         if not (is_local_origin(origins) if self._is_local else is_allowed_origin(websocket.scope)):
@@ -112,11 +105,11 @@ class PageSocket:
             sending.cancel()
 
     async def _take(self, client: _Client, message: WebSocketMessage) -> None:
-        """Do what a page says; what cannot be read is logged (S-WEB-31)."""
+        """Handle a message of a page. An invalid message is logged (S-WEB-31)."""
         try:
             kind, data = decode(cast("str | None", message.get("text")) or "")
         except ValueError as error:
-            _log.warning("A page of the dashboard sent what is no message: %s", message_of(error))
+            _log.warning("A page of the dashboard sent an invalid message: %s", message_of(error))
             return
         if kind == "ping":
             await client.send({"type": "pong"})
@@ -125,7 +118,7 @@ class PageSocket:
         elif self._control is not None and (answer := self._control.handlers.get(kind)) is not None:
             try:
                 await answer(client, data)
-            except Exception as error:  # noqa: BLE001  a page's message that fails leaves it connected
+            except Exception as error:  # noqa: BLE001  a failed message keeps the page connected
                 _log.warning("A page's message of type '%s' failed: %s", kind, message_of(error))
         else:
             _log.warning("A page of the dashboard sent a message of an unknown type: '%s'", kind)
@@ -133,34 +126,34 @@ class PageSocket:
     def _decide(self, data: Mapping[str, object]) -> None:
         review_id, decision, text = data.get("review_id"), data.get("decision"), data.get("revised_output")
         if not isinstance(review_id, str) or not isinstance(decision, str) or not isinstance(text, str | None):
-            _log.warning("A page of the dashboard sent a decision that has no review_id or no decision")
+            _log.warning("A page of the dashboard sent a decision without review_id or decision")
         elif not self._reviews.decide(review_id, decision, text):
-            _log.info("A decision came for review '%s', which waits for none", review_id)
+            _log.info("A page decided review '%s', which is not open", review_id)
 
 
 async def _send(websocket: WebSocket, connection: Connection) -> None:
-    """Send what waits until the connection ends."""
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # it has gone, which its reader hears, too
+    """Send queued messages until the connection ends."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # disconnected; `serve` notices it too
         while texts := await connection.take():
             for text in texts:
                 await websocket.send_text(text)
         if connection.is_overrun:
-            _log.warning("A page of the dashboard was given up: it took nothing while too much was sent")
+            _log.warning("Disconnected a page of the dashboard: its queue of unread messages is full")
             await websocket.close(_TRY_AGAIN, "Too slow")
         else:
             await websocket.close(_GOING_AWAY, "The dashboard stops")
 
 
 class DashboardActions:
-    """Actions over the runs that a dashboard shows."""
+    """Actions on the runs of a dashboard. Implements `StudioActions`."""
 
     def __init__(self, runs: ShownRuns, reviews: WebReviewHandler, reader: StudioReader) -> None:
         """Act on runs.
 
         Args:
-            runs: Knows where they are recorded.
+            runs: Contains the locations of their records.
             reviews: Asks at gates of this process.
-            reader: Shows what they are about.
+            reader: Reads the gates of a run.
         """
         self._runs = runs
         self._reviews = reviews
@@ -168,32 +161,22 @@ class DashboardActions:
         self._clock = SystemClock()
 
     async def cancel(self, run_id: str) -> None:
-        """Ask for the end of a run."""
         await self._make_recorded(run_id).cancel(run_id)
 
     async def preview_resume(self, run_id: str) -> RunPreview:
-        """Return what the run would take from its record, if it went on."""
         return await self._make_recorded(run_id).preview_resume(run_id)
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Return the same of a fork."""
         return await self._make_recorded(run_id).preview_fork(run_id, from_step)
 
     async def resume(self, run_id: str) -> str:
-        """Let a run go on in a process of its own."""
         return await self._make_recorded(run_id).resume(run_id)
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Begin a fork in a process of its own."""
         return await self._make_recorded(run_id).fork(run_id, asked)
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide at a gate, of this process or in the record, and return it.
-
-        Raises:
-            ReviewDecidedError: somebody was first.
-            EnsembleError: nobody can decide there.
-        """
+        """Decide a gate of this process, or else in the record; see `StudioActions`."""
         detail = await self._reader.run(run_id, ANYBODY)
         shown = next((each for each in detail.reviews if each.gate_id == gate_id), None)
         if shown is None or not self._reviews.decide(gate_id, decision.decision, decision.text):
@@ -208,10 +191,10 @@ class DashboardActions:
         return shown.model_copy(update=change)
 
     def _make_recorded(self, run_id: str) -> StudioActions:
-        """Return what acts on a run's record.
+        """Return actions on the record of a run.
 
         Raises:
-            StudioRefusal: the run was not seen.
+            StudioRefusal: the dashboard does not show this run.
         """
         place = self._runs.place_of(run_id)
         if place is None:
@@ -219,24 +202,24 @@ class DashboardActions:
         return LocalActions(place)
 
 
-#: How often pages are told that the server lives, s (S-WEB-38).
+#: Interval of the heartbeats to pages, s (S-WEB-38).
 HEARTBEAT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardParts:
-    """What a dashboard's application is made of."""
+    """The parts of the application of a dashboard."""
 
     hub: MessageHub
     reviews: WebReviewHandler
-    #: where it is served
+    #: the configured host
     host: str
-    #: the port at which it listens just now
+    #: returns the current port
     port: Callable[[], int]
     runs: ShownRuns
-    #: what happens just now in a run
+    #: returns the live events of a run
     live: Callable[[str], LiveEvents | None]
-    #: begins and steers runs; None: nobody does
+    #: starts and controls runs; None: no control
     control: Control | None = None
 
 
@@ -252,11 +235,11 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     )
 
     async def get_status() -> JSONResponse:
-        """Say that it runs, and for how many pages."""
+        """Return the status and the number of connected pages."""
         return JSONResponse({"status": "running", "clients": parts.hub.connected, "port": parts.port()})
 
     async def get_reviews() -> JSONResponse:
-        """List the gates that wait, oldest first."""
+        """List the open gates, oldest first."""
         return JSONResponse(whole_data(parts.reviews.open_reviews()))
 
     async def connect(websocket: WebSocket) -> None:
@@ -276,7 +259,7 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     mount_studio(app, studio)
     if control is not None:
         app.mount("/api", control.app)
-    mount_page(app)  # behind all others: it answers whatever else is asked for
+    mount_page(app)  # last: it answers all other paths
     limited = BodyLimit(app)
     return LoopbackCheck(limited) if is_local else limited
 
@@ -284,7 +267,7 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
 def _open(parts: DashboardParts) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def opened(_app: FastAPI) -> AsyncGenerator[None]:
-        """Send heartbeats while it serves."""
+        """Send heartbeats while the application serves."""
         async with contextlib.AsyncExitStack() as stack:
             if parts.control is not None:
                 await stack.enter_async_context(parts.control)

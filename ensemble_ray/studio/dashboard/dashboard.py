@@ -1,7 +1,7 @@
-"""WebDashboard: a page beside the runs of this process. Fulfils the port `Dashboard`.
+"""A live page for the runs of this process. Implements the port `Dashboard`.
 
-In: where it listens, how it asks. Out: its listener and its review handler, which work before it is started; a server, while somebody
-wants it. Rules: who started it stops it: a program by `start()` and `stop()`, or the runs that it was started for, behind the last one.
+The listener and the review handler work before the server starts. A program starts and stops the server by `start()` and `stop()`.
+If a run started it, the last run stops it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DashboardSettings(Value):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Refuse what cannot be (S-WEB-2); the first mistake is told."""
+        """Refuse invalid values (S-WEB-2). The error reports the first invalid field."""
         given = cast("Mapping[str, object]", data)
         port, host, timeout = given.get("port"), given.get("host"), given.get("review_timeout")
         runs, iterations = given.get("max_retained_runs"), given.get("max_snapshot_iterations")
@@ -94,14 +94,14 @@ _log = bounded_logger(__name__)
 class WebDashboard:
     """Shows runs in a browser as they happen, and asks at their review gates: `Ensemble(dashboard=WebDashboard.on_port(7329))`.
 
-    An ensemble with a dashboard starts it when a run begins, and stops it behind its last run; one that was started before is left
-    running. It may serve several ensembles. Whoever can reach its port can see everything and decide: it listens on loopback unless told
-    otherwise.
+    An ensemble with a dashboard starts it when a run begins, and stops it after the last run. A dashboard that was started before
+    keeps running. It can serve several ensembles. Every client that can reach its port can see all runs and decide reviews, so it
+    listens on loopback by default.
 
     Attributes:
-        streaming_listener: Tells pages of what happens; an `EnsembleListener`.
-        review_handler: Asks at gates, and waits for a page's decision.
-        trace_exporter: Writes traces to `trace_export_dir`; None: that was not given.
+        streaming_listener: Sends events to the pages; an `EnsembleListener`.
+        review_handler: Asks at gates, and waits for the decision of a page.
+        trace_exporter: Writes traces to `trace_export_dir`; None: no folder is set.
 
     Example:
         >>> dashboard = WebDashboard(port=0, on_timeout="exit_early")
@@ -121,20 +121,20 @@ class WebDashboard:
         trace_export_dir: str | Path | None = None,
         control: Control | None = None,
     ) -> None:
-        """Choose how it serves; nothing is started.
+        """Configure the dashboard, without a start.
 
         Args:
-            port: Where it listens; 0: any port that is free. It has to be given.
+            port: Port to listen on; 0: any free port. Required.
             host: A name or an address of this machine.
-            review_timeout: How long a gate waits that a review policy asks for, a `timedelta` or seconds; 0: without limit.
-            on_timeout: What follows there when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
-            max_retained_runs: Runs whose messages are kept for pages that come late.
-            max_snapshot_iterations: Requests to models that are kept of each task; 0: none.
-            trace_export_dir: Folder for the traces of runs whose ensemble has no exporter of its own; None: they are not written.
-            control: Begins and steers runs on behalf of pages and programs; None: the dashboard only shows and asks.
+            review_timeout: Timeout of the gates of a review policy, a `timedelta` or seconds; 0: no limit.
+            on_timeout: Effect of this timeout: `"continue"`, `"exit_early"` or `"fail"`.
+            max_retained_runs: Number of runs whose messages are stored for pages that connect later.
+            max_snapshot_iterations: Number of model requests to store per task; 0: none.
+            trace_export_dir: Folder for the traces of ensembles without an exporter; None: write no traces.
+            control: Starts and controls runs for pages and programs; None: the dashboard only shows runs and asks.
 
         Raises:
-            ValidationError: a value is refused.
+            ValidationError: a value is invalid.
         """
         self._settings = settings = DashboardSettings(
             port=cast("Any", port),
@@ -155,43 +155,43 @@ class WebDashboard:
         folder = settings.trace_export_dir
         self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
         self._shown = ShownRuns()
-        #: held while it is started or stopped
+        #: held during a start or a stop
         self._serving = new_lock()
         self._lock = new_lock()
         self._server: HttpServer | None = None
-        #: runs that go on, and whether the server is there for them alone
+        #: number of active runs, and whether a run started the server
         self._runs = 0
         self._is_for_runs = False
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without a server and runs; those of the parent are its own."""
+        """Forget the server and the runs: they belong to the parent."""
         if self._server is not None:
             atexit.unregister(self.stop)
         self._server, self._runs, self._is_for_runs = None, 0, False
 
     @classmethod
     def on_port(cls, port: int) -> Self:
-        """Return a dashboard on that port, all else as usual.
+        """Return a dashboard on that port, with default settings.
 
         Raises:
-            ValidationError: there is no such port.
+            ValidationError: the port is invalid.
         """
         return cls(port=port)
 
     @property
     def port(self) -> int:
-        """The port that was chosen; 0: any."""
+        """The configured port; 0: any."""
         return self._settings.port
 
     @property
     def host(self) -> str:
-        """Where it listens."""
+        """The configured host."""
         return self._settings.host
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves."""
+        """Whether the server runs."""
         return self._server is not None
 
     @property
@@ -201,23 +201,23 @@ class WebDashboard:
         return -1 if server is None else server.port
 
     def start(self) -> None:
-        """Serve until `stop()`; it only keeps serving where it does already.
+        """Serve until `stop()`. If a run started the server, it now stays after the last run.
 
         Raises:
             ValidationError: the packages that it needs are not installed.
-            EnsembleError: nobody can listen there, such as when the port is taken.
+            EnsembleError: the server cannot listen there, such as when the port is in use.
         """
         with self._serving:
             self._is_for_runs = False
             self._start()
 
     def stop(self) -> None:
-        """End all connections and stop serving; nothing where it does not serve. Open gates wait for their timeouts."""
+        """Close all connections and stop serving. No effect if the server does not run. Open gates wait for their timeouts."""
         with self._serving:
             self._stop()
 
     def enter_run(self, run: EnteredRun) -> None:
-        """Take notice that a run begins; see `Dashboard`."""
+        """Count a new run, and start the server if needed; see `Dashboard`."""
         self._shown.add(run)
         with self._lock:
             self._runs += 1
@@ -232,13 +232,13 @@ class WebDashboard:
             raise
 
     def leave_run(self) -> None:
-        """Take notice that a run has ended; see `Dashboard`."""
+        """Count the end of a run, and stop the server after the last run; see `Dashboard`."""
         with self._lock:
             self._runs -= 1
-        # A server that stops may wait for runs that it began itself, so that these wait for it only where they stop it.
+        # A stopping server may wait for its own runs, so these acquire the lock only to stop it.
         if self._is_left():
             with self._serving:
-                if self._is_left():  # no other run came meanwhile
+                if self._is_left():  # no other run began meanwhile
                     self._stop()
 
     def _is_left(self) -> bool:
@@ -266,7 +266,7 @@ class WebDashboard:
 
         if not is_loopback(self.host):
             _log.warning(
-                "The dashboard listens on %s: whoever can reach it sees all runs and decides at their gates, without a key",
+                "The dashboard listens on %s: every client that reaches it can see all runs and decide reviews, without a key",
                 self.host,
             )
         parts = DashboardParts(

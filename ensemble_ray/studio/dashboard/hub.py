@@ -1,12 +1,4 @@
-"""MessageHub: brings messages about runs to every page that is connected. Thread-safe.
-
-In: messages, from whatever thread they come. Out: texts in the queue of each connection. Rules:
-
-1. A connection gets what late joiners are told, and then every message that is sent behind that: no gap, no repetition (S-WEB-45).
-   What they are told is taken while nothing is sent, and written out beside that: a long past holds no run.
-2. Sending never waits: a connection that takes nothing has a queue, and is given up when that is full (S-WEB-46).
-3. What fails here is logged, and concerns no run (S-WEB-16).
-"""
+"""Sends messages about runs to every connected page of a dashboard. Thread-safe."""
 
 from __future__ import annotations
 
@@ -42,10 +34,10 @@ def encode(kind: str, data: Mapping[str, object]) -> str:
 
 
 def decode(text: str) -> tuple[str, Mapping[str, object]]:
-    """Return the type and the data of what a client sent.
+    """Return the type and the data of a message of a client.
 
     Raises:
-        ValueError: it is no JSON object with a type.
+        ValueError: the text is not a JSON object with a type.
     """
     try:
         data: object = json.loads(text)
@@ -60,17 +52,17 @@ def decode(text: str) -> tuple[str, Mapping[str, object]]:
     return kind, fields
 
 
-#: What may wait for a connection, characters of all its messages: some thousand long outputs.
+#: Capacity of the queue of a connection, characters: some thousand long outputs.
 MOST_WAITING_CHARACTERS = 67_108_864
 _log = bounded_logger(__name__)
 
 
 class Connection:
-    """What waits to be sent to one page. Filled from any thread, emptied on the loop of its server."""
+    """The queue of messages to one page. Any thread adds messages; the loop of the server sends them."""
 
     def __init__(self) -> None:
-        """Make one for the running loop."""
-        #: writes what it is told before everything else
+        """Create an empty queue for the running loop."""
+        #: returns the first message
         self._first: Callable[[], str] | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = new_lock()
@@ -79,25 +71,25 @@ class Connection:
         self._is_overrun = False
         self._is_closing = False
         self._changed = asyncio.Event()
-        #: whether a message is for it, such as a filter that it asked for; None: every one is
+        #: filter that the page subscribed to; None: all messages
         self.wants: Callable[[Sent], bool] | None = None
 
     @property
     def is_overrun(self) -> bool:
-        """Whether it was given up, since it took nothing for too long."""
+        """Whether the queue overflowed, since the page did not read."""
         return self._is_overrun
 
     def begin(self, write: Callable[[], str]) -> None:
-        """Let it be told before everything else what this returns, which is never too much.
+        """Set the first message of the connection. It does not count towards the capacity.
 
         Args:
-            write: Is called once, in a thread.
+            write: Returns the message. Called once, in a thread.
         """
         self._first = write
         self._wake()
 
     def put(self, text: str) -> None:
-        """Queue a whole message; from any thread."""
+        """Queue a message. Thread-safe."""
         with self._lock:
             if self._is_overrun or self._is_closing:
                 return
@@ -109,13 +101,13 @@ class Connection:
         self._wake()
 
     def close(self) -> None:
-        """Let it end when what waits is sent; from any thread."""
+        """Close the connection after the queued messages are sent. Thread-safe."""
         with self._lock:
             self._is_closing = True
         self._wake()
 
     async def take(self) -> list[str]:
-        """Return what waits, as soon as there is anything; nothing when it is to end."""
+        """Wait for messages, and return them; an empty list: the connection ends."""
         write, self._first = self._first, None
         first = [] if write is None or self._is_overrun else [await asyncio.to_thread(write)]
         while True:
@@ -128,12 +120,17 @@ class Connection:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody sends any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no message is sent
             self._loop.call_soon_threadsafe(self._changed.set)
 
 
 class MessageHub:
-    """All connections of a dashboard, and what late joiners are told."""
+    """The connections of a dashboard, and the snapshot for new ones.
+
+    A connection first gets the snapshot, then every later message, without gaps and repetitions (S-WEB-45). The lock covers the
+    copy of the snapshot, not its encoding, so a long history does not block runs. Sending never waits: the hub drops a connection
+    when its queue is full (S-WEB-46). Errors are logged and do not affect runs (S-WEB-16).
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -142,13 +139,13 @@ class MessageHub:
 
     @property
     def connected(self) -> int:
-        """How many connections there are."""
+        """Number of connections."""
         return len(self._connections)
 
     def publish(self, run_id: str, message: Message) -> None:
-        """Send a message to everybody, and keep it for those who come later; from any thread, and without waiting."""
+        """Send a message to all connections and add it to the snapshot. Does not wait. Thread-safe."""
         if message.type == "token" and not self._connections:
-            return  # nobody sees it, and nobody will
+            return  # no page is connected, and the snapshot has no tokens
         try:
             sent = Sent(run_id=run_id, message=message, text=encode(message.type, {"run_id": run_id, **message.data}))
             with self._lock:
@@ -156,18 +153,18 @@ class MessageHub:
                 for connection in self._connections:
                     if connection.wants is None or connection.wants(sent):
                         connection.put(sent.text)
-        except Exception:  # noqa: BLE001  a page misses a message; its run goes on
+        except Exception:  # noqa: BLE001  a page misses a message, but the run continues
             _log.warning("A message of type '%s' could not be sent to the dashboard", message.type, exc_info=True)
 
     def send_to_all(self, message: Message) -> None:
-        """Send what is of this moment alone, such as a heartbeat."""
+        """Send a message that is not stored, such as a heartbeat."""
         text = encode(message.type, message.data)
         with self._lock:
             for connection in self._connections:
                 connection.put(text)
 
     def join(self) -> Connection:
-        """Return a new connection, whose first text is `hello`; on the loop of its server."""
+        """Return a new connection. Its first message is `hello`. Call it on the loop of the server."""
         connection = Connection()
         with self._lock:
             connection.begin(self._snapshot.hello())
@@ -175,45 +172,45 @@ class MessageHub:
         return connection
 
     def leave(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Remove an ended connection."""
         with self._lock:
             self._connections.discard(connection)
 
     def close(self) -> None:
-        """Let all connections end when what waits for them is sent."""
+        """Close all connections after their queued messages are sent."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
 
 
 class PageClient(Protocol):
-    """One page that is connected."""
+    """One connected page."""
 
     async def send(self, message: Mapping[str, object]) -> None:
-        """Send it a message, `type` included, behind what it has been sent."""
+        """Queue a message for the page, `type` included."""
         ...
 
     def subscribe(self, types: AbstractSet[str] | None, run_id: str | None) -> None:
-        """Send it from now on only what is of these types and of that run; None: whatever it is."""
+        """Limit later messages to these types and that run; None: no limit."""
         ...
 
 
 class ControlMessages(Protocol):
-    """Answers messages of pages that the dashboard itself does not know."""
+    """Answers further types of messages of pages."""
 
     @property
     def handlers(self) -> Mapping[str, Callable[[Any, Mapping[str, Any]], Awaitable[None]]]:
-        """What answers a message, by type; it is given the page's `PageClient` and the message."""
+        """Handlers by message type. The arguments are the `PageClient` of the page and the message."""
         ...
 
     def forget(self, client: Any, /) -> None:
-        """Take notice that a page has gone."""
+        """Release the state of a disconnected page."""
         ...
 
 
 @runtime_checkable
 class Control(Protocol):
-    """Begins and steers runs on behalf of pages and programs."""
+    """Starts and controls runs for pages and programs."""
 
     @property
     def app(self) -> ASGIApp:
@@ -222,31 +219,31 @@ class Control(Protocol):
 
     @property
     def sockets(self) -> ControlMessages:
-        """Its messages."""
+        """Its message handlers."""
         ...
 
     async def __aenter__(self) -> object:
-        """Be ready to be asked."""
+        """Start accepting requests."""
         ...
 
     async def __aexit__(self, *error: object) -> bool | None:
-        """Be asked no more."""
+        """Stop accepting requests."""
         ...
 
 
-#: Runs that are remembered; who shows more shows the newest.
+#: Most stored runs: the newest.
 _MOST = 10_000
 
 
 class ShownRuns:
-    """Runs by id, with the places of their records."""
+    """The runs of a dashboard, with the locations of their records. Implements `RunReader`."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
         self._places: dict[str, StoreAddress] = {}
 
     def add(self, run: EnteredRun) -> None:
-        """Take notice of a run that begins."""
+        """Add a new run, if it is recorded."""
         if not run.is_recorded:
             return
         with self._lock:
@@ -256,7 +253,7 @@ class ShownRuns:
                 del self._places[next(iter(self._places))]
 
     def place_of(self, run_id: str) -> StoreAddress | None:
-        """Return where a run is recorded; None: it was not seen."""
+        """Return the location of the record of a run; None: unknown run."""
         return self._places.get(run_id)
 
     async def read(
@@ -268,7 +265,7 @@ class ShownRuns:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts behind a position; see `RunStore.read`."""
+        """Return the facts after a position; see `RunStore.read`."""
         store = self._store_of(run_id)
         if store is None:
             return
@@ -278,12 +275,12 @@ class ShownRuns:
                 yield page
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return what is recorded of one instance; see `RunStore.facts_of`."""
+        """Return the facts of one instance; see `RunStore.facts_of`."""
         store = self._store_of(run_id)
         return [] if store is None else await store.facts_of(run_id, instance)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return how a run stands; None: it was not seen, or has no record yet."""
+        """Return the state of a run; None: unknown run, or no record so far."""
         store = self._store_of(run_id)
         return None if store is None else await store.summary(run_id)
 

@@ -1,7 +1,4 @@
-"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard.
-
-In: events, each run's on a thread of its own. Out: messages to the hub. One listener for all runs of a dashboard.
-"""
+"""A listener that sends the events of all runs to the pages of a dashboard. Every run delivers its events on a separate thread."""
 
 from __future__ import annotations
 
@@ -22,25 +19,23 @@ if TYPE_CHECKING:
 
 
 class WebSocketStreamingListener(EnsembleListener):
-    """Tells the pages of a dashboard of every event; `WebDashboard.streaming_listener` gives it."""
+    """Sends every event to the pages of a dashboard. `WebDashboard.streaming_listener` is the instance of a dashboard."""
 
     def __init__(self, hub: MessageHub) -> None:
-        """Make one that sends its messages to a hub."""
         self._hub = hub
         self._clock = SystemClock()
         self._lock = new_lock()
         self._runs: dict[str, RunMessages] = {}
-        #: the run that began last: events that name none are of that
+        #: the run that began last: the run of events without a run id
         self._latest = ""
-        #: what comes of runs that go on, for those who follow one of them
+        #: live events of active runs, for pages that follow one run
         self._live: dict[str, LiveEvents] = {}
 
     def live_of(self, run_id: str) -> LiveEvents | None:
-        """Return what happens just now in a run; None where it does not go on here. From any thread."""
+        """Return the live events of a run; None: it is not active here. Thread-safe."""
         return self._live.get(run_id)
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
-        """Tell that a run begins."""
         with self._lock:
             self._latest = ensemble_id
             self._live[ensemble_id] = LiveEvents()
@@ -51,7 +46,6 @@ class WebSocketStreamingListener(EnsembleListener):
         )
 
     def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> None:
-        """Tell that a run is over."""
         self._send(
             EnsembleCompletedEvent(
                 run_id=ensemble_id,
@@ -62,7 +56,7 @@ class WebSocketStreamingListener(EnsembleListener):
         )
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Tell that a run is over, where that was not told, since it failed; forget it."""
+        """Report the end of a run if no event did, since the run failed, and remove the run."""
         with self._lock:
             run, live = self._runs.pop(run_id, None), self._live.pop(run_id, None)
         if live is not None:
@@ -71,19 +65,16 @@ class WebSocketStreamingListener(EnsembleListener):
             self._hub.publish(run_id, message)
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
-        """Send it, also to pages that follow its run alone."""
         if (live := self._live.get(event.run_id)) is not None:
             live.begin_answer(event)
         self._send(event)
 
     def on_token(self, event: TokenEvent) -> None:
-        """Send it, also to pages that follow its run alone."""
         if (live := self._live.get(event.run_id)) is not None:
             live.on_token(event)
         self._send(event)
 
     def _send(self, event: Event) -> None:
-        """Send it."""
         with self._lock:
             run_id = event.run_id or self._latest
             run = self._runs.setdefault(run_id, RunMessages(run_id))

@@ -1,11 +1,6 @@
-"""WebReviewHandler: asks at review gates on the pages of a dashboard.
+"""A review handler that asks on the pages of a dashboard.
 
-In: requests of runs, each on its own loop; decisions of pages, on the loop of the server. Out: messages, and the decisions. Rules:
-
-1. Gates are open several at a time, and are decided in any order (S-WEB-58).
-2. The first decision counts; whatever else comes is ignored (S-WEB-54). A timeout is a decision like others.
-3. Pages that come and go decide nothing: a gate stays open until a decision or its own timeout (S-WEB-56, S-WEB-57).
-4. A gate that its run waits for no more is taken from the pages, too (S-WEB-61).
+Runs open gates on their own loops; pages decide them on the loop of the server.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ _APPROVALS = frozenset({"approve", "continue"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """A gate that nobody has decided."""
+    """An open gate."""
 
     request: ReviewRequest
     created_at: float
@@ -44,8 +39,8 @@ class _Open:
     loop: asyncio.AbstractEventLoop
 
     def decide(self, decision: ReviewDecision) -> None:
-        """Let the task go on; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """Set the decision on the loop of the task. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self.loop.call_soon_threadsafe(self._set, decision)
 
     def _set(self, decision: ReviewDecision) -> None:
@@ -54,41 +49,46 @@ class _Open:
 
 
 class WebReviewHandler(ReviewHandler):
-    """Asks the people at a dashboard's pages; `WebDashboard.review_handler` gives it."""
+    """Asks the users of the pages of a dashboard. `WebDashboard.review_handler` is the instance of a dashboard.
 
-    #: asked about several gates at a time (S-WEB-58)
+    The first decision of a gate counts; later ones are ignored (S-WEB-54). A timeout is a decision too. A gate stays open until a
+    decision or its timeout, also when pages disconnect (S-WEB-56, S-WEB-57). When a run stops waiting, the pages close its gate
+    (S-WEB-61).
+    """
+
+    #: several gates can be open, and are decided in any order (S-WEB-58)
     is_concurrent: ClassVar[bool] = True
 
     def __init__(self, hub: MessageHub, *, timeout: timedelta, on_timeout: OnTimeoutAction) -> None:
-        """Make one that asks by a hub's messages.
+        """Use the messages of a hub.
 
         Args:
-            hub: Has the pages.
-            timeout: Of gates that a task does not describe itself.
-            on_timeout: What follows for these.
+            hub: Sends messages to the pages.
+            timeout: Timeout of the gates of a review policy.
+            on_timeout: Effect of this timeout.
         """
         self._hub = hub
         self._clock = SystemClock()
         self._lock = new_lock()
         self._open: dict[str, _Open] = {}
-        #: the gate that a review policy puts behind a task
+        #: the gate that a review policy adds after a task
         self.default_review = Review(timeout=timeout, on_timeout=on_timeout)
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
-        """Ask, and return what somebody decides, or what follows where nobody does in time.
+        """Ask, and return the decision of a user or of the timeout.
 
         Raises:
-            ReviewTimeoutError: nobody did, and that fails the task.
+            ReviewTimeoutError: the gate timed out, and its timeout fails the task.
         """
         review_id = request.review_id or new_object_id()
         loop = asyncio.get_running_loop()
         gate = _Open(request=request, created_at=self._clock.now(), decided=loop.create_future(), loop=loop)
-        with self._lock:  # a decision in this moment is told behind the request
+        with self._lock:  # a concurrent decision is published after the request
             self._open[review_id] = gate
             self._hub.publish(request.run_id, _make_request(review_id, request))
         try:
             await asyncio.wait([gate.decided], timeout=request.timeout_s)
-            if self._take(review_id) is None:  # decided, perhaps in this moment: then the decision is on its way
+            if self._take(review_id) is None:  # decided; the decision may still be on its way to this loop
                 return await gate.decided
         except asyncio.CancelledError:
             if self._take(review_id) is not None:
@@ -98,12 +98,12 @@ class WebReviewHandler(ReviewHandler):
         return decision_at_timeout(request, request.timeout_s or 0.0)
 
     def decide(self, review_id: str, decision: str, revised_output: str | None = None) -> bool:
-        """Decide at a gate, and return whether it was open; from any thread.
+        """Decide a gate, and return whether it was open. Thread-safe.
 
         Args:
-            review_id: Of the gate.
-            decision: `approve` or `continue`, `edit`; everything else ends the run. Case makes no difference.
-            revised_output: Of an edit: the new text; None: an empty one.
+            review_id: Id of the gate.
+            decision: `approve`, `continue` or `edit`, in any case. Any other word ends the run.
+            revised_output: The new text of an edit; None: an empty text.
         """
         word = decision.strip().lower()
         if word in _APPROVALS:
@@ -121,17 +121,17 @@ class WebReviewHandler(ReviewHandler):
         return True
 
     def open_reviews(self) -> list[Mapping[str, object]]:
-        """Return the gates that wait, oldest first, as data."""
+        """Return the open gates as data, oldest first."""
         with self._lock:
             waiting = list(self._open.items())
         return [_to_json(review_id, gate) for review_id, gate in waiting]
 
     def is_open(self, review_id: str) -> bool:
-        """Return whether a gate waits here for a decision."""
+        """Return whether this handler waits for the decision of a gate."""
         return review_id in self._open
 
     def _take(self, review_id: str) -> _Open | None:
-        """Close a gate, and return it; None: it is closed already."""
+        """Close and return a gate; None: it is already closed."""
         with self._lock:
             return self._open.pop(review_id, None)
 

@@ -1,13 +1,4 @@
-"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Pure.
-
-In: messages about runs, as they are sent. Out: the first message on a connection. Rules:
-
-1. Each run has a list; over the cap the run that began first is dropped whole, and nothing of it is stored any more.
-2. Fragments of answers, requests to models and their answers, and what is sent to one connection alone are not stored. A review is
-   stored as long as it is open, also where its run is not known.
-3. Of requests to models the newest pairs of each task are kept aside, until a run starts.
-4. Everything is given in the order in which it was sent, whatever run it is about.
-"""
+"""The stored messages of recent runs, for the first message of a new connection (S-WEB-40 to S-WEB-44). Pure."""
 
 from __future__ import annotations
 
@@ -25,34 +16,34 @@ _STARTED = "ensemble_started"
 _ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}
 _REVIEW_ENDS = frozenset({"review_timed_out", "review_decided"})
 _NOT_STORED = frozenset({"token", "heartbeat", "hello", "pong", *_ITERATIONS})
-#: What is stored of one run, characters of all its messages (S-WEB-66).
+#: Most stored characters of one run, over all its messages (S-WEB-66).
 MOST_CHARACTERS = 67_108_864
-#: Tasks whose newest requests are kept: those that were heard of last. A map over ten thousand items has as many tasks.
+#: Number of tasks whose newest requests are stored: the last active ones. A map over ten thousand items has as many tasks.
 _KEPT_TASKS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message as it was sent."""
+    """A sent message."""
 
-    #: empty where it is about none
+    #: empty: the message belongs to no run
     run_id: str
     message: Message
-    #: the whole of it as JSON
+    #: the full message as JSON
     text: str
 
 
 @dataclass(slots=True)
 class _Run:
-    """What is stored of one run: position and text of each message."""
+    """The stored messages of one run: position and text."""
 
     started_at: object
     stored: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
-    #: of all that is stored
+    #: total of the stored texts
     characters: int = 0
 
     def add(self, position: int, text: str) -> None:
-        """Store a message; of very many the oldest are let go behind the first one, which says that the run began."""
+        """Store a message. Over the limit the oldest are evicted, except the first: it reports the start of the run."""
         self.stored.append((position, text))
         self.characters += len(text)
         while self.characters > MOST_CHARACTERS and len(self.stored) > 2:  # noqa: PLR2004  the first, and the newest
@@ -66,14 +57,21 @@ _Pair = dict[str, str]
 
 
 class Snapshot:
-    """The messages of the newest runs."""
+    """The messages of the newest runs.
+
+    - Over the limit the oldest run is removed, and its later messages are not stored.
+    - Tokens, model requests and messages to one connection are not stored in the list of a run.
+    - An open review is stored until its end, also if its run is unknown.
+    - The newest model requests per task are stored separately, until the next run starts.
+    - `hello` returns messages in the order in which they were sent, over all runs.
+    """
 
     def __init__(self, *, most_runs: int, most_iterations: int) -> None:
-        """Make an empty one.
+        """Create an empty snapshot.
 
         Args:
-            most_runs: Runs that are kept.
-            most_iterations: Requests to models that are kept of each task; 0: none.
+            most_runs: Most stored runs.
+            most_iterations: Most stored model requests per task; 0: none.
         """
         self._most_runs = most_runs
         self._most_iterations = most_iterations
@@ -82,11 +80,11 @@ class Snapshot:
         self._runs: dict[str, _Run] = {}
         #: by id of the review
         self._reviews: dict[str, tuple[int, str]] = {}
-        #: by run and task, those heard of last behind
+        #: by run and task, the last active at the end
         self._iterations: dict[tuple[str, str], deque[_Pair]] = {}
 
     def add(self, sent: Sent) -> None:
-        """Take the next message."""
+        """Add the next message."""
         kind, data = sent.message
         if kind == _STARTED:
             self._begin(sent.run_id, data.get("started_at"))
@@ -102,9 +100,9 @@ class Snapshot:
                 run.add(next(self._positions), sent.text)
 
     def hello(self) -> Callable[[], str]:
-        """Return what writes the first message on a connection, as JSON, of all that was added until now.
+        """Copy the current messages, and return a function that encodes them as the first message of a connection.
 
-        That first message is S-WEB-40 and S-WEB-41. What is returned may be called from any thread.
+        S-WEB-40 and S-WEB-41 define that message. The function is thread-safe.
         """
         latest = next(reversed(self._runs.items()), None)
         return partial(
@@ -116,7 +114,7 @@ class Snapshot:
 
     def _begin(self, run_id: str, started_at: object) -> None:
         self._iterations.clear()
-        # One that goes on in this process begins anew: it tells its tasks again.
+        # A run that resumes in this process sends its tasks again.
         self._runs.pop(run_id, None)
         self._runs[run_id] = _Run(started_at)
         while len(self._runs) > self._most_runs:

@@ -1,7 +1,6 @@
-"""The processes of clusters as the page shows them: by node, with limits and breakers beside them. Pure.
+"""The processes of clusters as the page shows them: by node, with limits and breakers. Pure.
 
-In: what actors said, and who owns runs by the records. Rules: who may not see the whole cluster is told of processes that work for runs
-of theirs, and of what these do for them; a limit's name, an endpoint's and another's run are not theirs to know.
+A visitor without access to the whole cluster sees only processes that work for its runs, and no limits or endpoints.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from ensemble_ray.values.descriptions import (
 )
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
-#: Runs and steps that are told of one process that owns runs.
+#: Most runs and steps in the answer for one process that owns runs.
 _MOST = 200
-#: Where processes are shown that no node has begun.
+#: Node name of processes that no node has started.
 _NO_NODE = "no node yet"
-#: In place of notes that name actors, for who may not know of all of them.
+#: Replaces notes that name actors, for visitors without access to the whole cluster.
 _INCOMPLETE = "Not all of the cluster answered: more processes may work for these runs."
-#: Which kind comes first on a node.
+#: Order of the kinds on a node.
 _ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "events", "journal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAndOwner:
-    """A run that goes on, and the process that owns it, as its record tells."""
+    """An active run, and the process that owns it according to its record."""
 
     run_id: str
     host: str
-    #: None: its process is not known by number
+    #: process id of the owner; None: unknown
     pid: int | None
-    #: how the store calls its owner
+    #: name of its owner in the store
     name: str
-    #: steps that run, and how many more there are
+    #: running steps, and the number of further ones
     running: Sequence[TaskHere] = ()
     more_running: int = 0
     memory_mb: float | None = None
@@ -47,19 +46,19 @@ class RunAndOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsQuestion:
-    """What is asked."""
+    """A question about processes."""
 
     #: ids of the runs that are recorded and that the visitor may see
     visible: Collection[str]
     #: whether the visitor may see processes of other runs, limits and endpoints
     is_all_seen: bool
-    #: the run whose processes are asked for; None: all
+    #: show the processes of this run; None: of all runs
     run_id: str | None = None
     #: now, Unix time in s
     at: float
 
     def may_tell(self, run_id: str) -> bool:
-        """Return whether the visitor may know of that run."""
+        """Return whether the visitor may see that run."""
         return self.is_all_seen or run_id in self.visible
 
 
@@ -117,7 +116,7 @@ class _Node:
 
 
 class _Places:
-    """Nodes by their ids; hosts that are no node by their names."""
+    """Nodes by id, and other hosts by name."""
 
     def __init__(self, clusters: Iterable[ClusterDescription]) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -158,7 +157,7 @@ def _is_shown(process: ProcessDescription, asked: ActorsQuestion) -> bool:
 
 
 def _is_actor_shown(actor: ActorDescription, asked: ActorsQuestion, *, has_shown: bool) -> bool:
-    """Return whether one that has no agents is shown: of a run its scheduler, and the limiter that may hold it up."""
+    """Return whether to show an actor without agents. A run shows its scheduler and the limiter that can delay it."""
     if asked.run_id is None:
         return asked.is_all_seen or has_shown
     return has_shown or (asked.is_all_seen and actor.process.kind == "limiter")
@@ -204,7 +203,7 @@ def _info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | N
 
 
 def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> ProcessInfo:
-    """Return a process that owns runs. What tasks do is told by the processes that have them, where these are known."""
+    """Return a process that owns runs. Processes of the cluster, if known, report their tasks themselves."""
     own = [each for each in runs if each.run_id not in hosted]
     running = [task for each in own for task in each.running]
     return ProcessInfo(
@@ -221,7 +220,7 @@ def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> Process
 
 
 def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessInfo:
-    """Return an actor that has no agents. What waits in a scheduler is of all runs: shown where all of them are."""
+    """Return an actor without agents. The queue of a scheduler holds work of all runs, so only a view of all runs has it."""
     is_whole = asked.is_all_seen and asked.run_id is None
     return ProcessInfo(
         pid=process.pid,
@@ -236,7 +235,7 @@ def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessI
 
 
 def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -> list[LimiterSchema]:
-    """Return its limits; names of most are made by programs, so that those who live where they are asked for say more."""
+    """Return the limits of an actor, with the agents of the processes that request them: most limit names are generated."""
     return [
         LimiterSchema(
             name=each.name,
@@ -254,7 +253,7 @@ def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -
 
 
 def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[BreakerSchema]:
-    """Return each endpoint once: as the process sees it in which it is worst, with the sums of all."""
+    """Return each endpoint once, with the worst state over all processes and the sums of their counts."""
     found: dict[str, list[EndpointDescription]] = {}
     for each in endpoints:
         found.setdefault(each.name, []).append(each)

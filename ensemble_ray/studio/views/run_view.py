@@ -1,4 +1,4 @@
-"""One run as the page shows it: its steps, and all that is said of it as a whole. Pure."""
+"""One run as the page shows it: its steps and its totals. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Costs in records of budgets are whole numbers of the 8th decimal place.
 _UNITS = Decimal(10**8)
-#: Characters of a review's texts that go along with a run; the inbox has them whole.
+#: Most characters of the texts of a review in a run. The inbox has the full texts.
 _SHOWN = 4000
 
 
@@ -39,10 +39,10 @@ def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decid
 
     Args:
         gate: The gate.
-        ensemble: Its run's team.
-        at: The time now, Unix time, s.
+        ensemble: The team of its run.
+        at: The current time, Unix time, s.
         is_owned: Whether a process owns the run.
-        can_decide: Whether anything may be decided here.
+        can_decide: Whether this page accepts decisions.
     """
     review, decided = gate.review(), gate.decided
     is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
@@ -70,11 +70,11 @@ def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decid
 
 
 class RunView:
-    """What is known of a run.
+    """A run, folded from its facts.
 
     Attributes:
         run_id: Its id.
-        totals: What is said of it as a whole.
+        totals: Its totals.
         steps: Its steps.
     """
 
@@ -89,25 +89,25 @@ class RunView:
         return self.totals.cursor
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Take the next facts.
+        """Apply the next facts.
 
         Raises:
-            RecordError: one of them is damaged.
+            RecordError: a fact is damaged.
         """
         for fact in facts:
             output = None
             try:
                 output = self.steps.apply(fact)
-            finally:  # the next facts are read behind a damaged one, too
+            finally:  # the reader continues after a damaged fact
                 self.totals.add(fact, output)
 
     def settle(self, summary: RecordedRun) -> None:
-        """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
+        """Mark open steps as interrupted if the run has no owner and no end."""
         if self.totals.state(summary) is RunState.INTERRUPTED:
             self.steps.interrupt(self.totals.last_at)
 
     def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[ReviewSchema]:
-        """Return its review gates, oldest first, with their texts whole; see `detail`."""
+        """Return its review gates with their full texts, oldest first; see `detail`."""
         totals = self.totals
         return [
             review_of(
@@ -130,15 +130,15 @@ class RunView:
         problem: str | None = None,
         has_texts: bool = True,
     ) -> RunDetailSchema:
-        """Return all that is said of it.
+        """Return the run in all detail.
 
         Args:
-            summary: How its store says that it stands.
-            at: The time now, Unix time, s.
-            can_decide: Whether something may be decided here.
-            forks: Known forks of it.
-            problem: Why its record cannot be read to its end.
-            has_texts: Whether long texts go along.
+            summary: Its state in the store.
+            at: The current time, Unix time, s.
+            can_decide: Whether this page accepts decisions.
+            forks: Its known forks.
+            problem: Why its record cannot be read to the end; None: it can.
+            has_texts: Whether to include long texts.
         """
         totals, state = self.totals, self.totals.state(summary)
         head = totals.head
@@ -146,7 +146,7 @@ class RunView:
         reason = self._exit_reason(state)
         failed = self.steps.first_failed()
         if self.steps.left_out:
-            problem = problem or f"It has {self.steps.left_out:,} steps more than are shown"
+            problem = problem or f"{self.steps.left_out:,} more steps are not shown"
         reviews = self.reviews(summary, at=at, can_decide=can_decide)
         if not has_texts:
             reviews = [

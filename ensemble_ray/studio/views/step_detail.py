@@ -1,8 +1,4 @@
-"""One step in all detail: prompt, answers, calls, output. Pure.
-
-In: the facts of one instance, its row, and what the run says of itself. Out: what the page shows; texts over 64 kB are cut, and their
-lengths told.
-"""
+"""One step in all detail: prompt, answers, calls, output. Pure. `cut_detail` shortens long texts."""
 
 from __future__ import annotations
 
@@ -56,14 +52,14 @@ def guardrail_checks(
     has_answer: bool,
     has_output: bool,
 ) -> list[GuardrailCheck]:
-    """Return what the guardrails of a step said, in the order in which they were asked.
+    """Return the results of the guardrails of a step, in the order of their calls.
 
     Args:
         header: The run's first fact.
         node: The task's name in the plan; None: it has none.
-        links: The error that the step failed with and its causes; empty: it did not fail.
-        has_answer: Whether an answer of its model is recorded.
-        has_output: Whether its output is.
+        links: The error of the step and its causes; empty: the step did not fail.
+        has_answer: Whether the record has an answer of its model.
+        has_output: Whether the record has its output.
     """
     task = as_mapping(as_mapping((header.definition or {}).get("tasks")).get(node or ""))
     refusal = next((each for each in links if as_text(each.get("type")).endswith(_VIOLATION)), None)
@@ -83,21 +79,21 @@ def _refusal(link: Mapping[str, object]) -> GuardrailCheck:
     return GuardrailCheck(kind=kind, accepted=False, message=as_text(link.get("text")))
 
 
-#: Characters of a text that go along with a step.
+#: Longest text in a step, characters.
 CUT = 64 * 1024
 
 
 def detail_of(
     row: StepSchema, facts: Sequence[Fact], header: PlanRecorded, *, reviews: Sequence[ReviewSchema], question: str = ""
 ) -> StepDetail:
-    """Return a step in all detail, its texts whole.
+    """Return a step in all detail, with full texts.
 
     Args:
         row: Its row.
-        facts: What is recorded of it, in order.
+        facts: Its recorded facts, in order.
         header: The run's first fact.
         reviews: Its gates.
-        question: Of work that was handed on: what was asked for.
+        question: The request, if the step is delegated work.
     """
     trace, output = _trace_of(row.id, facts), _output_of(facts)
     answers = [(fact, fact.data) for fact in facts if isinstance(fact.data, ModelAnswered)]
@@ -124,7 +120,7 @@ def detail_of(
 
 
 def cut_detail(detail: StepDetail) -> StepDetail:
-    """Return a detail whose long texts are cut, with their lengths under the names that `text_of` takes."""
+    """Return a detail with short texts. `cut` has the full lengths, under the names that `text_of` accepts."""
     cut: dict[str, int] = {}
 
     def short(name: str, text: str | None) -> str | None:
@@ -171,7 +167,7 @@ def cut_detail(detail: StepDetail) -> StepDetail:
 
 
 def text_of(detail: StepDetail, name: str) -> str | None:
-    """Return a text of a detail by its name, whole; None: there is no such text."""
+    """Return the full text of a detail with this name; None: there is no such text."""
     match name.split("."):
         case ["output"]:
             return detail.output
@@ -198,7 +194,7 @@ def _json(value: object) -> str:
 def _trace_of(instance: str, facts: Sequence[Fact]) -> TaskTrace | None:
     try:
         return RecordedWork(RunHistory(facts, has_details=True), instance).trace("")
-    except RecordError:  # a trace of another version: the effects tell the rest
+    except RecordError:  # a trace of another version: the effects contain the rest
         return None
 
 
@@ -237,7 +233,7 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> AnswerSchem
 
 
 def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
-    """Return calls in the order in which they began, with what came of them."""
+    """Return calls with their results, in the order in which they began."""
     asked = {
         f"{fact.instance}/{fact.name.rsplit('/', 2)[1]}/call-{number}": call
         for fact in facts
@@ -264,7 +260,7 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
     for name, (begun_as, at, again) in begun.items():
         call, given = asked.get(name), results.get(name)
         if name.endswith("/runner") and given is not None and given.is_success:
-            continue  # its answer is told of as that of a model
+            continue  # its answer is listed as an answer of a model
         turn = name.rsplit("/", 2)[1]
         effect = "unknown" if given is None or given.is_unknown else "repeated" if again else "recorded"
         decided = f"decided: {decisions[name]}" if name in decisions else None
@@ -284,7 +280,7 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
 
 
 def _agent_of(row: StepSchema, header: PlanRecorded) -> Mapping[str, object]:
-    """Return the plan's entry of a step's agent, by the task's place or else by the role; empty: there is none."""
+    """Return the agent of a step in the plan, by the key of the task or else by the role; empty: not found."""
     nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
     key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
     agents = [*map(as_mapping, as_sequence((header.plan or {}).get("agents")))]
@@ -294,14 +290,14 @@ def _agent_of(row: StepSchema, header: PlanRecorded) -> Mapping[str, object]:
 
 def _tools_of(row: StepSchema, header: PlanRecorded) -> list[str]:
     found = _agent_of(row, header)
-    if not found:  # made while the run went on
+    if not found:  # created during the run
         agents = map(as_mapping, header.agents or ())
         found = next((each for each in agents if each.get("role") == row.agent), {})
     return [str(name) for name in as_sequence(found.get("tool_names"))]
 
 
 def _model_of(row: StepSchema, header: PlanRecorded) -> str | None:
-    """Return the model of a step's agent, or its runner, as far as the definition says."""
+    """Return the model or the runner of the agent of a step; None: the definition names none."""
     key = as_text(_agent_of(row, header).get("key"))
     agent = as_mapping(as_mapping((header.definition or {}).get("agents")).get(key))
     model = as_mapping(agent.get("llm") or agent.get("runner"))
@@ -351,7 +347,7 @@ def _failure(failure: FailureRecorded) -> StepError:
 
 
 def _fork_spec(row: StepSchema, header: PlanRecorded) -> str | None:
-    """Return what `fork --from` takes to do the step again; of work that was handed on, the task that did so."""
+    """Return the argument of `fork --from` that repeats the step. For delegated work it is the delegating task."""
     if header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}:
         return None
     task = task_instance(row.id)
@@ -359,7 +355,7 @@ def _fork_spec(row: StepSchema, header: PlanRecorded) -> str | None:
 
 
 def compare_steps(a: tuple[RunRow, StepsView], b: tuple[RunRow, StepsView]) -> ComparedRuns:
-    """Return the steps of two runs by name, those of the first one first; units are left out."""
+    """Return the steps of two runs by name, without units. Steps of the first run come first."""
     sides = (_sides(a[1]), _sides(b[1]))
     titles = {state.id: view.show(state).title for view in (b[1], a[1]) for state in view.states.values()}
     steps = [

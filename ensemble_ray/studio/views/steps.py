@@ -1,7 +1,4 @@
-"""The steps of a run: rows of the executions in its history. Pure.
-
-Of very many steps the first ones are shown; `left_out` says how many are not.
-"""
+"""The steps of a run: rows of the executions in its history, up to a limit. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Longest title, characters.
 TITLE = 120
-#: Segments and calls that one row has; later segments lengthen the last one, later calls are in the step's details.
+#: Most segments and calls of a row. Later segments extend the last one; later calls are in the details of the step.
 _MOST_PARTS = 200
 #: Beginning of the names of the tools that delegate work.
 _DELEGATING = "delegate"
@@ -46,14 +43,14 @@ def as_millis(at: float) -> int:
 
 
 def title_of(text: str) -> str:
-    """Return the first line of a text that says something, as a title; a longer one ends with `…`."""
+    """Return the first line with text as a title. A line over the limit ends with `…`."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     shown = str(one_line(first[: TITLE + 1], None))
     return shown if len(shown) <= TITLE else f"{shown[: TITLE - 1]}…"
 
 
 def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
-    """Return the cost that was estimated in JSON data of `TaskMetrics`, and its currency; None: it is not known."""
+    """Return the estimated cost in JSON data of `TaskMetrics`, and its currency; None: unknown."""
     estimate = as_mapping(metrics.get("cost_estimate"))
     if not estimate:
         return None
@@ -73,27 +70,27 @@ class ShownStep:
     input_tokens: int = 0
     output_tokens: int = 0
     model_calls: int = 0
-    #: of its output's text
+    #: digest of the text of its output
     output_digest: str | None = None
-    #: with its currency; None: not known
+    #: with its currency; None: unknown
     cost: tuple[Decimal, str] | None = None
-    #: of the calls that have ended or began again; None: it made none
+    #: effect of its calls that ended or were repeated; None: it made no call
     effect: Effect | None = None
     is_reviewed: bool = False
     spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
     tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
-    #: names of the calls that began, while it is not completed
+    #: names of the started calls, until the step is completed
     _begun_calls: set[str] | None = None
     _row: tuple[int, StepSchema] | None = None
 
     @property
     def total_tokens(self) -> int | None:
-        """Tokens that it used; None: a provider did not count."""
+        """Its used tokens; None: a provider did not count."""
         known = self.input_tokens >= 0 and self.output_tokens >= 0
         return self.input_tokens + self.output_tokens if known else None
 
     def apply(self, change: history.ExecutionChange) -> None:
-        """Add what a change tells of its time, calls and output."""
+        """Add the time, calls and output of a change."""
         rule = self._RULES.get(type(change))
         if rule is not None:
             rule(self, change)
@@ -162,7 +159,7 @@ class ShownStep:
             return
         if result.is_unknown:
             self.effect = "unknown"
-        if not name.endswith("/runner"):  # its answer is shown as that of a model
+        if not name.endswith("/runner"):  # its answer is shown as an answer of a model
             self._spend("tool", result.started_at, ended)
             if len(self.tools) < _MOST_PARTS:
                 outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
@@ -216,7 +213,7 @@ class ShownStep:
             reviewed=self.is_reviewed,
         )
 
-    #: What a change adds. A change that is not here adds nothing.
+    #: Rules by kind of change. Other changes have no effect.
     _RULES: ClassVar[Mapping[type[history.Change], Callable[..., None]]] = {
         history.ModelReplied: _add_answer,
         history.CallStarted: _begin_call,
@@ -240,9 +237,9 @@ def _drop_unknown(tokens: int) -> int | None:
     return None if tokens < 0 else tokens
 
 
-#: Steps that are shown of one run.
+#: Most steps in the view of a run: the first ones.
 MOST_STEPS = 50_000
-#: Changes that add nothing to a row.
+#: Changes without effect on a row.
 _NOT_SHOWN = (history.ExecutionStarted, history.RunStarted, history.RunContinued, history.RunFinished)
 _ROUNDS: Mapping[str, str] = {"iteration": "Iteration", "attempt": "Attempt", "state": "Step"}
 
@@ -253,46 +250,46 @@ class StepsView:
     def __init__(self) -> None:
         self._history = history.RunHistory(limit=MOST_STEPS)
         self._shown: dict[str, ShownStep] = {}
-        #: steps of the graph that ended
+        #: ended steps of the graph
         self._graph_steps: list[GraphTraceStep] = []
 
     @property
     def states(self) -> Mapping[str, RecordedExecution]:
-        """Its executions by instance, in the order in which they became known."""
+        """Its executions by instance, in the order in which the record names them."""
         return self._history.executions
 
     @property
     def usage(self) -> UsageTally:
-        """What the run used."""
+        """The usage of the run."""
         return self._history.totals
 
     @property
     def left_out(self) -> int:
-        """How many steps are not shown."""
+        """Number of steps over the limit, which are not shown."""
         return self._history.left_out
 
     def rows(self, *, after: int = 0) -> list[StepSchema]:
-        """Return the rows of all steps that changed behind a position."""
+        """Return the rows of all steps that changed after a position."""
         return [self.show(state).row() for state in self.states.values() if state.changed > after]
 
     def show(self, state: RecordedExecution) -> ShownStep:
-        """Return what a page shows of a step."""
+        """Return the step as a page shows it."""
         found = self._shown.get(state.id)
         if found is None:
             found = self._shown[state.id] = ShownStep(state, self._title(state))
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return how many steps there are of each status, units and their executions not counted."""
+        """Return the number of steps by status, without units and their executions."""
         return dict(Counter(state.status for state in self.states.values() if not state.is_unit))
 
     def first_failed(self) -> RecordedExecution | None:
-        """Return the step that failed first; None: none did."""
+        """Return the step that failed first; None: no step failed."""
         failed = (each for each in self.states.values() if each.status == "failed" and not each.is_unit)
         return min(failed, key=lambda each: each.ended_at or 0.0, default=None)
 
     def apply(self, fact: Fact) -> RecordedOutput | None:
-        """Apply the next fact and return the output that it recorded.
+        """Apply the next fact, and return the output in it.
 
         Raises:
             RecordError: The fact is damaged.
@@ -318,7 +315,7 @@ class StepsView:
             self._graph_steps.append(step)
 
     def graph_trace(self) -> GraphTrace | None:
-        """Return the steps of the run's graph that ended; None: it has no graph, or none has begun."""
+        """Return the ended steps of the graph of the run; None: no graph has begun."""
         found = next((state for state in self.states.values() if state.kind == "graph" and state.started_at), None)
         unit = None if found is None else self._history.units.get(found.node or "")
         if found is None or not isinstance(unit, GraphUnit):
@@ -334,7 +331,7 @@ class StepsView:
         )
 
     def interrupt(self, at: float) -> None:
-        """Note that no process works on the run any more, though it has no end."""
+        """Mark open steps as interrupted: the run has no owner and no end."""
         self._history.interrupt(at)
 
     def _title(self, state: RecordedExecution) -> str:
@@ -347,18 +344,18 @@ class StepsView:
 
 _EXITS: Mapping[ExitReason, str] = {
     ExitReason.COMPLETED: "All of it is done.",
-    ExitReason.USER_EXIT_EARLY: "Somebody ended it early, with what was done.",
-    ExitReason.TIMEOUT: "Nobody decided at a review in time, so it ended with what was done.",
+    ExitReason.USER_EXIT_EARLY: "A user ended it early. Finished steps have their outputs.",
+    ExitReason.TIMEOUT: "A review timed out, so it ended. Finished steps have their outputs.",
     ExitReason.ERROR: "It failed.",
-    ExitReason.CANCELLED: "Somebody cancelled it.",
-    ExitReason.BUDGET_EXHAUSTED: "What it may spend was spent; with a larger budget it goes on.",
-    ExitReason.WAITING: "It waits for decisions of people.",
+    ExitReason.CANCELLED: "A user cancelled it.",
+    ExitReason.BUDGET_EXHAUSTED: "Its budget is exhausted. Resume it with a larger budget.",
+    ExitReason.WAITING: "It waits for a review decision.",
 }
-_INTERRUPTED = "Nobody works on it any more, and it has not ended; it can be resumed."
+_INTERRUPTED = "Its process is gone, but it has not ended. It can be resumed."
 
 
 def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
-    """Return why a run ended, in words; None while it goes on."""
+    """Return why a run ended, in words; None: it is active."""
     if state.is_going_on:
         return None
     if state is RunState.INTERRUPTED:
@@ -367,5 +364,5 @@ def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
 
 
 def wire_status(state: RunState) -> str:
-    """Return the endpoint's word for how a run stands (S-SRV-3)."""
+    """Return the endpoint's word for the state of a run (S-SRV-3)."""
     return "accepted" if state is RunState.PENDING else state.value

@@ -1,8 +1,4 @@
-"""What one row of the run list tells, folded from a run's facts. Pure.
-
-In: facts of `TOTAL_KINDS`, in order; others are passed over. Out: how it began and ended, what it spent, which gates are open.
-Never: a text longer than a line.
-"""
+"""The totals of a run for its row in the run list, folded from its facts. Pure."""
 
 from __future__ import annotations
 
@@ -35,24 +31,28 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.values.outputs import RunState
 
-#: Kinds of facts that the totals are made of.
+#: Kinds of facts that affect the totals. The fold ignores other kinds.
 TOTAL_KINDS = tuple(dict.fromkeys((*HEAD_KINDS, *GATE_KINDS, *kinds_of(*PAID, OutputRecorded, FailureRecorded))))
 
 
 class RunTotals:
-    """What is known of a run as a whole.
+    """The totals of a run.
 
     Attributes:
         head: How it began and ended.
-        budget: What it may spend; None: as much as it likes.
-        usage: What it used.
-        cost: What its tasks cost, as far as it is known; None: not known.
+        budget: Its budget; None: no limit.
+        usage: Its usage.
+        cost: Sum of the known costs of its tasks; None: no cost is known.
         last_at: Time of its newest fact, Unix time, s.
         cursor: Position of that fact.
     """
 
     def __init__(self, usage: UsageTally | None = None) -> None:
-        """Start without facts; `usage`: that of a history of the run, default: its own."""
+        """Start without facts.
+
+        Args:
+            usage: The tally of a history of the run; None: count the usage here.
+        """
         self.head = RunHead()
         self.budget: RecordedBudget | None = None
         self.usage = usage or UsageTally()
@@ -63,20 +63,25 @@ class RunTotals:
         self._first_task = ""
         self._planned = 0
         self._ended = 0
-        #: keys of tasks whose answers are decisions about phases
+        #: keys of tasks that review a phase: their answer is a decision
         self._reviewers: set[str] = set()
         self._result = ""
-        #: facts of gates, and of what closed them
+        #: facts that open or close gates
         self._gate_facts: list[Fact] = []
         self._closing: set[str] = set()
 
     def apply(self, fact: Fact) -> None:
-        """Apply the next fact of a record that is read for its totals alone."""
+        """Apply the next fact, its usage included."""
         self.usage.apply(fact)
         self.add(fact, fact.data.read() if isinstance(fact.data, OutputRecorded) else None)
 
     def add(self, fact: Fact, output: RecordedOutput | None) -> None:
-        """Apply the next fact, whose usage is counted already; `output`: what it recorded, None: no output."""
+        """Apply the next fact, except its usage.
+
+        Args:
+            fact: The fact.
+            output: The output in the fact; None: it has none.
+        """
         self.last_at, self.cursor = max(self.last_at, fact.at), fact.seq
         if output is not None:
             self._add_output(fact, output)
@@ -133,11 +138,11 @@ class RunTotals:
         return self.usage.tokens if self.usage.model_calls and self.usage.tokens >= 0 else None
 
     def state(self, summary: RecordedRun) -> RunState:
-        """Return how the run stands: as its record says, where it has an end."""
+        """Return the state of the run. An end in the record overrides the summary."""
         return summary.state if self.head.end is None else self.head.state
 
     def row(self, summary: RecordedRun) -> RunRow:
-        """Return its row."""
+        """Return the row of the run."""
         state = self.state(summary)
         created = round(summary.created_at.timestamp() * 1000)
         is_over = not state.is_going_on
