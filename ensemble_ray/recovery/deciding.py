@@ -224,8 +224,8 @@ def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
         case Obstacle.EXPIRED:
             action, at = gate.asked.data.on_timeout, utc_of(gate.expires_at or 0.0)
             return ReviewDecidedError(
-                f"{named} was open until {_format_time(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
-                f"goes on with it: {resume_advice(run.run_id, run.origin)}",
+                f"{named} was open until {_format_time(at)} and had no decision: on_timeout={action.value} applies. Resume "
+                f"the run: {resume_advice(run.run_id, run.origin)}",
                 run.run_id, gate.gate_id, action.value, TIMEOUT, at,
             )  # fmt: skip
         case Obstacle.ATTACHED:

@@ -206,9 +206,9 @@ async def offer_fork(
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
-            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: it has no plan to fork from. "
-            "Where it failed, resume it, which tries again what failed; items that were left out are mapped again by a "
-            "run over DeadLetters(path) of its dead letters"
+            f"Run '{found.run_id}' was a map-reduce that created its tasks while it ran: it has no plan to fork from. "
+            "If it failed, resume it, which retries failed tasks. To map skipped items again, start a run over "
+            "DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
     header = RunHead(facts).header
@@ -287,9 +287,9 @@ async def accept_fork(
     if offer.differences and not allow_changes:
         more = f" and {len(offer.differences) - _NAMED} more" if len(offer.differences) > _NAMED else ""
         raise ValidationError(
-            f"Fork of run '{offer.run_id}': what it would use of the record is defined otherwise now: "
+            f"Fork of run '{offer.run_id}': the definition of reused tasks has changed: "
             f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
-            "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
+            "(allow_changes=True, --allow-changes): then the fork reuses the recorded outputs unchanged"
         )
     if _as_run(offer.ensemble, offer.header).durability == Durability.OFF:
         raise ValidationError(
@@ -310,7 +310,7 @@ async def accept_fork(
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
-    """Write the first facts of the new run's record, like those of an interrupted run."""
+    """Write the first facts of the new run's record, as for an interrupted run."""
     source, now = offer.ensemble.source, time.time()
     recorded, definition = offer.header, _as_run(offer.ensemble, offer.header)
     header = replace(

@@ -1,4 +1,4 @@
-"""Resume a recorded run (S-DUR-35). Calls whose answer is recorded are not repeated."""
+"""Resume a recorded run (S-DUR-35). Recorded calls are not repeated."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def begin_again(
         check_larger(found.run_id, head.source.place, recorded_budget(facts), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
-            f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
+            f"Run '{found.run_id}' cannot resume with durability 'off', which has no record: use 'effects' or 'run'"
         )
     if not is_completed:
         await _check_models(store, found.run_id, again)
@@ -301,7 +301,7 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
     if found.state.is_going_on and not take_over:
         owner = found.owner or "a process"
         raise RunExistsError(
-            f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
+            f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, claim the run "
             "with take_over=True (--take-over)"
         )
     if head.header.is_empty:
@@ -320,7 +320,7 @@ def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
     )
     raise ValidationError(
         f"Run '{run_id}' {differing[0]}, and the tasks of this {type(definition).__name__} {differing[1]}: "
-        "resume it with the definition that it was begun with"
+        "resume it with its original definition"
     )
 
 
@@ -333,8 +333,8 @@ def planned_form(definition: Runnable) -> Ensemble:
     planned = find_planned_form(definition)
     if planned is None:
         raise ValidationError(
-            f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Give the definition "
-            "that the run was begun with"
+            f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Use the original "
+            "definition of the run"
         )
     return planned
 

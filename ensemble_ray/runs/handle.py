@@ -129,7 +129,7 @@ class Run:
             self._future = concurrent.futures.Future()
             self._future.set_exception(
                 IllegalStateError(
-                    f"Run {self.id} goes on in the process that started it, not in this forked child. Wait for it there, or start "
+                    f"Run {self.id} continues in the process that started it, not in this forked child. Wait for it there, or start "
                     "another one here"
                 )
             )

@@ -77,7 +77,7 @@ async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Aw
             if await owned.is_cancel_asked():
                 break
         except RecordError as error:  # a lasting error also fails the writes of the run's own facts
-            _log.warning("Run %s: cannot see whether its end was asked for: %s", run_id, message_of(error))
+            _log.warning("Run %s: cannot check for a cancel request: %s", run_id, message_of(error))
     await cancel()
 
 

@@ -1,4 +1,4 @@
-"""PlannedLauncher: runs whose tasks are planned before the first of them starts. The steps follow S-ENG-1: validate,
+"""PlannedLauncher: runs that plan all tasks before the first starts. The steps follow S-ENG-1: validate,
 resolve templates, infer the workflow, synthesize agents, execute.
 """
 

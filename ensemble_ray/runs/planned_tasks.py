@@ -573,7 +573,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _units_for(self, what: object) -> UnitEvaluations[Output, Failure]:
         """Return the evaluations of units; a run without units never needs them."""
         if self._units is None:
-            raise TypeError(f"a run without units asks and announces nothing: {what}")
+            raise TypeError(f"a run without units has no questions and announcements: {what}")
         return self._units
 
     def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:

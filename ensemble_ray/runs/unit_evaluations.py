@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:
-    """Return the instances whose outputs are in the event."""
+    """Return the instances with outputs in the event."""
     return what.instances if isinstance(what, IterationEnded) else what.output.instances
 
 
@@ -105,7 +105,7 @@ class UnitPorts(Generic[Output, Failure]):
     """Ports of a planned run with units, beside its executor."""
 
     predicates: Predicates[Output]
-    #: whether predicates share a process with the tasks of this agent; None as the agent stands for handlers
+    #: whether predicates share a process with the tasks of this agent; None as the agent means handlers
     lives_with: Callable[[str | None], bool] = _is_elsewhere
     #: notifies listeners of an iteration or a step, with its outputs; never waits
     announce: Callable[[IterationEnded | StepEnded, Sequence[Output]], None]
@@ -197,7 +197,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         )
 
     def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
-        """Store the answers that came with the result of a task, until the source asks the questions."""
+        """Store the answers from the result of a task, until the source asks the questions."""
         foreseen = self._foreseen.pop(instance, None)
         if foreseen is not None and verdicts:
             questions, length = foreseen
@@ -230,7 +230,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         if verdict is None:
             verdict = await self._ports.predicates.holds(question, sent_count=0, new=self._history(unit, 0, length))
         if verdict is None:
-            raise IllegalStateError(f"the predicates of '{unit}' lost what they were just sent")
+            raise IllegalStateError(f"the predicates of '{unit}' lost the history that they just received")
         self._sent[unit] = length
         self._answer(question, verdict)
 

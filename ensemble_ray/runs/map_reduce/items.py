@@ -49,7 +49,7 @@ class ItemBuffer:
         """Read from the start; items that `record` contains are compared with it."""
         self._reader = reader
         self._record = record
-        #: index of each item by its number
+        #: indices of items by number
         self._indices = array("q")
         self._items: dict[int, object] = {}
 
@@ -68,11 +68,11 @@ class ItemBuffer:
         return self._indices[number]
 
     def item(self, number: int) -> object:
-        """Return an item whose map has not ended."""
+        """Return an item before the end of its map."""
         return self._items[number]
 
     def pop(self, number: int) -> object:
-        """Return and release an item whose map has ended."""
+        """Return and release an item after the end of its map."""
         return self._items.pop(number, None)
 
     async def pull(self, count: int) -> PulledBatch:
@@ -125,7 +125,7 @@ class ItemLog:
         self.window = 1
         #: results in order of arrival: number of a completed map, or -1 - position of a failure
         self._came = array("q")
-        #: index of each completed map, in the same order
+        #: indices of completed maps, in the same order
         self._indices = array("q")
         #: number of items with an output
         self.completed_count = 0

@@ -132,8 +132,8 @@ class MapReduceLauncher:
         del scope
         if self.definition.is_detached:
             raise ValidationError(
-                "review_wait 'detach' is for ensembles with a plan: the tasks of this one are made while it runs, and its "
-                "gates are asked in its own program. Leave out review_wait, and give a review_handler"
+                "review_wait 'detach' is for ensembles with a plan: this definition creates its tasks while it runs, and its "
+                "own program handles the gates. Leave out review_wait, and set a review_handler"
             )
         definition, count = self.definition, self.definition.item_source.count
         return Prepared(
@@ -441,5 +441,5 @@ class MapReduceRun(Run):
         return self._items.completed_count
 
     def items(self) -> ItemStream:
-        """Return the result of each item in order of arrival, past ones first."""
+        """Return the results of items in order of arrival, past ones first."""
         return self._items.stream()

@@ -122,7 +122,7 @@ class TaskMaker:
         Args:
             tasks: Created by factories.
             keys: One key per task.
-            data: Source of each task: its item, or the answers of its group.
+            data: Sources of the tasks: its item, or the answers of its group.
 
         Raises:
             ValidationError: one of them cannot run; no model was called.
@@ -193,7 +193,7 @@ class TaskMaker:
         return braced_texts(data) if self._inputs else ()
 
     def _fill(self, task: Task, data: Sequence[str]) -> Task:
-        """Return the task with resolved inputs and without its context, whose outputs are sent with the order."""
+        """Return the task with resolved inputs and without its context; the order has the context outputs."""
         return self._render(task.rewritten(context=()) if task.context else task, data)
 
     def _render(self, task: Task, data: Sequence[str]) -> Task:
@@ -247,7 +247,7 @@ class PreparedOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMap:
-    """A map whose factory raised (S-MR-154)."""
+    """A map that failed in its factory (S-MR-154)."""
 
     instance: str
     number: int
@@ -335,7 +335,7 @@ class OrderMaker:
         return self._item_count if unit_type == "map" else int(unit_type != "reduce")
 
     async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
-        """Create the maps of items, by instance, without those that are discarded before their turn.
+        """Create the maps of items, by instance, except maps that are discarded before their turn.
 
         Raises:
             Exception: an error of a factory, or of the task that it returned.
@@ -508,7 +508,7 @@ class DefinitionFactories:
             if entry.object_id not in places:
                 raise ValidationError(
                     f"Reduce task '{task.description}' has the context task '{entry.description}', which is none of its "
-                    "group. Give it context=chunk_tasks"
+                    "group. Use context=chunk_tasks"
                 )
         return task, [places[entry.object_id] for entry in task.context]
 
@@ -526,7 +526,7 @@ class DirectFactory:
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Never called: one output needs no reduce."""
-        raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+        raise IllegalStateError(f"the short-circuit has no reduce, but received {len(outputs)} outputs")
 
 
 def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
@@ -553,7 +553,7 @@ def _alone(task: Task) -> Task:
 
 
 def _stand_in(output: TaskOutput) -> Task:
-    """Return a task whose description is the text of an output; a copy, since validating all fields is many times
+    """Return a task with the text of an output as description; a copy, since validating all fields is many times
     slower.
     """
     text = output.raw if output.raw.strip() else _EMPTY
@@ -598,5 +598,5 @@ class TokenCounts:
     def _warn_once(self, tokens: int, warning: str | None) -> int:
         if warning is not None and not self._has_warned:
             self._has_warned = True
-            _log.warning("%s. This is said once per run", warning)
+            _log.warning("%s. This warning appears once per run", warning)
         return tokens

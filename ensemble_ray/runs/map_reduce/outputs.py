@@ -265,7 +265,7 @@ class MapReduceOutputs:
 
     @property
     def levels(self) -> tuple[MapReduceLevelSummary, ...]:
-        """Summary of each level (S-MR-93)."""
+        """Summaries of the levels (S-MR-93)."""
         return tuple(
             MapReduceLevelSummary(
                 level=level, task_count=each.count, duration=each.completed_at - each.started_at, workflow="parallel"

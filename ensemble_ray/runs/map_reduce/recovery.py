@@ -286,7 +286,7 @@ class RecoveredRun:
         if (self.facts.head.header.items or {}).get("kind") != "dataset":
             return ""
         return (
-            ". A Ray Dataset gives its rows in the same order each time where dataset.context.execution_options.preserve_order "
+            ". A Ray Dataset keeps the order of its rows only if dataset.context.execution_options.preserve_order "
             "is True, its files are the same, and it is not shuffled"
         )
 
