@@ -39,7 +39,7 @@ def pending_reviews(*, runtime: Runtime | str | None = None) -> tuple[OpenReview
     """Return the open review gates of all recorded runs that have not ended, oldest first.
 
     Args:
-        runtime: Where the runs are recorded; default: the runtime that the environment names.
+        runtime: Runtime that stores the records; default: the runtime that the environment names.
 
     Raises:
         RecordError: the records cannot be read.
@@ -69,7 +69,7 @@ def decide(
         decision: `ReviewDecision.continue_execution()`, `.edit(text)` or `.exit_early()`.
         by: Name of the person who decides; default: the user of this process.
         comment: Reason; it is recorded with the decision.
-        runtime: Where the run is recorded; default: the runtime that the environment names.
+        runtime: Runtime that stores the record; default: the runtime that the environment names.
 
     Returns:
         State of the run. If it is `waiting` or `interrupted`, `resume(run_id)` continues the run.
@@ -77,7 +77,7 @@ def decide(
     Raises:
         ReviewDecidedError: the gate was already decided or has expired; the message names the person, time and
             decision.
-        RunExistsError: a process waits for the decision of its own handler.
+        RunExistsError: a process waits for the decision of its review handler.
         ValidationError: there is no such run or gate, the gate is closed, or `decision` is no decision.
         RecordError: the record cannot be read or written.
     """
@@ -192,7 +192,7 @@ def _obstacle(run: RecordedRun, gate: Gate) -> Obstacle | None:
 
 
 def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
-    """Return the gate with this id, or the only gate whose id starts with it.
+    """Return the gate with this id, or the only gate with this id prefix.
 
     Raises:
         ValidationError: no gate matches, or several do.

@@ -89,9 +89,9 @@ def fork(
         ensemble: The definition, which may differ in the repeated tasks; None: loaded from the source in the run's
             record.
         inputs: Values that replace or extend the recorded inputs of repeated tasks.
-        runtime: Where the new run executes; default: the runtime of the forked run.
+        runtime: Runtime of the new run; default: the runtime of the forked run.
         new_run_id: Id of the new run; default a fresh UUID.
-        allow_changes: Reuse recorded outputs also of tasks whose definition has changed.
+        allow_changes: Reuse recorded outputs also of tasks with a changed definition.
         options: Options that the new run changes, such as a larger `max_tokens`; default: those of the forked run,
             without its tags.
         fields: The same options as keyword arguments, as in `Ensemble.run`.

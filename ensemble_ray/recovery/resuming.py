@@ -98,7 +98,7 @@ def resume(
     Args:
         run_id: The run's id, a unique prefix of it, or `latest`.
         ensemble: Its definition; None: loaded from the source in the run's record.
-        runtime: Where the run continues; default: the runtime on which it ran.
+        runtime: Runtime that continues the run; default: its previous runtime.
         options: Options that change from now on, such as a larger `max_tokens`; default: unchanged.
         take_over: Claim the run even if a process still owns it, such as a frozen one. That process can write no
             more.

@@ -54,9 +54,7 @@ class SubmissionReason(Enum):
 
     @property
     def is_restart(self) -> bool:
-        """Whether only its owner's process was replaced; no user asked to resume it, so a cancellation stays in
-        effect.
-        """
+        """Whether only its owner's process was replaced. No user resumed it, so a cancellation stays in effect."""
         return self is SubmissionReason.RESTARTED
 
     def without_answer(self) -> SubmissionReason:
