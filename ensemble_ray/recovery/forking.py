@@ -206,7 +206,7 @@ async def offer_fork(
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
-            f"Run '{found.run_id}' was a map-reduce that created its tasks while it ran: it has no plan to fork from. "
+            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: it has no plan to fork from. "
             "If it failed, resume it, which retries failed tasks. To map skipped items again, start a run over "
             "DeadLetters(path) of its dead letters"
         )
