@@ -1,1 +1,1 @@
-"""Recorded runs that go on: under their own id, or as a fork under another one."""
+"""Resume recorded runs, fork them, and decide at their review gates."""

@@ -1,8 +1,4 @@
-"""Review gates that wait in records, decided by whoever comes (S-REV-125 to S-REV-131).
-
-In: a run's id, a gate's id, a decision. Out: the gates that are open; a decision on record, told with who took it. Never: a
-second decision for a gate, a decision taken from the handler of a process that waits.
-"""
+"""Decide at review gates of recorded runs from any process (S-REV-125 to S-REV-131)."""
 
 from __future__ import annotations
 
@@ -40,10 +36,10 @@ _SHOWN_GATES = 5
 
 
 def pending_reviews(*, runtime: Runtime | str | None = None) -> tuple[OpenReview, ...]:
-    """Return the review gates that wait for a decision, of all recorded runs that have not ended, oldest first.
+    """Return the open review gates of all recorded runs that have not ended, oldest first.
 
     Args:
-        runtime: Where the runs are recorded; default: where the environment says.
+        runtime: Runtime that stores the records; default: the runtime that the environment names.
 
     Raises:
         RecordError: the records cannot be read.
@@ -65,23 +61,24 @@ def decide(
     comment: str | None = None,
     runtime: Runtime | str | None = None,
 ) -> RunState:
-    """Decide at a review gate of a run, from whichever process. The decision is on the disk when this returns.
+    """Decide at a review gate of a run, from any process. The decision is on disk when this returns.
 
     Args:
-        run_id: The run's id, the beginning of it, or `latest`.
-        gate_id: The gate's id, or the beginning of it.
+        run_id: The run's id, a unique prefix of it, or `latest`.
+        gate_id: The gate's id, or a unique prefix of it.
         decision: `ReviewDecision.continue_execution()`, `.edit(text)` or `.exit_early()`.
-        by: Who decides; default: the user of this process.
-        comment: Why; it is recorded with the decision.
-        runtime: Where the run is recorded; default: where the environment says.
+        by: Name of the person who decides; default: the user of this process.
+        comment: Reason; it is recorded with the decision.
+        runtime: Runtime that stores the record; default: the runtime that the environment names.
 
     Returns:
-        How the run stands: where it is `waiting` or `interrupted`, `resume(run_id)` goes on with it.
+        State of the run. If it is `waiting` or `interrupted`, `resume(run_id)` continues the run.
 
     Raises:
-        ReviewDecidedError: somebody was first, or the gate's time was up; says who, when and what.
-        RunExistsError: a process waits for the decision of its own handler.
-        ValidationError: there is no such run or gate, it waits for nobody any more, or that is no decision.
+        ReviewDecidedError: the gate was already decided or has expired; the message names the person, time and
+            decision.
+        RunExistsError: a process waits for the decision of its review handler.
+        ValidationError: there is no such run or gate, the gate is closed, or `decision` is no decision.
         RecordError: the record cannot be read or written.
     """
     return run_blocking(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
@@ -102,16 +99,16 @@ async def adecide(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingReview:
-    """A gate that waits, and its run."""
+    """An open gate and its run."""
 
     review: OpenReview
     run: RecordedRun
-    #: why nobody can decide there, though it waits
+    #: reason why the gate cannot be decided although it is open; None: it can
     obstacle: Obstacle | None
 
 
 async def find_pending(store: RunStore) -> list[PendingReview]:
-    """Return the gates that wait for a decision, of all runs of a store, oldest first.
+    """Return the open gates of all runs of a store, oldest first.
 
     Raises:
         RecordError: the store cannot be read.
@@ -124,7 +121,7 @@ async def find_pending(store: RunStore) -> list[PendingReview]:
 
 
 async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
-    """Return the runs that wait and have all their decisions, so that they can go on, oldest first.
+    """Return the waiting runs that have all their decisions and can resume, oldest first.
 
     Raises:
         RecordError: the store cannot be read.
@@ -137,7 +134,7 @@ async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
 
 
 async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RecordedRun, Gate]:
-    """Return a run and a gate of it, decided or not.
+    """Return a run and one of its gates, open or decided.
 
     Raises:
         ValidationError: there is no such run or gate, or there are several.
@@ -150,7 +147,7 @@ async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[Recorde
 async def record_decision(
     store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
 ) -> tuple[RecordedRun, Gate]:
-    """Record a decision; see `decide`. Gives the run as it stands then, and the gate."""
+    """Record a decision; see `decide`. Return the run after the decision, and the gate."""
     if not isinstance(decision, Continue | Edit | ExitEarly):
         raise ValidationError(
             f"decision must be a ReviewDecision, got: {type(decision).__name__}. Use "
@@ -195,10 +192,10 @@ def _obstacle(run: RecordedRun, gate: Gate) -> Obstacle | None:
 
 
 def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
-    """Return the gate of that id, or the only one whose id begins so.
+    """Return the gate with this id, or the only gate with this id prefix.
 
     Raises:
-        ValidationError: there is none, or several.
+        ValidationError: no gate matches, or several do.
     """
     found = [gate for gate in gates if gate_id and gate.gate_id.startswith(gate_id)]
     exact = [gate for gate in found if gate.gate_id == gate_id]
@@ -213,7 +210,7 @@ def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
 
 
 def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
-    """Return what to tell somebody who decides at a gate where nobody can (any more)."""
+    """Return the error for a decision that this gate does not accept."""
     named = f"Gate '{gate.gate_id}' of run '{run.run_id}'"
     match obstacle:
         case Obstacle.DECIDED if gate.decided is not None:
@@ -227,8 +224,8 @@ def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
         case Obstacle.EXPIRED:
             action, at = gate.asked.data.on_timeout, utc_of(gate.expires_at or 0.0)
             return ReviewDecidedError(
-                f"{named} was open until {_format_time(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
-                f"goes on with it: {resume_advice(run.run_id, run.origin)}",
+                f"{named} was open until {_format_time(at)} and had no decision: on_timeout={action.value} applies. Resume "
+                f"the run: {resume_advice(run.run_id, run.origin)}",
                 run.run_id, gate.gate_id, action.value, TIMEOUT, at,
             )  # fmt: skip
         case Obstacle.ATTACHED:
@@ -247,15 +244,15 @@ def _format_time(at: datetime) -> str:
 def _this_user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user without a name
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
 
 
 async def request_end(store: RunStore, run: RecordedRun) -> None:
-    """Ask the owner of a run to end it, or end it where nobody owns it; the former takes its owner a moment.
+    """Ask the owner of a run to end it; if the run has no owner, end it here. The owner needs a moment to end it.
 
     Raises:
-        ValidationError: it has ended.
+        ValidationError: the run has ended.
         RecordError: the record cannot be written.
     """
     if run.state.is_final:
@@ -267,20 +264,20 @@ async def request_end(store: RunStore, run: RecordedRun) -> None:
 
 
 async def end_unowned(store: RunStore, run_id: str) -> None:
-    """Write the end of a run that nobody owns.
+    """Record the end of a run without an owner.
 
     Raises:
         RecordError: the record cannot be written.
     """
     try:
         owned = await store.claim(run_id)
-    except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
+    except RunExistsError:  # another process resumes the run now and will see the request to end it
         await store.ask_cancel(run_id)
         return
     data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
     end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
     try:
-        if await head_facts(store, run_id):  # else it never began, and its id stays free for a run that does
+        if await head_facts(store, run_id):  # otherwise the run never began, and a new run may use its id
             await owned.journal.append((end,), epoch=owned.epoch, until=Persistence.COMMITTED)
     finally:
         await owned.close(RunState.CANCELLED)

@@ -1,8 +1,4 @@
-"""A new run that uses what another one recorded (S-DUR-54).
-
-In: a run's id and the task to begin from. Out: the output of a run with an id of its own, which goes on from copies of
-what is recorded of the other. Never: a change of the run that is forked.
-"""
+"""Fork a recorded run: start a new run that reuses part of its record (S-DUR-54)."""
 
 from __future__ import annotations
 
@@ -75,28 +71,34 @@ def fork(
     options: RunOptions | None = None,
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
-    """Begin a new run that uses what is recorded before a task, and wait for its output.
+    """Start a new run that reuses the record before a task, and wait for its output.
 
-    Done again are that task and everything after it: in a sequential run all later tasks, in a parallel one all that
-    depend on it; and tasks that gave no output. All others are used as they are recorded, with the recorded inputs.
-    Of loops, phases and graphs, what came before the named execution is used, with the answers of predicates and conditions.
+    The new run repeats that task and all later work: in a sequential run all later tasks, in a parallel run all tasks
+    that
+    depend on it. It also repeats tasks without an output. It reuses all other tasks as recorded, with the recorded
+    inputs.
+    In loops, phases and graphs, it reuses the work before the named execution and the verdicts of predicates and
+    conditions.
 
     Args:
-        run_id: Id of the run to fork, the beginning of it, or `latest`; it stays as it is.
-        from_task: Name of the task to begin from, or `task-2` for the second one where it has none; of a run with loops,
-            phases or a graph also one of their executions, or of a task in it: `loop:refine#2`, `graph:triage#4/check#0`.
-        ensemble: The definition, which may differ in what is done again; None: loaded from where the run's record says
-            that it came from.
-        inputs: Values in place of recorded ones, and further ones, for tasks that are done again.
-        runtime: Where it runs; default: where the other one ran.
+        run_id: Id of the run to fork, a unique prefix of it, or `latest`; the fork does not change this run.
+        from_task: Name of the first task to repeat, or `task-2` for the second task if it has no name. If the run has
+            loops,
+            phases or a graph, also one of their executions or a task in it: `loop:refine#2`,
+            `graph:triage#4/check#0`.
+        ensemble: The definition, which may differ in the repeated tasks; None: loaded from the source in the run's
+            record.
+        inputs: Values that replace or extend the recorded inputs of repeated tasks.
+        runtime: Runtime of the new run; default: the runtime of the forked run.
         new_run_id: Id of the new run; default a fresh UUID.
-        allow_changes: Use recorded outputs also of tasks that are defined otherwise now.
-        options: What the new run does differently from the other one, such as a larger `max_tokens`; default: as that one, without its tags.
-        fields: Those of the options one by one, as of `Ensemble.run`.
+        allow_changes: Reuse recorded outputs also of tasks with a changed definition.
+        options: Options that the new run changes, such as a larger `max_tokens`; default: those of the forked run,
+            without its tags.
+        fields: The same options as keyword arguments, as in `Ensemble.run`.
 
     Raises:
-        ValidationError: there is no such run or task, or what would be used is defined otherwise now.
-        RunExistsError: the run is running, or there is one of the new id.
+        ValidationError: there is no such run or task, or the definition of a reused task has changed.
+        RunExistsError: the run is running, or a run with the new id exists.
         RecordError: its record is damaged.
         EnsembleError: the new run failed.
     """
@@ -141,23 +143,23 @@ async def afork(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOffer:
-    """What a fork would do; nothing is written yet."""
+    """Preview of a fork, made before any fact is written."""
 
-    #: id of the run that is forked
+    #: id of the forked run
     run_id: str
     from_task: str
-    #: what is used and what is done again
+    #: reused and repeated work
     plan: ForkPlan
-    #: of what is used and done again, by its name in the plan; of an execution of a unit ""
+    #: descriptions of reused and repeated tasks, by name in the plan; "" for an execution of a unit
     descriptions: Mapping[str, str]
-    #: how what would be used is defined otherwise now
+    #: changes in the definition of reused tasks
     differences: Sequence[str]
-    #: what it is made of
+    #: definition of the new run
     ensemble: Ensemble
-    #: the recorded inputs, with other ones in their place
+    #: recorded inputs, with the replaced values
     inputs: Mapping[str, object]
     planned: Planned
-    #: first fact of the run that is forked, with the options of the new run once that is accepted
+    #: first fact of the forked run; with the options of the new run after the offer is accepted
     header: PlanRecorded
     facts: Sequence[Fact]
     store: RunStore
@@ -175,7 +177,7 @@ async def begin_fork(
     options: RunOptions | None = None,
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
-    """Begin a fork and give its handle; see `fork`. On the library's loop."""
+    """Begin a fork and return its handle; see `fork`. On the library's loop."""
     offer = await offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
     return await accept_fork(
         offer,
@@ -195,18 +197,18 @@ async def offer_fork(
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
 ) -> ForkOffer:
-    """Return what a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop.
+    """Return the repeated and reused work of a fork; see `fork`. Calls no model. On the library's loop.
 
     Raises:
-        ValidationError: there is no such run or task, or a task that would be used has other texts by these inputs.
+        ValidationError: there is no such run or task, or these inputs change the texts of a reused task.
     """
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
             f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: it has no plan to fork from. "
-            "Where it failed, resume it, which tries again what failed; items that were left out are mapped again by a "
-            "run over DeadLetters(path) of its dead letters"
+            "If it failed, resume it, which retries failed tasks. To map skipped items again, start a run over "
+            "DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
     header = RunHead(facts).header
@@ -248,7 +250,9 @@ async def offer_fork(
 
 
 def _plan_fork(plan: Plan, header: PlanRecorded, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
-    """Part what is recorded; tasks of a plan with units may have run several times, and are known by their executions."""
+    """Divide the record into reused and repeated work. In a plan with units, tasks may run several times; executions
+    name them.
+    """
     before = recorded_plan(header.plan or {})
     if before.units or plan.units:
         return plan_unit_fork(before, plan, facts, run_id, name)
@@ -257,7 +261,7 @@ def _plan_fork(plan: Plan, header: PlanRecorded, facts: Sequence[Fact], run_id: 
 
 
 def _describe(plan: Plan, names: Sequence[str]) -> dict[str, str]:
-    """Return the descriptions of tasks, by their names or those of their executions; a unit has none."""
+    """Return descriptions of tasks by task name or execution name; units have none."""
     known = {node.key: node.description for node in plan.nodes}
     return {name: known.get(name) or known.get(node_key(name), "") for name in names}
 
@@ -272,20 +276,20 @@ async def accept_fork(
     listeners: Sequence[object] = (),
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
-    """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
+    """Begin the offered run and return its handle; `listeners` receive its events too. On the library's loop.
 
     Raises:
-        ValidationError: what would be used is defined otherwise now, or the new run would have no record.
-        RunExistsError: there is a run of the new id.
+        ValidationError: the definition of a reused task has changed, or the new run would have no record.
+        RunExistsError: a run with the new id exists.
         RecordError: the store cannot be written.
     """
     offer = replace(offer, header=replace(offer.header, options=options_of_fork(offer.header, options)))
     if offer.differences and not allow_changes:
         more = f" and {len(offer.differences) - _NAMED} more" if len(offer.differences) > _NAMED else ""
         raise ValidationError(
-            f"Fork of run '{offer.run_id}': what it would use of the record is defined otherwise now: "
+            f"Fork of run '{offer.run_id}': the definition of reused tasks has changed: "
             f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
-            "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
+            "(allow_changes=True, --allow-changes): then the fork reuses the recorded outputs unchanged"
         )
     if _as_run(offer.ensemble, offer.header).durability == Durability.OFF:
         raise ValidationError(
@@ -301,12 +305,12 @@ async def accept_fork(
     definition = offer.ensemble
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
-    # Changes are allowed there: what may differ was judged above.
+    # `begin_again` may allow changes: the checks above have judged them.
     return await begin_again(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
-    """Write the beginning of the new run's record, as of a run that was interrupted there."""
+    """Write the first facts of the new run's record, as for an interrupted run."""
     source, now = offer.ensemble.source, time.time()
     recorded, definition = offer.header, _as_run(offer.ensemble, offer.header)
     header = replace(
@@ -348,9 +352,9 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
 
 
 async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
-    """Return the plan with the agents that the new run has, and the answers of the calls that made some of them anew.
+    """Return the plan with the agents of the new run, and the answers of new calls that created agents.
 
-    They are made before the plan is recorded: whoever goes on with the fork must find the definition that it has.
+    Agents are created before the plan is recorded: a process that resumes the fork must find the same definition.
     """
     definition = _as_run(offer.ensemble, offer.header)
     answers: list[Fact] = []
@@ -380,12 +384,12 @@ def _check(found: RecordedRun, header: PlanRecorded) -> None:
 
 
 def _as_run(definition: Ensemble, header: PlanRecorded) -> Ensemble:
-    """Return the definition with the options of the run that is forked, which the new run has too."""
+    """Return the definition with the options of the forked run, which apply to the new run too."""
     return definition.with_options(recorded_options(header))
 
 
 def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, now: ResolvedTasks) -> None:
-    """Refuse inputs that tasks whose outputs are used would not have been given.
+    """Refuse inputs that change the texts of reused tasks.
 
     Raises:
         ValidationError: the texts of such tasks change; the message names them.

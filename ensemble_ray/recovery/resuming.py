@@ -1,7 +1,4 @@
-"""Going on with a recorded run (S-DUR-35). Package: recovery; above loader, since a record says where its definition came from.
-
-In: a run's id. Out: its output, as if nothing had happened. Never: a request whose answer is in the record.
-"""
+"""Resume a recorded run (S-DUR-35). Recorded calls are not repeated."""
 
 from __future__ import annotations
 
@@ -52,9 +49,9 @@ if TYPE_CHECKING:
 
 
 async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, definition: Runnable) -> None:
-    """Refuse a run that would call a handler or runner of unknown outcome again, where the definition does not say what to do.
+    """Refuse to repeat a call of a handler or runner with an unknown outcome, unless the definition sets a policy.
 
-    Runs whose tasks are made while they run are not concerned: their failed items are left out, or tried again.
+    Runs that create tasks dynamically are exempt: they leave out or retry their failed items.
 
     Raises:
         ValidationError: there is such a call.
@@ -75,10 +72,11 @@ async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, def
 
 
 _log = bounded_logger(__name__)
-#: How long processes of a local cluster may outlive it when its driver was killed, s; measured: 4 to 10. How often they are looked at, s.
+#: Time that processes of a local cluster may survive a killed driver, s; measured: 4 to 10. Interval between checks,
+#: s.
 _ENDING_S = 15.0
 _LOOK_S = 0.2
-#: How long the head of a cluster of this machine may take to accept a connection, s.
+#: Timeout for a connection to the head of a cluster on this machine, s.
 _ANSWER_S = 2.0
 
 
@@ -93,26 +91,29 @@ def resume(
     allow_loss: bool = False,
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
-    """Continue a run that was interrupted or cancelled, or had spent its budget, and wait for its output.
+    """Continue a run that was interrupted, cancelled or had spent its budget, and wait for its output.
 
-    What is recorded is used and not done again; of a completed run it is the recorded output.
+    Recorded work is reused and not repeated; a completed run returns its recorded output.
 
     Args:
-        run_id: The run's id, the beginning of it, or `latest`.
-        ensemble: Its definition; None: loaded from where the run's record says that it came from.
-        runtime: Where it goes on; default: where it ran.
-        options: What it does differently from now on, such as a larger `max_tokens`; default: as before.
-        take_over: Take it also from a process that still owns it, such as a frozen one, which then can write no more.
-        allow_changes: Go on although the definition differs from the recorded one.
-        fields: Those of the options one by one, as of `Ensemble.run`.
-        allow_loss: Go on although a part of the record is lost. What was done in it is done again, but for calls of tools
-            that are `once`: their outcome is unknown, and `on_unknown` decides.
+        run_id: The run's id, a unique prefix of it, or `latest`.
+        ensemble: Its definition; None: loaded from the source in the run's record.
+        runtime: Runtime that continues the run; default: its previous runtime.
+        options: Options that change from now on, such as a larger `max_tokens`; default: unchanged.
+        take_over: Claim the run even if a process still owns it, such as a frozen one. That process can write no
+            more.
+        allow_changes: Continue although the definition differs from the recorded one.
+        fields: The same options as keyword arguments, as in `Ensemble.run`.
+        allow_loss: Continue although a part of the record is lost. The run repeats the lost work, except calls of
+            tools that
+            are `once`: their outcome is unknown, and `on_unknown` decides.
 
     Raises:
-        ValidationError: there is no such run, it failed, its definition differs or cannot be had; the message says
-            what to do.
+        ValidationError: there is no such run, it failed, or its definition differs or cannot be loaded; the message
+            names
+            the next step.
         RunExistsError: a process owns it.
-        RecordError: its record is damaged; the message says what is lost.
+        RecordError: its record is damaged; the message names the loss.
         EnsembleError: the run failed.
     """
     asked = begin_again(
@@ -163,11 +164,11 @@ async def begin_again(
     is_watched: bool = False,
     has_caller: bool = True,
 ) -> Run | MapReduceRun:
-    """Begin to continue a run and give its handle; see `resume`. On the library's loop.
+    """Begin to resume a run and return its handle; see `resume`. On the library's loop.
 
-    Without a caller, no one can choose what becomes of an unknown outcome: then its task fails (S-DUR-25, S-DUR-145).
+    Without a caller, a task with an unknown outcome fails, because no process can choose (S-DUR-25, S-DUR-145).
     """
-    # Where a run is recorded follows from the runtime's kind only if one was made by hand.
+    # The store address depends on the kind of runtime only if a runtime was created by hand.
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if allow_loss:
@@ -180,7 +181,7 @@ async def begin_again(
     if head.state is RunState.FAILED and not head.is_dynamic:
         fork = await read_fork_advice(store, found.run_id, head.source.place)
     check_resumable(found, head, take_over=take_over, fork=fork)
-    # Loading runs user code, which may take its time.
+    # Loading runs user code, which may be slow.
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
     _check_has_plan(found.run_id, definition, head)
@@ -192,7 +193,7 @@ async def begin_again(
         check_larger(found.run_id, head.source.place, recorded_budget(facts), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
-            f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
+            f"Run '{found.run_id}' cannot resume with durability 'off', which has no record: use 'effects' or 'run'"
         )
     if not is_completed:
         await _check_models(store, found.run_id, again)
@@ -219,7 +220,7 @@ async def begin_again(
 
 
 async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
-    """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
+    """Read the cost of the recorded answers of a run, page by page; zero if the run has no budget now."""
     tally = UsageTally(definition.cost_configuration)
     if _budget(definition) is not None:
         await read_pages(store, run_id, kinds_of(*PAID), tally.apply_all)
@@ -227,7 +228,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
 
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
-    """Refuse a definition without a model that the run was told to ask (S-CTL-12)."""
+    """Refuse a definition that lacks a model to which the run was switched (S-CTL-12)."""
     for each in await read_switches(store, run_id):
         if each.model is not None and each.model not in definition.models:
             raise ValidationError(
@@ -241,9 +242,10 @@ def _budget(definition: Runnable) -> RunBudget | None:
 
 
 async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: bool) -> RecordedRun:
-    """Return the run as it stands when what a cluster left that lost its driver has ended, which takes it some seconds.
+    """Wait some seconds for the processes of a cluster that lost its driver to end, then return the run's new state.
 
-    A run whose cluster is there is not waited for, unless it was decided in its record: its scheduler may just have gone on with it.
+    If the cluster answers, the run is returned without waiting. Exception: a run with gates in its record is always
+    waited for, because its scheduler may just have resumed it.
     """
     if not found.state.is_going_on or take_over:
         return found
@@ -261,11 +263,13 @@ async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: 
 
 
 async def _is_cluster_there(found: RecordedRun) -> bool:
-    """Return whether the cluster of a run's owner is one of this machine whose head answers: it went before its processes, if it did."""
+    """Return whether the cluster of a run's owner is on this machine and its head answers. A head ends before its
+    processes.
+    """
     owner = found.owner_process
     if owner is None or owner[1] != socket.gethostname():
         return False
-    from ensemble_ray.process.private_files import find_cluster  # most runs that are resumed do not go on
+    from ensemble_ray.process.private_files import find_cluster  # rarely needed: most resumed runs are not active
 
     cluster = await threads.run(find_cluster, owner[0])
     if cluster is None:
@@ -281,11 +285,11 @@ async def _is_cluster_there(found: RecordedRun) -> bool:
 
 
 def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = False, fork: str = "") -> None:
-    """Refuse what cannot go on, and say what can be done instead; `fork` is how a new run can use what a failed one did.
+    """Refuse runs that cannot resume, and name alternatives; `fork` is advice on how to fork a failed run.
 
     Raises:
         ValidationError: it failed.
-        RunExistsError: a process owns it, and it is not taken from it.
+        RunExistsError: a process owns it, and `take_over` is not set.
         RecordError: it never began.
     """
     run_id = found.run_id
@@ -297,7 +301,7 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
     if found.state.is_going_on and not take_over:
         owner = found.owner or "a process"
         raise RunExistsError(
-            f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
+            f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, claim the run "
             "with take_over=True (--take-over)"
         )
     if head.header.is_empty:
@@ -316,7 +320,7 @@ def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
     )
     raise ValidationError(
         f"Run '{run_id}' {differing[0]}, and the tasks of this {type(definition).__name__} {differing[1]}: "
-        "resume it with the definition that it was begun with"
+        "resume it with its original definition"
     )
 
 
@@ -324,19 +328,19 @@ def planned_form(definition: Runnable) -> Ensemble:
     """Return the definition as one with a plan.
 
     Raises:
-        ValidationError: its tasks are made while it runs.
+        ValidationError: the definition creates its tasks while it runs.
     """
     planned = find_planned_form(definition)
     if planned is None:
         raise ValidationError(
-            f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Give the definition "
-            "that the run was begun with"
+            f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Use the original "
+            "definition of the run"
         )
     return planned
 
 
 def recorded_definition(found: RecordedRun, source: Origin, call: str) -> Runnable:
-    """Return the definition that the run was recorded with, as it stands today.
+    """Return the definition from the source that the run recorded, in its current state.
 
     Raises:
         ValidationError: only the program that began the run has it; the message names the call to make there.
@@ -352,10 +356,10 @@ def recorded_definition(found: RecordedRun, source: Origin, call: str) -> Runnab
 async def plan_again(
     definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact], *, is_replay: bool = False
 ) -> Planned:
-    """Today's plan with these inputs; agents that a model made are made of its recorded answers.
+    """Return the current plan for these inputs; recorded answers recreate agents that a model created.
 
     Raises:
-        ValidationError: in a replay, an answer is not recorded; elsewhere its agent is made later.
+        ValidationError: in a replay, an answer is not recorded. Outside a replay, the agent is created later.
     """
     resolved = check(definition, inputs)
     answers = answers_before(facts)
@@ -376,7 +380,7 @@ async def plan_again(
 
 
 class _Answers:
-    """A model that gives recorded answers in their order, and asks nobody."""
+    """A model that returns recorded answers in order and sends no request."""
 
     def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
         self._name = name

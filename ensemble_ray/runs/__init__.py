@@ -1,1 +1,1 @@
-"""Runs seen from whoever began them: what is asked of a runtime, who owns a record, how a run ended."""
+"""Runs: handles and launchers for callers, the coordinator, ownership of records, and outcomes."""

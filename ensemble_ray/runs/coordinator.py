@@ -1,15 +1,17 @@
-"""Coordinator: journals the stimulus, asks the source, carries out.
+"""Coordinator: journal each stimulus, pass it to the source of the run, and carry out the instructions.
 
-One class for every run: of a plan or of tasks that are made on the way, inline, in the scheduler actor and in a process
-that has the run's factories. What differs stands in the run's source, its `RunTasks` and its executor. Rules:
-1. The source decides. It is told everything by one task of the loop, in order, which carries out what it answers.
-2. A stimulus is in the journal before the source is told. It need not be committed: a task's own facts are, so that a lost
-   one is told again (S-DUR-30). A wish to cancel and an answer of user code are nobody else's facts, and are waited for:
-   what another process records must not follow from an answer that is lost (S-LOOP-54). So is a completion where their
-   order decides what follows (S-DUR-136).
-3. A task's first result counts; a late one of a process that was replaced is not even a fact (S-PAR-12).
-4. It holds outputs as it got them and looks into none, so that a scheduler's process runs no user code.
-5. A run that is about to wait for decisions looks once more for those that came meanwhile, and goes on with them (S-REV-124).
+One class serves every run: planned or dynamic, inline, in the scheduler actor, or in the process that has the run's
+factories. The source, the `RunTasks` and the executor differ.
+
+1. The source decides. One task of the loop passes it all stimuli in order and carries out its instructions.
+2. A stimulus is journaled before the source handles it. It need not be committed: the task's own facts are, so a lost
+   stimulus is repeated (S-DUR-30). A request to cancel and an answer of user code have no other facts, so the
+   coordinator
+   waits for them: another process must not record consequences of a lost answer (S-LOOP-54). It also waits for a
+   completion if the order of completions matters (S-DUR-136).
+3. The first result of a task counts; a late result of a replaced process is not recorded (S-PAR-12).
+4. Outputs stay in the form in which they arrive, unread, so that a scheduler's process runs no user code.
+5. Before a run waits for decisions, it checks once more for recent ones and continues with them (S-REV-124).
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
 
 
 class WithInstance(Protocol):
-    """An order or a result, as far as a coordinator looks into it."""
+    """An order or a result; the coordinator reads only its instance."""
 
     @property
     def instance(self) -> str:
@@ -85,20 +87,20 @@ class WithInstance(Protocol):
         ...
 
 
-#: One task that should run now, as its executor takes it.
+#: One task to run now, in the form that the executor accepts.
 Order = TypeVar("Order", bound=WithInstance)
 OrderT_contra = TypeVar("OrderT_contra", contravariant=True)
-#: What came of it, as its executor delivers it.
+#: Result of one task, in the form that the executor delivers.
 Result = TypeVar("Result", bound=WithInstance)
 ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 OrderT_co = TypeVar("OrderT_co", covariant=True)
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
-#: How an output is held: the object itself inline, its bytes in a scheduler actor.
+#: Stored form of an output: the object itself inline, its bytes in a scheduler actor.
 OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 
 
 class Executor(Protocol[OrderT_contra]):
-    """Where tasks run. Results come back through `Coordinator.deliver`."""
+    """Runs tasks. Results arrive through `Coordinator.deliver`."""
 
     def start(self, orders: Sequence[OrderT_contra], /) -> None:
         """Run these tasks; never waits."""
@@ -110,144 +112,151 @@ class Executor(Protocol[OrderT_contra]):
 
 
 class TaskReporter(Protocol[OrderT_contra]):
-    """A coordinator, as the tasks of its run see it."""
+    """The coordinator, from the view of the tasks of its run."""
 
     def submit(self, orders: Sequence[OrderT_contra]) -> None:
-        """Hand orders to the executor."""
+        """Submit orders to the executor."""
         ...
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Have the executor stop those of these that it has; each is still reported."""
+        """Stop the tasks that the executor runs, of these; it still reports each."""
         ...
 
     def notify(self, *stimuli: Stimulus) -> None:
-        """Tell the source, after everything that it was told before."""
+        """Send stimuli to the source, in order after all earlier ones."""
         ...
 
     def interrupt(self, ending: End) -> None:
-        """Stop what runs, start no more, then end the run this way without asking its source."""
+        """Stop running tasks, start no more, then end the run this way without consulting its source."""
         ...
 
     def break_off(self, error: BaseException) -> None:
-        """End the run with an error of everything around it; what was recorded can be gone on with."""
+        """End the run with an infrastructure error; it can be resumed from its record."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How a run begins, or goes on."""
+    """Initial stimuli and instructions of a new or resumed run."""
 
-    #: what the source is told first
+    #: first stimuli of the source
     stimuli: Sequence[Stimulus] = ()
-    #: what a source wants that was told its recorded stimuli again
+    #: instructions of a source after it replayed its recorded stimuli
     instructions: Sequence[Instruction] = ()
 
 
 class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
-    """The tasks of one run: what they are made of, what is recorded of them, what came of them."""
+    """The tasks of one run: their definitions, records and results."""
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether a run that goes on must find the order in which tasks completed, and not only that they did."""
+        """Whether a resumed run must know the order in which tasks completed, and not only the set of completed
+        tasks.
+        """
         ...
 
     @property
     def directives(self) -> RunDirectives:
-        """What people told the run, for the orders that are made from then on."""
+        """Directives of users for orders that are created from now on."""
         ...
 
     async def open(self, source: Source, reporter: TaskReporter[OrderT_co]) -> Opening:
-        """Begin, or go on: put that on record."""
+        """Begin or resume the run, and record that."""
         ...
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of what the source is about to be told; none for runs whose stimuli follow from other facts."""
+        """Return the facts of stimuli that the source will handle; none for runs whose stimuli follow from other
+        facts.
+        """
         ...
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
-        """Return what the record says came of a task, which then does not run again; nothing where it says nothing."""
+        """Return the recorded result of a task, which then does not run again; empty if no result is recorded."""
         ...
 
     def make(self, starts: Sequence[Start]) -> None:
-        """Make orders and submit them, now or later; what cannot be made is notified of."""
+        """Create and submit orders, now or later; notify the source of orders that cannot be created."""
         ...
 
     def discard(self, instance: str) -> bool:
-        """Make no order of a task that was stopped before it had one; whether its end will be notified of from here."""
+        """Drop a task that was stopped before it had an order; return whether a notification of its end will follow."""
         ...
 
     def accept(self, result: ResultT_contra) -> Sequence[Stimulus]:
-        """Keep what came of a task; return what the source is told.
+        """Store the result of a task; return the stimuli for the source.
 
         Raises:
-            StaleEpochError: somebody else has this run now.
-            RecordError: an executor could not write its facts. Neither is a failure of the task.
+            StaleEpochError: another process owns this run now.
+            RecordError: an executor could not write its facts. Neither error is a failure of the task.
         """
         ...
 
     def evaluate(self, question: Question) -> None:
-        """Ask the user's code, and notify of the answer."""
+        """Call the user's code, and notify the source of the answer."""
         ...
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Tell listeners of an iteration or a step, before whatever the source wants after it."""
+        """Notify listeners of an iteration or a step, before later instructions of the source are carried out."""
         ...
 
     def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log what the source says."""
+        """Log a message of the source."""
         ...
 
     def forget(self, instances: Sequence[str]) -> None:
-        """Let outputs go."""
+        """Drop outputs."""
         ...
 
     async def close(self, ending: End) -> OutcomeT_co:
-        """Put the end on record, and return how the run ended."""
+        """Record the end, and return the outcome of the run."""
         ...
 
     def leave(self) -> None:
-        """Wait for nothing any more; called once, however the run ended."""
+        """Stop all waiting; called once, for every kind of end."""
         ...
 
 
 class Predicates(Protocol[OutputT_contra]):
-    """The user's predicates and edge conditions, asked where they live: one copy for the whole run (S-LOOP-54)."""
+    """The user's predicates and edge conditions, evaluated in their own process: one copy for the whole run
+    (S-LOOP-54).
+    """
 
     async def holds(
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[OutputT_contra]]
     ) -> bool | EvaluationFailed | None:
-        """Ask one.
+        """Evaluate one predicate or condition.
 
         Args:
-            question: Which predicate, and of which iteration or step.
-            sent_count: How many parts of this unit's history were sent with earlier questions.
-            new: The parts that follow those; none where another edge of the same step is asked.
+            question: The predicate, with its iteration or step.
+            sent_count: Number of history parts of this unit that earlier questions sent.
+            new: The parts that follow those; empty for a further edge of the same step.
 
         Returns:
-            The verdict, or what was raised. None: those who are asked have fewer than `lookup_recorded` parts, since their process
-            was replaced; they are to be asked again with `sent_count=0` and the whole history.
+            The verdict, or the error that was raised. None: the process was replaced and has fewer than `sent_count`
+            parts;
+            repeat the call with `sent_count=0` and the whole history.
         """
         ...
 
     def forget(self, unit: str) -> None:
-        """Let the history of a unit go that has ended."""
+        """Drop the history of a unit that has ended."""
         ...
 
 
 class MemoryResets(Protocol):
-    """The memory of an ensemble, as its loops reset it."""
+    """Resets the memory of an ensemble for its loops."""
 
     async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
-        """Do to a loop's memory scopes what its mode says before an iteration (S-LOOP-91, S-LOOP-93).
+        """Reset a loop's memory scopes before an iteration, according to the loop's mode (S-LOOP-91, S-LOOP-93).
 
         Returns:
-            What was raised, such as that the store cannot clear (S-LOOP-92); None: it is done.
+            The error that was raised, for example if the store cannot clear (S-LOOP-92); None: success.
         """
         ...
 
 
 _log = bounded_logger(__name__)
-#: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
+#: With more tasks in flight, stimuli within this time are handled together, s: one by one costs 1.6 times the CPU.
 _MANY = 64
 _GATHER_S = 0.004
 _ENDS = Completed | Failed | Exited | Cancelled | Waiting
@@ -256,7 +265,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Coordinator(Generic[Order, Result, Outcome]):
-    """One run: its source, its tasks, its end. Fulfils `TaskReporter`."""
+    """Carries out one run: its source, its tasks, its end. Fulfils `TaskReporter`."""
 
     def __init__(
         self,
@@ -264,12 +273,12 @@ class Coordinator(Generic[Order, Result, Outcome]):
         tasks: RunTasks[Order, Result, Outcome],
         find_decided: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
-        """Make one that has not begun.
+        """Create a coordinator that has not begun.
 
         Args:
-            journal: The run's.
-            tasks: The run's.
-            find_decided: Returns tasks that were put down and whose gates were decided since; None: nobody else decides.
+            journal: The run's journal.
+            tasks: The run's tasks.
+            find_decided: Returns suspended tasks whose gates were decided since; None: only this process decides.
         """
         self._journal = journal
         self._tasks = tasks
@@ -278,33 +287,33 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._executor: Executor[Order]
         self._inbox: list[Stimulus] = []
         self._woken = asyncio.Event()
-        #: instances that the executor has, and that it has not reported
+        #: instances that were submitted to the executor and not yet reported
         self._in_flight: set[str] = set()
-        #: instances that were started and have not ended, wherever they are
+        #: instances that were started and have not ended
         self._open: set[str] = set()
-        #: gates that wait for a decision
+        #: open gates
         self._gates: set[str] = set()
         self._ending: End | None = None
-        #: how the run ends once nothing is in flight, whatever its source says
+        #: end of the run once no task is in flight; it overrides the source
         self._interruption: End | None = None
         self._broken: BaseException | None = None
-        #: done when the source heard of a wish to cancel, or will not any more
+        #: done when the source handled a request to cancel, or never will
         self._cancelling: asyncio.Future[None] | None = None
-        #: whether the run ended, and nothing broke it
+        #: whether the run ended normally
         self.has_ended = False
         #: done when the first tasks were started, or never will be
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, source: Source, executor: Executor[Order]) -> Outcome:
-        """Carry the run out to its end.
+        """Carry out the run to its end.
 
         Args:
-            source: What decides; fresh.
-            executor: Where tasks are done; it delivers here.
+            source: Decides about the run; fresh.
+            executor: Runs the tasks; it delivers here.
 
         Raises:
-            RecordError, StaleEpochError: the record cannot be written, or is somebody else's now.
-            Exception: what `break_off` was told.
+            RecordError, StaleEpochError: the record cannot be written, or another process owns it.
+            Exception: the error passed to `break_off`.
         """
         self._source, self._executor = source, executor
         try:
@@ -323,7 +332,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
                     waiting.set_result(None)
 
     async def _work(self) -> End:
-        """Begin, and return how the run ends when nothing is left to do."""
+        """Begin, and return the end of the run when no work is left."""
         if self._broken is not None:
             raise self._broken
         await self._begin()
@@ -338,7 +347,9 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return ending
 
     def cancel(self) -> asyncio.Future[None]:
-        """Ask for the end of the run; return what is done when that is on record. A run that ended stays as it is."""
+        """Request the end of the run; return a future that completes when the request is recorded. No effect after
+        the end.
+        """
         if self._cancelling is None:
             self._cancelling = asyncio.get_running_loop().create_future()
         if self._ending is None:
@@ -348,7 +359,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return self._cancelling
 
     def decide(self, gate: str, verdict: Literal["approve", "edit", "exit"], text: str = "") -> bool:
-        """Decide about a gate; return whether it waited for that, since the first decision counts."""
+        """Decide at a gate; return whether the gate was open, since the first decision counts."""
         if gate not in self._gates:
             return False
         self._gates.remove(gate)
@@ -356,7 +367,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return True
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on; return, when it is on record, whether any may: False for a run that ended.
+        """Record a directive for tasks that start from now on. Return whether any may start: False for a run that
+        ended.
 
         Raises:
             RecordError, StaleEpochError: it cannot be recorded.
@@ -368,11 +380,11 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return True
 
     def go_on(self, instances: Sequence[str]) -> None:
-        """Start these tasks again, which were put down at gates."""
+        """Start these suspended tasks again."""
         self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
 
     def deliver(self, results: Sequence[Result]) -> None:
-        """Take results of the executor."""
+        """Receive results of the executor."""
         try:
             for result in results:
                 if result.instance in self._in_flight:
@@ -382,7 +394,6 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self.break_off(error)
 
     def notify(self, *stimuli: Stimulus) -> None:
-        """Tell the source, after everything that it was told before."""
         self._inbox.extend(stimuli)
         for each in stimuli:
             if isinstance(each, _ENDS):
@@ -390,40 +401,36 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._woken.set()
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """Hand orders to the executor."""
         self._in_flight.update([order.instance for order in orders])
         self._executor.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Have the executor stop those of these that it has; each is still reported."""
         if stopping := [instance for instance in instances if instance in self._in_flight]:
             self._executor.stop(stopping)
 
     def interrupt(self, ending: End) -> None:
-        """Stop what runs, start no more, then end the run this way without asking its source."""
         if self._interruption is None:
             self._interruption = ending
             self.stop(list(self._in_flight))
             self._woken.set()
 
     def break_off(self, error: BaseException) -> None:
-        """End the run with an error of everything around it; what was recorded can be gone on with."""
         self._broken = self._broken or error
         self._woken.set()
 
     def break_off_with(self, failed: asyncio.Future[None]) -> None:
-        """End the run with the error of what cannot work any more, such as its executor."""
+        """End the run with the error of a broken part, such as its executor."""
         if not failed.cancelled() and (error := failed.exception()) is not None:
             self.break_off(error)
 
     async def _end(self) -> End | None:
-        """Return how the run ends; None while it goes on."""
+        """Return the end of the run; None while it continues."""
         if self._interruption is not None:
             return None if self._in_flight else self._interruption
         ending = self._ending
         if ending is None or ending.state is not RunState.WAITING or self._find_decided is None:
             return ending
-        self._ending = None  # who cancels meanwhile is heard
+        self._ending = None  # handle a concurrent request to cancel
         if decided := await self._find_decided():
             self.go_on(decided)
         if not self._inbox and self._broken is None:
@@ -433,7 +440,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
     async def _begin(self) -> None:
         opening = await self._tasks.open(self._source, self)
         first = opening.stimuli
-        if self._cancelling is not None:  # it was cancelled before it began, and never does
+        if self._cancelling is not None:  # the run was cancelled before it began, and never begins
             first = [stimulus for stimulus in first if not isinstance(stimulus, Begun)]
         self._inbox = [*first, *self._inbox]
         if self._inbox:
@@ -459,7 +466,9 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self.begun.set_result(None)
 
     def _next(self) -> Sequence[Stimulus]:
-        """Take what came together; a wish to cancel is told alone, since it comes too late where the run ends before it."""
+        """Return the next group of stimuli. A request to cancel is handled alone: it is too late if the run ends
+        before it.
+        """
         stimuli, self._inbox = self._inbox, []
         if self._cancelling is not None and len(stimuli) > 1:
             wishes = [index for index, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
@@ -509,7 +518,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
     def _stop(self, instances: Sequence[str]) -> None:
         self.stop(instances)
         for instance in instances:
-            # No executor has it, and none will; or it is more than one task, which tells of its end itself.
+            # No executor will run it; or it stands for several tasks and reports its end itself.
             if instance not in self._in_flight and not self._tasks.discard(instance):
                 self.notify(Cancelled(at=self._journal.now(), instance=instance))
 
@@ -518,20 +527,20 @@ class RunBackgroundTasks:
     """The background tasks of one run."""
 
     def __init__(self, break_off: Callable[[BaseException], None]) -> None:
-        """Begin with none; `break_off` is called with what one raises."""
+        """Begin with none; `break_off` receives the error of a failed task."""
         self._break_off = break_off
         self._tasks: set[asyncio.Task[None]] = set()
-        #: the run has ended, and waits for none of them
+        #: the run has ended, and waits for no background task
         self.is_left = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin one."""
+        """Start a background task."""
         task = asyncio.get_running_loop().create_task(self._run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def leave(self) -> None:
-        """Stop what can be stopped, since the run has ended."""
+        """Cancel the remaining tasks, since the run has ended."""
         self.is_left = True
         for task in self._tasks:
             task.cancel()
@@ -539,14 +548,14 @@ class RunBackgroundTasks:
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except BaseException as error:  # not ours to raise while the run lasts: nobody cancels a task of it
+        except BaseException as error:  # no code cancels these tasks while the run lasts, so any error breaks the run
             if self.is_left:
                 raise
             self._break_off(as_error(error))
 
 
 def as_error(raised: BaseException) -> BaseException:
-    """Return what user code raised as something that a caller can be given: a cancellation would cancel the caller."""
+    """Return an error of user code in a form that is safe to raise: a cancellation would cancel the caller."""
     if isinstance(raised, USER_ERRORS):
         return raised
     error = RuntimeError(f"{type(raised).__name__}: {raised}")
@@ -556,7 +565,7 @@ def as_error(raised: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJournal:
-    """What all orders of a run say, and what its facts are written under."""
+    """Common fields of all orders of a run, and the context of its facts."""
 
     run_id: str
     epoch: int
@@ -573,22 +582,22 @@ class RunJournal:
         return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self.epoch)
 
     async def append(self, *facts: Fact, until: Persistence = Persistence.QUEUED) -> None:
-        """Put facts on record.
+        """Record facts.
 
         Raises:
-            RecordError, StaleEpochError: it cannot be, or is not ours any more.
+            RecordError, StaleEpochError: the facts cannot be recorded, or another process owns the run.
         """
         await self.journal.append(facts, epoch=self.epoch, until=until)
 
     async def record_break(self, error: Exception) -> None:
-        """Put on record why a run that began stopped without an end, if the record can still be written (S-ERR-69)."""
+        """Record why a run stopped without an end, if the record can still be written (S-ERR-69)."""
         if not isinstance(error, StaleEpochError):
             with contextlib.suppress(RecordError, StaleEpochError):  # the error itself is raised
                 await self.append(self.fact(RUN, RunInterrupted.of(RecordedError.of(error))))
 
 
 class OwnReason(NamedTuple):
-    """A reason, and when it came about, Unix time, s."""
+    """A reason and its time, Unix time, s."""
 
     at: float
     error: RecordedError
@@ -597,13 +606,13 @@ class OwnReason(NamedTuple):
 async def unit_reasons(
     plan: Plan, ending: End, raised: Mapping[str, RecordedError], journal: Journal
 ) -> Sequence[OwnReason]:
-    """Return why loops, phases and graphs failed.
+    """Return the reasons why loops, phases and graphs failed.
 
     Args:
-        plan: What ran.
-        ending: How it ended.
-        raised: By path of the unit: what its predicates and conditions raised.
-        journal: Has the text of a state that no edge matched.
+        plan: The plan of the run.
+        ending: The end of the run.
+        raised: Errors of predicates and conditions, by path of the unit.
+        journal: Provides the text of a state that no edge matched.
     """
     outputs = {
         instance: output
@@ -620,13 +629,13 @@ async def unit_reasons(
 
 
 def constraint_reasons(plan: Plan, delegated_roles: Collection[str], at: float) -> Sequence[OwnReason]:
-    """Return which constraints of a manager were not met, as one reason; none where it met all (S-HIER-50)."""
+    """Return the unmet constraints of a manager as one reason; empty if all are met (S-HIER-50)."""
     violations = () if plan.hierarchy is None else violations_of(plan.hierarchy, delegated_roles)
     return [OwnReason(at, RecordedError.of(ConstraintViolationError(violations)))] if violations else []
 
 
 def _instances_of_step(ending: End, number: int) -> Iterator[str]:
-    """Return the instances that a step of the graph shows: one, or those of a loop."""
+    """Yield the instances of a graph step: one, or those of a loop."""
     steps = [step for each in ending.units if isinstance(each, GraphResult) for step in each.steps]
     shown = next((step.instance for step in steps if step.number == number), "")
     yield shown
@@ -640,34 +649,35 @@ async def _find_output(journal: Journal, instance: str) -> TaskOutput | None:
 
 
 class PutDown:
-    """Tasks that wait, with their open gates."""
+    """Suspended tasks with their open gates."""
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
-        """Make one that has none.
+        """Create an empty collection.
 
         Args:
-            is_waiting: Says whether a task is started again when the run goes on; one that was cancelled meanwhile, as by a
-                join of a graph, is not.
+            is_waiting: Returns whether a task starts again when the run resumes. A task that was cancelled meanwhile,
+                for
+                example by a join of a graph, does not.
         """
         self._is_waiting = is_waiting
         self._reviews: dict[str, tuple[OpenReview, ...]] = {}
 
     @property
     def reviews(self) -> Mapping[str, Sequence[OpenReview]]:
-        """The open gates of the tasks that wait, by instance, in the order in which they came to them."""
+        """The open gates of suspended tasks, by instance, in order of arrival."""
         return {instance: reviews for instance, reviews in self._reviews.items() if self._is_waiting(instance)}
 
     def keep(self, result: TaskResult[object, FailureSummary]) -> Waiting:
-        """Keep the gates that a task waits for; return what the source is told."""
+        """Store the open gates of a task; return the stimulus for the source."""
         self._reviews[result.instance] = result.open_reviews
         return Waiting(at=result.at, instance=result.instance)
 
     def pick_up(self, instance: str) -> bool:
-        """Forget the gates of a task that is handed out; return whether it had been put down."""
+        """Drop the gates of a task that is dispatched; return whether it was suspended."""
         return self._reviews.pop(instance, None) is not None
 
     def waited_for(self, ending: End) -> tuple[OpenReview, ...]:
-        """Return the gates that a run waits for that ends so; none where it has ended for good."""
+        """Return the gates for which a run with this end waits; empty if it has ended for good."""
         if ending.state is not RunState.WAITING:
             return ()
         return tuple(each for reviews in self.reviews.values() for each in reviews)
@@ -677,20 +687,20 @@ class RunDirectives:
     """The directives of one run."""
 
     def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveFact] = ()) -> None:
-        """Make them, with those that are recorded of a run that goes on."""
+        """Create them, with the recorded directives of a resumed run."""
         self._journal = journal
         self._given = GivenDirectives(recorded)
 
     @property
     def switches(self) -> tuple[ModelSwitch, ...]:
-        """Which models tasks ask that start now, where those are not their agents' own."""
+        """Models for tasks that start now, if they differ from their agents' own."""
         return self._given.switches
 
     async def add(self, directive: RunDirective) -> None:
-        """Put a directive on record; tasks that start from then on follow it.
+        """Record a directive; tasks that start afterwards follow it.
 
         Raises:
-            RecordError, StaleEpochError: it cannot be, or the run is somebody else's now.
+            RecordError, StaleEpochError: it cannot be recorded, or another process owns the run.
         """
         now = self._journal.now()
         data = _fact_of(directive, now)
@@ -698,7 +708,7 @@ class RunDirectives:
         self._given.apply(data)
 
     def active(self) -> tuple[str, ...]:
-        """Return the texts that a task is told which starts now, in the order in which they were given."""
+        """Return the texts for a task that starts now, in the order in which users sent them."""
         return self._given.active(self._journal.now())
 
 

@@ -1,9 +1,4 @@
-"""Run: a run that was started, seen from its caller.
-
-In: a launcher, and what is chosen for one run. Out: a handle whose work has begun on the library's loop. One for every kind
-of run: what differs is its launcher's business. Rules: `result` gives nothing before every listener has heard everything; an
-interrupt of a listener is raised in the caller's thread, never on the loop (S-SET-27); a run that is refused is not announced.
-"""
+"""Run: the caller's handle of a started run. One class for every kind of run; a launcher does the work."""
 
 from __future__ import annotations
 
@@ -55,19 +50,21 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: The process's.
+#: One per process.
 _retention = Retention()
 
 
 class _Interrupted:
-    """Stands for a KeyboardInterrupt of a listener; raised in the caller's thread, never on the loop (S-SET-27)."""
+    """Result that stands for a listener's KeyboardInterrupt; raised in the caller's thread, never on the loop
+    (S-SET-27).
+    """
 
     def __init__(self, stop: BaseException) -> None:
         self.stop = stop
 
 
 class Run:
-    """A run that was started. Results come with `result()` or `await aresult()`.
+    """A started run. `result()` or `await aresult()` returns its output.
 
     Attributes:
         id: The run's id; also the name of its record.
@@ -84,16 +81,16 @@ class Run:
         origin: Origin | None = None,
         resumption: Resumption | None = None,
     ) -> None:
-        """Begin, or go on.
+        """Begin or resume the run.
 
         Args:
-            launcher: Knows the work.
-            runtime: Where it is done.
+            launcher: Prepares and launches the work.
+            runtime: Executes the work.
             run_id: Id of the run; None: a fresh one.
-            options: What was chosen for this run alone; the launcher's definition has it already.
-            is_watched: Whether `events()` will be asked.
-            origin: Where the definition came from.
-            resumption: That the run is in the record already.
+            options: Options for this run alone; the launcher's definition includes them already.
+            is_watched: Whether `events()` may be called.
+            origin: Source of the definition.
+            resumption: Record of the run to resume; None: a new run.
         """
         self.id = run_id or new_run_id()
         self._launcher = launcher
@@ -126,55 +123,55 @@ class Run:
         track(self)
 
     def after_fork(self) -> None:
-        """Have waiting for a run that goes on in the parent fail in the child: its end is not known there."""
+        """Fail waiting calls in a forked child for a run of the parent: the child never learns the end."""
         if not self._future.done():
             abandon(self._future)
             self._future = concurrent.futures.Future()
             self._future.set_exception(
                 IllegalStateError(
-                    f"Run {self.id} goes on in the process that started it, not in this forked child. Wait for it there, or start "
+                    f"Run {self.id} continues in the process that started it, not in this forked child. Wait for it there, or start "
                     "another one here"
                 )
             )
 
     @property
     def is_recorded(self) -> bool:
-        """Whether there is a record of it by now, with which it can go on."""
+        """Whether the run has a record now, from which it can resume."""
         has_begun = self._launcher.has_begun or self._scope.resumption is not None
         return has_begun and self._scope.store_address is not None
 
     @property
     def recorded_tasks(self) -> int:
-        """How many tasks had recorded outputs when the run went on; none when it begins."""
+        """Number of tasks with recorded outputs when the run resumed; 0 for a new run."""
         resumption = self._scope.resumption
         return 0 if resumption is None else resumption.recorded_tasks
 
     @property
     def recorded_items(self) -> int:
-        """How many of them are of items of a map-reduce."""
+        """How many of these tasks are items of a map-reduce."""
         resumption = self._scope.resumption
         return 0 if resumption is None else resumption.recorded_items
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """The current state of the run."""
         return self._state
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the output is the recorded one of a run that had completed before, so that no task ran now."""
+        """Whether the output is the recorded one of a completed run, so that no task ran now."""
         return self._is_replayed
 
     def events(self) -> EventStream:
-        """Return all events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""
+        """Return all events of the run, past ones first; iterate with `for` or `async for`. Ends with the run."""
         return self._scope.events.stream()
 
     def result(self, timeout_s: float | None = None) -> EnsembleOutput:
-        """Wait for the end and return the output; after `cancel()` one whose `exit_reason` is cancelled.
+        """Wait for the end and return the output; after `cancel()` its `exit_reason` is cancelled.
 
         Raises:
             EnsembleError: the run failed.
-            TimeoutError: it did not end in that time; it goes on.
+            TimeoutError: the run did not end in this time; it continues.
             IllegalStateError: called on the library's own loop, where waiting would never end.
         """
         if on_library_loop():
@@ -190,7 +187,7 @@ class Run:
     async def aresult(self) -> EnsembleOutput:
         """Wait for the end as `result` does, in async code on any loop."""
         future = asyncio.wrap_future(self._future)
-        # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
+        # Retrieve the exception: a cancelled caller does not, and asyncio would log a warning.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             return self._unwrap(await asyncio.shield(future))
@@ -199,20 +196,22 @@ class Run:
             raise
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the run has released everything, and return whether it did so in time; raise nothing of the run's."""
+        """Wait until the run has released all resources, and return whether it did so in time; raise no error of the
+        run.
+        """
         done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
         return bool(done)
 
     async def ajoin(self) -> None:
-        """Wait as `join` does, in async code, however long it takes."""
+        """Wait as `join` does, in async code and without a timeout."""
         await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
 
     def cancel(self) -> None:
-        """Ask the run to end: nothing starts any more, running tasks are stopped, completed outputs are kept."""
+        """Request the end of the run: no new tasks start, running tasks are stopped, completed outputs stay."""
         submit(self.acancel())
 
     async def acancel(self) -> None:
-        """Ask the run to end, and return when it was asked."""
+        """Request the end of the run, and return when the request is made."""
         if not self._future.done():
             await bridge(self._cancel())
 
@@ -221,45 +220,47 @@ class Run:
         await self._launcher.stop()
 
     def inject(self, text: str, ttl: timedelta | float | None = None) -> None:
-        """Tell the tasks of the run that start from now on: they find the text under `## Active Directives`.
+        """Send a directive to the tasks that start from now on: their prompts have the text under `## Active
+        Directives`.
 
-        It is on record when this returns, so that a run that goes on later has it, too. Before the run has begun it waits for that.
+        The directive is recorded when this returns, so a resumed run has it too. Before the run has begun, the call
+        waits.
 
         Args:
-            text: What they are told.
+            text: Text of the directive.
             ttl: How long it is active, a timedelta or seconds; None: until the run ends.
 
         Raises:
             ValidationError: the text is blank or too long, or the time is not positive.
-            IllegalStateError: the run is over, or waits for people, so that no task would be told.
+            IllegalStateError: the run is over or waits for reviews, so no task would receive it.
             RecordError: it cannot be recorded.
             RuntimeError: called on the library's own loop; there, await `ainject`.
         """
         run_blocking(self.ainject(text, ttl))
 
     async def ainject(self, text: str, ttl: timedelta | float | None = None, *, given_by: str = "") -> None:
-        """Tell the tasks of the run as `inject` does, in async code; `given_by` is recorded."""
+        """Send a directive as `inject` does, in async code; `given_by` is recorded."""
         await bridge(self._inject(check_directive(text, ttl, given_by)))
 
     def switch_model(self, model: str | None, *, agent: str | None = None) -> None:
-        """Let the tasks of the run that start from now on ask another model.
+        """Switch the tasks of the run that start from now on to another model.
 
-        It is on record when this returns, so that a run that goes on later keeps it. Before the run has begun it waits for that.
+        The switch is recorded when this returns, so a resumed run keeps it. Before the run has begun, the call waits.
 
         Args:
             model: A name of the ensemble's `models`; None: each agent's own again.
-            agent: Role of the agent whose tasks are meant; None: those of all.
+            agent: Role of an agent, to switch only its tasks; None: all tasks.
 
         Raises:
             ValidationError: there is no model, or no agent, of that name.
-            IllegalStateError: the run is over, or waits for people, so that no task would ask it.
+            IllegalStateError: the run is over or waits for reviews, so no task would call the model.
             RecordError: it cannot be recorded.
             RuntimeError: called on the library's own loop; there, await `aswitch_model`.
         """
         run_blocking(self.aswitch_model(model, agent=agent))
 
     async def aswitch_model(self, model: str | None, *, agent: str | None = None, given_by: str = "") -> None:
-        """Let the tasks of the run ask another model as `switch_model` does, in async code; `given_by` is recorded."""
+        """Switch the model as `switch_model` does, in async code; `given_by` is recorded."""
         known = self._launcher.definition.models
         if model is not None and model not in known:
             raise ValidationError(f"Unknown model '{model}'. Known: [{', '.join(sorted(known))}]")
@@ -276,7 +277,7 @@ class Run:
         return outcome
 
     def _on_interrupt(self, stop: BaseException) -> None:
-        """End the run, since a listener was interrupted; called on that listener's thread."""
+        """End the run after a listener was interrupted; called on that listener's thread."""
         self._interrupt = self._interrupt or _Interrupted(stop)
         self.cancel()
 
@@ -288,18 +289,16 @@ class Run:
         except Exception:
             if self._interrupt is None:
                 raise
-            return self._interrupt  # it may have come while the failure was told to listeners
+            return self._interrupt  # an interrupt may arrive while listeners receive the failure
         finally:
-            self._scope.begun.set()  # or it never will
+            self._scope.begun.set()  # or it never begins
         return self._interrupt or output
 
     async def _conclude(self) -> EnsembleOutput:
-        """Run, and return or raise when every listener has heard everything."""
+        """Run, and return or raise when every listener has received every event."""
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
-            if (
-                self._traced.context is None
-            ):  # who asked for it may have a span: what nobody traces sends none (S-INT-37)
+            if self._traced.context is None:  # the caller may have a span: an untraced run sends none (S-INT-37)
                 leaving.enter_context(use_traceparent(""))
             try:
                 await show_run(self._definition.dashboard, self.id, self._scope.store_address, leaving)
@@ -307,7 +306,7 @@ class Run:
             except ValidationError as error:
                 self._state = RunState.FAILED
                 self._name_run(error)
-                _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
+                _log.info("Run refused (%s)", type(error).__name__)  # the caller receives the reason
                 raise
             except Exception as error:
                 if self._state is not RunState.INTERRUPTED:
@@ -327,13 +326,13 @@ class Run:
                     await _retention.run_ended(address, store_at(address), spared=self.id, at=now)
 
     def _name_run(self, error: BaseException) -> None:
-        """Give an error of a run that has begun the run's id, whatever its class (S-ERR-50)."""
+        """Add the run's id to an error of a run that has begun, of any class (S-ERR-50)."""
         if self._launcher.has_begun and getattr(error, "run_id", None) is None:
             with contextlib.suppress(AttributeError):  # a class with slots
                 error.run_id = self.id  # type: ignore[attr-defined]
 
     async def _run(self) -> EnsembleOutput:
-        """Prepare, answer from the record or launch, and assemble the output."""
+        """Prepare, use the recorded output or launch, and assemble the output."""
         try:
             mode = effective_capture_mode(self._definition.capture_mode)
             prepared = await self._launcher.prepare(self._scope)
@@ -359,7 +358,7 @@ class Run:
             self._launcher.close()
 
     def _describe(self, prepared: Prepared, mode: CaptureMode) -> RunResultHead:
-        """Return what traces say of the run; a listener may have named its trace meanwhile."""
+        """Return the run's description for traces; a listener may have set the trace id meanwhile."""
         return RunResultHead(
             run_id=self.id,
             name=self._name,
@@ -370,14 +369,14 @@ class Run:
         )
 
     def _end_early(self, reason: ExitReason) -> EnsembleOutput:
-        """Return the output of a run that ended before it began; it has no record of its own."""
+        """Return the output of a run that ended before it began; it has no record."""
         self._state = RunState(reason.value)
         return not_begun(self.id, reason)
 
     def _header(self, mode: CaptureMode) -> PlanRecorded:
-        """Return the record's first fact: everything that tells whether, and with what, the run can go on.
+        """Return the record's first fact: all data that decides whether and how the run can resume.
 
-        It is for the record, and to be compared with that of an earlier run of the same id.
+        It is also compared with the first fact of an earlier run with the same id.
         """
         if self._scope.store_address is None and not self._scope.is_named:
             return PlanRecorded()
@@ -397,10 +396,10 @@ class Run:
         )
 
     def _announce(self, prepared: Prepared, header: PlanRecorded) -> None:
-        """Say that the run has started, if it may.
+        """Log that the run has started, if it may.
 
         Raises:
-            ValidationError: it goes on with another definition than the recorded one (S-DUR-36).
+            ValidationError: the resumed run has a definition that differs from the recorded one (S-DUR-36).
         """
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:
@@ -419,7 +418,7 @@ class Run:
         self._state = RunState.RUNNING
 
     async def _recorded_output(self, header: PlanRecorded, description: RunResultHead) -> EnsembleOutput | None:
-        """Return what a finished run of that id gave (S-SET-39); None for a run that begins or goes on."""
+        """Return the output of a finished run with this id (S-SET-39); None for a run that begins or resumes."""
         resumption = self._scope.resumption
         if not (self._scope.is_named if resumption is None else resumption.is_completed):
             return None
@@ -445,6 +444,6 @@ class Run:
 
 
 def _shorten(error: Exception) -> None:
-    """Leave the lines of user code in tracebacks; a log at DEBUG wants all of them."""
+    """Keep only the lines of user code in tracebacks; a log at DEBUG keeps all lines."""
     if not _log.isEnabledFor(logging.DEBUG):
         shorten_tracebacks(error)

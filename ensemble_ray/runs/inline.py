@@ -1,6 +1,6 @@
-"""InlineRuntime: runs in this process, without Ray.
+"""InlineRuntime: executes runs in this process, without Ray.
 
-Everything runs on the library's loop; synchronous user code runs in threads, CPU-heavy tools in a process pool.
+The library's loop runs them; synchronous user code runs in threads, CPU-heavy tools in a process pool.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
-    """Return where the outputs of a plan's tasks are kept; recorded ones become objects of the types that tasks declare."""
+    """Return a store for the outputs of a plan's tasks; recorded outputs become objects of the declared types."""
 
     def load(instance: str, body: bytes) -> TaskOutput:
         task = planned.tasks.get(node_key(instance))
@@ -112,7 +112,7 @@ class InlineRun:
             else claimed.recovery.resume(lambda instance: recall_output(outputs, instance), lambda failure: failure),
             units=self._unit_ports(planned, request) if planned.units else None,
         )
-        #: None: its gates are decided in this process
+        #: None: only this process decides at its gates
         self._decisions: DecisionWatch | None = None
         if context.is_detached and request.store is not None:
             waiting = self._tasks.put_down
@@ -124,7 +124,7 @@ class InlineRun:
         self._deciding: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
+        """Start the first tasks; an error here ends the run, and `wait` raises it."""
         if self._owned is not None:
             self._watching = asyncio.get_running_loop().create_task(
                 watch_for_cancel(self._owned, self.run_id, self.cancel)
@@ -145,10 +145,10 @@ class InlineRun:
             outcome = await asyncio.shield(self._running)
             state = outcome.state
         except Exception:
-            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            state = RunState.INTERRUPTED  # the record can be resumed
             raise
         finally:
-            self._executor.stop(self._executor.running)  # none, unless coordinating itself broke
+            self._executor.stop(self._executor.running)  # empty, unless the coordinator itself broke
             for watching in (self._watching, self._deciding):
                 if watching is not None:
                     watching.cancel()
@@ -157,15 +157,15 @@ class InlineRun:
         return outcome
 
     async def cancel(self) -> None:
-        """Ask the run to end."""
         await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on."""
         return await self._coordinator.inject(directive)
 
     def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
-        """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
+        """Return the ports of units in this process: events are delivered before a predicate is evaluated
+        (S-LOOP-107).
+        """
         units, events = {unit.key: unit for unit in planned.plan.units}, request.events
 
         def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
@@ -190,7 +190,9 @@ class InlineRun:
 
 
 class _AfterEvents:
-    """Predicates that are asked when listeners have heard of the iteration or step before (S-LOOP-107). Fulfils `Predicates`."""
+    """Evaluates predicates after listeners received the preceding iteration or step (S-LOOP-107). Fulfils
+    `Predicates`.
+    """
 
     def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
         self._predicates = predicates
@@ -200,23 +202,22 @@ class _AfterEvents:
     async def holds(
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
-        """Ask one."""
         await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
         return await self._predicates.holds(question, sent_count=sent_count, new=new)
 
 
 def _failure_of(raised: EvaluationFailed) -> TaskFailure:
-    """Return what a predicate raised as failures are held here."""
+    """Convert an error of a predicate to the inline form of failures."""
     assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
     return TaskFailure(error=raised.error)
 
 
 class InlineSession:
-    """Does a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
+    """Runs a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
 
     def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: tasks at work whose handlers or guardrails are asked
+        #: running tasks with handlers or guardrails
         self._called: dict[str, Task] = {}
         self._report = deliver
         self._events = request.events
@@ -238,26 +239,24 @@ class InlineSession:
 
     @property
     def most_processes(self) -> int | None:
-        """None: this process is all there is."""
+        """None: this process is the only one."""
         return None
 
     def emit(self, event: Event) -> None:
-        """Tell listeners; events of tasks come from this process, too."""
+        """Send an event to listeners; events of tasks come from this process, too."""
         self._events.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Do these tasks; never waits."""
         for order in orders:
             if order.task.handler is not None or order.input_guardrails or order.output_guardrails:
                 self._called[order.key] = order.task
         self._executor.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks."""
         self._executor.stop(instances)
 
     async def close(self) -> None:
-        """Stop what still runs."""
+        """Stop the remaining tasks."""
         await self._executor.end()
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
@@ -267,16 +266,16 @@ class InlineSession:
 
 
 class InlineRuntime:
-    """Runs in this process. Nothing is pickled, so anything works as tool, handler or model."""
+    """Executes runs in this process. Values are not pickled, so any object works as tool, handler or model."""
 
     name = "inline"
 
     def __init__(self, *, home: str | Path | None = None, store: str | None = None) -> None:
-        """Make one.
+        """Create the runtime.
 
         Args:
             home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
-            store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
+            store: URL of a database that stores them instead; default: `ENSEMBLE_RAY_STORE`.
         """
         self._home = home
         self._store = store
@@ -284,11 +283,11 @@ class InlineRuntime:
 
     @property
     def store_address(self) -> StoreAddress:
-        """Where its runs are recorded."""
+        """Store of its runs' records."""
         return StoreAddress.of(self._home, self._store)
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> InlineRun:
-        """Begin a planned run in this process, or go on with one."""
+        """Begin or resume a planned run in this process."""
         outputs = outputs_of(work.planned)
         claimed = await claim_planned(
             request.store,
@@ -307,7 +306,7 @@ class InlineRuntime:
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
-        """Open an executor for tasks that are made while their run goes on."""
+        """Open an executor for tasks that are created while their run continues."""
         return InlineSession(request, self._services(), journal=journal, deliver=deliver)
 
     def _services(self) -> Services:

@@ -1,7 +1,5 @@
-"""What a run and its launcher are to each other. Contracts and values only.
-
-A `Run` has the life that all runs have: a state, events, a result, a record that may answer it. A launcher knows one kind of
-work: what it is made of, how it is begun, and what came of it.
+"""Contracts and values between a `Run` and its launcher. The `Run` holds state, events and result; a launcher
+prepares and executes one kind of work.
 """
 
 from __future__ import annotations
@@ -60,69 +58,69 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """That a run is in the record already and goes on."""
+    """Record of a run that resumes."""
 
     #: its first fact
     header: PlanRecorded
-    #: how many tasks have recorded outputs
+    #: number of tasks with recorded outputs
     recorded_tasks: int = 0
-    #: how many of them are of items of a map-reduce
+    #: how many of these are items of a map-reduce
     recorded_items: int = 0
-    #: whether it is over, so that its recorded output is all there is to give
+    #: whether the run is over, so that only its recorded output is returned
     is_completed: bool = False
-    #: why it is submitted
+    #: reason of the submission
     submission: SubmissionReason = SubmissionReason.RESUMED
-    #: whether another definition than the recorded one may go on with it (S-DUR-36)
+    #: whether a definition that differs from the recorded one may resume the run (S-DUR-36)
     allows_changes: bool = False
-    #: what its recorded answers cost, where it has a budget
+    #: cost of its recorded answers, if it has a budget
     spent: Amount = NOTHING
-    #: how often it was resumed, this time included
+    #: number of beginnings so far, this one included
     beginning: int = 1
-    #: what was done until then was told of by an earlier beginning; Unix time, s
+    #: earlier beginnings have reported all events until this time; Unix time, s
     told_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScope:
-    """What a launcher knows of the run that it launches."""
+    """Data about a run for its launcher."""
 
     run_id: str
     runtime: Runtime
-    #: where the run is recorded; None: nowhere
+    #: store of the record; None: the run is not recorded
     store_address: StoreAddress | None
     events: RunEvents
     log_fields: Mapping[str, str]
-    #: where the definition came from
+    #: source of the definition
     origin: str
-    #: whether its caller chose the id
+    #: whether the caller chose the id
     is_named: bool
-    #: None: the run begins
+    #: None: the run is new
     resumption: Resumption | None
     #: set when the run is cancelled
     cancelled: asyncio.Event
-    #: set when its work was handed to the runtime
+    #: set when the runtime has received its work
     begun: asyncio.Event
-    #: what its spans have in common; None: nobody traces it
+    #: common data of its spans; None: it is not traced
     tracing: RunTracing | None = None
 
     @property
     def store(self) -> RunStore:
-        """The records of the runtime, also where this run has none."""
+        """The runtime's records, also if this run is not recorded."""
         return store_at(self.runtime.store_address)
 
     @property
     def submission(self) -> SubmissionReason:
-        """Why the run is submitted."""
+        """The reason of the submission."""
         return SubmissionReason.FIRST if self.resumption is None else self.resumption.submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What will run, for people and for traces."""
+    """The prepared work, described for users and traces."""
 
     workflow: str
     inputs: Mapping[str, str]
-    #: 0 where nobody knows yet
+    #: 0 if unknown
     total_tasks: int
     #: such as `3 tasks, 2 agents`
     size: str
@@ -130,31 +128,31 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """How a run ended, and what its tasks gave."""
+    """Outcome of a run and outputs of its tasks."""
 
     end: RunEnd
     results: RunResults
-    #: what the run raises; None: it did not fail
+    #: error that the run raises; None: it did not fail
     failure: BaseException | None = None
-    #: what to warn of, such as a budget that is spent; "": nothing
+    #: warning to log, for example that a budget is spent; "": none
     warning: str = ""
 
 
 class Launcher(Protocol):
-    """Prepares the work of one run, launches it, and brings back how it ended. Everything on the library's loop."""
+    """Prepares the work of one run, launches it, and returns its outcome. All methods run on the library's loop."""
 
     @property
     def definition(self) -> Watched:
-        """What runs, with the options of this run."""
+        """The definition, with the options of this run."""
         ...
 
     @property
     def has_begun(self) -> bool:
-        """Whether the work was handed to the runtime."""
+        """Whether the runtime has received the work."""
         ...
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Find out what will run; give why the run ends where it was cancelled meanwhile, or has spent its budget.
+        """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget.
 
         Raises:
             EnsembleError: the definition cannot run.
@@ -162,46 +160,48 @@ class Launcher(Protocol):
         ...
 
     def describe(self) -> PlanRecorded:
-        """Return what the record's first fact says of the prepared work."""
+        """Return the record's first fact for the prepared work."""
         ...
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return what a finished run of that id gave; it is not run again (S-SET-39). None: there is none.
+        """Return the output of a finished run with this id, which does not run again (S-SET-39). None: there is no
+        such run.
 
         Args:
             scope: The run.
-            header: The first fact that the run would record; None: that has been compared.
-            description: What its trace says of it.
+            header: The first fact that the run would record; None: it has been compared.
+            description: Description of the run for its trace.
 
         Raises:
-            EnsembleError: it ended otherwise, or was of another definition.
+            EnsembleError: the run did not complete, or its definition differs.
         """
         ...
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
-        """Launch the work and wait for its end; give why the run ends where it was cancelled before it began.
+        """Launch the work and wait for its end; return the reason of an early end if it was cancelled before it
+        began.
 
         Raises:
-            EnsembleError: it broke, so that there is no end of it.
+            EnsembleError: the run broke and has no end.
         """
         ...
 
     async def stop(self) -> None:
-        """Ask what goes on to end; the scope is marked as cancelled already."""
+        """Ask running work to end; the scope is marked as cancelled already."""
         ...
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on, and return when that is on record; False: none will start.
+        """Record a directive for tasks that start from now on; return False if none will start.
 
         Raises:
-            EnsembleError: it cannot be recorded, or whoever coordinates the run cannot be reached.
+            EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
         """
         ...
 
     def close(self) -> None:
-        """Tell readers that nothing comes any more."""
+        """Notify readers that no more results follow."""
         ...
 
 
@@ -216,51 +216,51 @@ class RunEvents:
         is_read: bool,
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
-        """Make it.
+        """Create the delivery of one run.
 
         Args:
             definition: Has the listeners.
             fields: Log fields for their threads.
-            is_read: Whether a stream may be asked for.
+            is_read: Whether a stream may be requested.
             on_interrupt: Called on the thread of a listener that was interrupted (S-SET-27).
         """
         declared = listeners_of(definition.listeners, definition.callbacks)
         self._listeners = (*declared, *tracers_here(declared))
         self._log = EventLog(is_open=is_read)
         self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)
-        #: the listener methods that anybody wants; it does not change
+        #: listener methods with at least one receiver; constant
         self.interest: frozenset[str] = self._delivery.interest | self._log.interest
 
     @property
     def trace_id(self) -> str | None:
-        """The id that a listener gave to what it traces."""
+        """The trace id that a listener set."""
         trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
         return next((str(found) for found in trace_ids if found is not None), None)
 
     @property
     def listeners(self) -> Sequence[object]:
-        """All of them, that of the environment included."""
+        """All listeners, including the listener of the environment."""
         return self._listeners
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Return whether a listener or a reader wants events of that type."""
+        """Return whether a listener or a reader receives events of that type."""
         return event_type.method in self.interest
 
     def emit(self, event: Event) -> None:
-        """Hand the event to listeners and readers."""
+        """Send the event to listeners and readers."""
         self._delivery.emit(event)
         self._log.emit(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return when the listeners to one of these types have heard of all that happened so far."""
+        """Return when the listeners to one of these types have received all events so far."""
         await self._delivery.wait_until_delivered(*event_types)
 
     def stream(self) -> EventStream:
-        """Return all events, the past ones first."""
+        """Return all events, past ones first."""
         return self._log.stream()
 
     async def close(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Return when every listener has every event, and its end; then no more events come."""
+        """Return when every listener has received every event and the end; no more events follow."""
         self._delivery.end(run_id, exit_reason)
         await self._delivery.close()
         self._log.close()
@@ -270,25 +270,25 @@ _log = bounded_logger(__name__)
 
 
 def name_of(definition: RunRules, origin: Origin) -> str:
-    """Return what runs of a team are called: its name, else the file or variable that it was loaded from (S-DOM-84).
+    """Return the name for runs of a team: its own name, else the file or variable of its definition (S-DOM-84).
 
-    A team that a program made is called as the program's file. Empty where there is none, as in a notebook.
+    If a program created the team, the name is the program's file. Empty if there is no file, as in a notebook.
     """
     main = sys.modules["__main__"]
     program = "" if getattr(main, "__spec__", None) else str(getattr(main, "__file__", None) or "")
-    is_own = program.endswith(".py") and not is_library_file(program)  # Ray's, in its tasks and actors
+    is_own = program.endswith(".py") and not is_library_file(program)  # false for Ray's program in its tasks and actors
     return definition.name or origin.name or (Path(program).stem if is_own else "")
 
 
 async def show_run(
     dashboard: Dashboard | None, run_id: str, store: StoreAddress | None, leaving: AsyncExitStack
 ) -> None:
-    """Have a run shown until a stack is left (S-WEB-11, S-WEB-12).
+    """Show a run in the dashboard until a stack is closed (S-WEB-11, S-WEB-12).
 
     Args:
-        dashboard: What shows it; None: nothing does.
+        dashboard: The dashboard; None: no effect.
         run_id: The run's id.
-        store: Where it is recorded; None: nowhere.
+        store: Store of the record; None: the run is not recorded.
         leaving: The stack.
 
     Raises:
@@ -310,7 +310,7 @@ async def _leave(dashboard: Dashboard) -> None:
 
 
 def exit_reason_of(state: RunState) -> ExitReason:
-    """Return why a run in that state gives no more events, as listeners hear it that take its end (S-EVT-23)."""
+    """Return the exit reason for a state, as listeners to the end of a run receive it (S-EVT-23)."""
     match state:
         case RunState.COMPLETED | RunState.CANCELLED | RunState.BUDGET_EXHAUSTED | RunState.WAITING:
             return ExitReason(state.value)
@@ -319,21 +319,21 @@ def exit_reason_of(state: RunState) -> ExitReason:
 
 
 class TracedRun:
-    """One run, as those see it who trace it; made where the run is asked for.
+    """Tracing of one run; created when the run is requested.
 
     Attributes:
-        context: What its spans have in common; None: nobody traces it.
-        traceparent: The span that asked for it, also where nobody traces it now; None: none did.
+        context: Common data of its spans; None: the run is not traced.
+        traceparent: The caller's span, also if the run is not traced; None: no span.
     """
 
     def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: Resumption | None) -> None:
-        """Find out who traces it, and who asks for it.
+        """Find the tracers and the caller's span.
 
         Args:
             run_id: The run's id.
             events: Its listeners.
-            name: What its team is called.
-            resumption: That it goes on; then it stays part of the trace of who asked for it first.
+            name: The name of its team.
+            resumption: Record of a resumed run, which stays part of the trace of its first caller.
         """
         caller = caller_here() if resumption is None else parse_traceparent(resumption.header.traceparent or "")
         tracers = [each for each in events.listeners if isinstance(each, RunTracer)]
@@ -355,19 +355,19 @@ class TracedRun:
         self._failure: BaseException | None = None
 
     def begin(self, workflow: str) -> None:
-        """Note that it has begun."""
+        """Note the start."""
         self._started_at, self._workflow = time.time(), workflow
 
     def answer(self) -> None:
-        """Note that the record answered it: nothing was done now."""
+        """Note that the output is recorded, and no work was done now."""
         self._started_at = None
 
     def fail(self, error: BaseException) -> None:
-        """Note what it fails with."""
+        """Note the error of the run."""
         self._failure = error
 
     def end(self, state: RunState) -> None:
-        """Tell that it is over, behind all of its tasks (S-INT-31)."""
+        """Report the end, after all tasks of the run (S-INT-31)."""
         if self.context is None or self._started_at is None:
             return
         failure = self._failure
@@ -399,13 +399,13 @@ def run_context_of(
     """Return the context of a run.
 
     Args:
-        definition: The ensemble as this run sees it.
-        planned: What it will do.
+        definition: The ensemble with the options of this run.
+        planned: The plan.
         run_id: Its id.
-        interest: Listener methods that anybody wants.
-        capture_mode: What its trace keeps.
-        log_fields: The caller's, carried into every process.
-        tracing: What its spans have in common; None: nobody traces it.
+        interest: Listener methods with at least one receiver.
+        capture_mode: Level of detail of its trace.
+        log_fields: The caller's log fields, passed to every process.
+        tracing: Common data of its spans; None: it is not traced.
     """
     plan, limit = planned.plan, definition.delegation_timeout
     return RunContext(
@@ -446,20 +446,20 @@ def run_context_of(
 
 
 def reflects(planned: Planned) -> bool:
-    """Return whether a task of the plan is reflected on."""
+    """Return whether a task of the plan has reflection."""
     return any(task.reflection_config is not None for task in planned.tasks.values())
 
 
 def request_of(
     scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
 ) -> RunRequest:
-    """Return what a run asks its runtime with.
+    """Return the request of a run to its runtime.
 
     Args:
         scope: The run.
         definition: The rules of its tasks.
-        planned: What is known of them.
-        capture_mode: What its trace keeps.
+        planned: The plan.
+        capture_mode: Level of detail of its trace.
     """
     handler = None if definition.is_detached else definition.review_handler
     if isinstance(handler, ConsoleReviewHandler):
@@ -490,10 +490,10 @@ def request_of(
 
 
 def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> None:
-    """Refuse a run with a task whose own texts are larger than its budget (S-MEM-137).
+    """Refuse a run with a task whose fixed texts exceed its context budget (S-MEM-137).
 
     Raises:
-        ValidationError: there is one; the first one is told.
+        ValidationError: a task exceeds it; the message names the first one.
     """
     for node in planned.plan.nodes:
         task = planned.tasks[node.key]

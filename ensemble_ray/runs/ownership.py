@@ -1,8 +1,4 @@
-"""Who writes the record of a run: claiming it, watching it for a wish to cancel, releasing it.
-
-In: a store and a run's id. Out: the record, owned by this process. Never: a record that stays marked as running
-although nobody works on the run.
-"""
+"""Ownership of a run's record: claim it, watch it for cancel requests and decisions, and release it."""
 
 from __future__ import annotations
 
@@ -26,9 +22,9 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: How long a cancelled task may take to end before the run ends without it, s.
+#: Grace period of a cancelled task, s; afterwards the run ends without it.
 GRACE_S = 3.0
-#: How often the owner of a run looks whether its record asks for its end, s.
+#: How often the owner of a run checks its record for a cancel request, s.
 CANCEL_POLL_S = 1.0
 
 
@@ -40,17 +36,17 @@ async def claim_run(
     durability: str,
     submission: SubmissionReason,
 ) -> OwnedRun:
-    """Begin the record of a run, or take it over, and mark the run as running.
+    """Begin the record of a run or claim it, and mark the run as running.
 
     Args:
-        store: Where it is recorded.
+        store: Store of the record.
         run_id: The run's id.
-        origin: Where its definition came from.
+        origin: Source of its definition.
         durability: `effects` or `run`.
-        submission: Why it is submitted.
+        submission: Reason of the submission.
 
     Raises:
-        RunExistsError: another process owns it, or there is a run of that id.
+        RunExistsError: another process owns it, or a run with this id exists.
         RecordError: the store cannot be read or written.
     """
     is_buffered = durability == Durability.RUN
@@ -67,38 +63,38 @@ async def claim_run(
 
 
 async def release_run(owned: OwnedRun | None) -> None:
-    """Release a run that could not begin here, so that it can be resumed; the caller raises what prevented it."""
+    """Release a run that could not begin here, so that it can be resumed; the caller raises the cause."""
     if owned is not None:
         with contextlib.suppress(RecordError):
             await owned.close(RunState.INTERRUPTED)
 
 
 async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Awaitable[None]]) -> None:
-    """Wait until the run's record asks for its end, then call `cancel` (S-DUR-52)."""
+    """Wait until the record has a cancel request, then call `cancel` (S-DUR-52)."""
     while True:
         await asyncio.sleep(CANCEL_POLL_S)
         try:
             if await owned.is_cancel_asked():
                 break
-        except RecordError as error:  # the run's own facts will tell, if it lasts
-            _log.warning("Run %s: cannot see whether its end was asked for: %s", run_id, message_of(error))
+        except RecordError as error:  # a lasting error also fails the writes of the run's own facts
+            _log.warning("Run %s: cannot check for a cancel request: %s", run_id, message_of(error))
     await cancel()
 
 
-#: How often the record is looked at while tasks of a run wait, s.
+#: How often the record is checked while tasks of a run wait, s.
 _POLL_S = 0.5
 
 
 class DecisionWatch:
-    """Looks for decisions at the gates that tasks of a run wait for (S-REV-124); tells of each gate once."""
+    """Checks for decisions at the gates of suspended tasks (S-REV-124); reports each gate once."""
 
     def __init__(self, store: RunStore, run_id: str, waiting: Callable[[], Mapping[str, Sequence[OpenReview]]]) -> None:
-        """Make one that looks when it is asked to.
+        """Create a watch; it checks only when called.
 
         Args:
             store: Has the record.
             run_id: The run's id.
-            waiting: Returns the open gates of the tasks that wait, by instance.
+            waiting: Returns the open gates of suspended tasks, by instance.
         """
         self._store = store
         self._run_id = run_id
@@ -106,14 +102,14 @@ class DecisionWatch:
         self._told: set[str] = set()
 
     async def watch(self, go_on: Callable[[Sequence[str]], None]) -> None:
-        """Tell, until it is cancelled, which tasks can go on: a gate of theirs was decided, or its time is up."""
+        """Report, until cancelled, the tasks that can resume: one of their gates was decided or has expired."""
         while True:
             await asyncio.sleep(_POLL_S)
             if ready := await self._find({Obstacle.DECIDED, Obstacle.EXPIRED}):
                 go_on(ready)
 
     async def find_decided(self) -> Sequence[str]:
-        """Return the instances that can go on since somebody decided at a gate of theirs."""
+        """Return the instances that can resume since one of their gates was decided."""
         return await self._find({Obstacle.DECIDED})
 
     async def _find(self, settled_by: Collection[Obstacle]) -> Sequence[str]:
@@ -121,7 +117,7 @@ class DecisionWatch:
             return ()
         try:
             gates = fold_gates(await self._store.gates_of(self._run_id))
-        except RecordError as error:  # the run's own facts will tell, if it lasts
+        except RecordError as error:  # a lasting error also fails the writes of the run's own facts
             _log.warning("Run %s: cannot see whether its reviews were decided: %s", self._run_id, message_of(error))
             return ()
         now = time.time()
@@ -132,6 +128,6 @@ class DecisionWatch:
         return ready
 
     def _list_asked(self) -> Mapping[str, set[str]]:
-        """Return the ids of the gates that were not told of, of tasks that wait for any."""
+        """Return the ids of open, unreported gates, by suspended task."""
         found = {instance: {each.gate_id for each in gates} - self._told for instance, gates in self._waiting().items()}
         return {instance: gate_ids for instance, gate_ids in found.items() if gate_ids}

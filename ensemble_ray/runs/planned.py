@@ -1,8 +1,5 @@
-"""PlannedLauncher: runs whose tasks are planned before the first of them starts.
-
-In: a definition and its inputs. Out: a plan that is submitted to the runtime, and how it ended. The order is the
-specification's (S-ENG-1): validate, resolve templates, infer the workflow, synthesize agents, execute. A failure in a step
-leaves later steps untouched.
+"""PlannedLauncher: runs that plan all tasks before the first starts. The steps follow S-ENG-1: validate,
+resolve templates, infer the workflow, synthesize agents, execute.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ if TYPE_CHECKING:
 
 
 def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
-    """Return how a run ended and what its tasks gave."""
+    """Return the outcome of a run and the outputs of its tasks."""
     outcome = placed_outcome(plan, outcome)
     ended = EndedUnits(
         plan=plan, results=outcome.units, failures=outcome.unit_failures, outputs=dict(outcome.completed)
@@ -85,7 +82,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         state=outcome.state,
         exit_reason=outcome.exit_reason,
         started_at=utc_of(outcome.started_at),
-        # Whoever goes on with a run may have another clock than who began it.
+        # The process that resumed the run may have a different clock from the first one.
         completed_at=utc_of(max(outcome.started_at, outcome.completed_at)),
         errors=tuple(_errors(plan, outcome, failures)),
         open_reviews=outcome.open_reviews,
@@ -101,7 +98,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
 
 
 def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
-    """Return what the tasks gave, in the order of levels where the plan has any."""
+    """Return the results of the tasks, in the order of levels if the plan has any."""
     by_instance = [(instance, output.trace) for instance, output in ended.outputs.items() if output.trace is not None]
     left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
     by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
@@ -118,11 +115,11 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
 
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
-    """Return the traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
+    """Return the traces of a manager's workers in the order of their calls (26, ExecutionTrace)."""
     gave = [output.trace for _, output in outcome.delegated if output.trace is not None]
     failed, found = sorted(outcome.failed_delegations, key=_end_of), dict[int, TaskTrace]()
     attempts = () if manager is None else manager.delegations
-    # Those who were asked for the same are told apart by who was done first.
+    # Equal calls are distinguished by the order in which they ended.
     for attempt, each in sorted(enumerate(attempts), key=lambda entry: _end_of(entry[1])):
         pool = gave if each.succeeded else failed
         asked = (each.worker_role, each.task_description)
@@ -165,14 +162,14 @@ def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) ->
 
 
 def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
-    """Return what a run failed for in which no task did."""
+    """Return the violations that failed a run in which no task failed."""
     if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
         return ()
     return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
 
 
 async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
-    """Tell a run's reflections what its tasks were shown before it was interrupted: later ones see the same (S-REFL-2)."""
+    """Restore the reflections that tasks saw before the run was interrupted: later tasks see the same (S-REFL-2)."""
     if request.reflections is None or not scope.is_named or scope.store_address is None:
         return
     async for key, recalled in read_recalled(scope.store, scope.run_id):
@@ -180,9 +177,9 @@ async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
 
 
 async def restore_short_term(request: RunRequest, scope: RunScope) -> None:
-    """Put into a run's short-term memory what its record tells of its completed tasks, in their order (S-MEM-112).
+    """Restore a run's short-term memory from the record of its completed tasks, in their order (S-MEM-112).
 
-    A task whose output is not recorded yet is done again on its record, and leaves its note itself.
+    A task whose output is not recorded runs again from its record, and adds its note itself.
     """
     if request.memory is None or request.context.memory is None or not request.context.memory.has_short_term:
         return
@@ -196,7 +193,7 @@ _log = bounded_logger(__name__)
 
 
 def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
-    """Validate the definition and fill in its texts; call no model.
+    """Validate the definition and resolve its templates; calls no model.
 
     Raises:
         ValidationError: the definition cannot run.
@@ -211,22 +208,21 @@ class PlannedLauncher:
     """Launches the plan of one ensemble. Fulfils `Launcher`."""
 
     def __init__(self, definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> None:
-        """Make one for a definition with the options of its run."""
+        """Create a launcher for a definition with the options of its run."""
         self.definition = definition
         self._inputs = inputs
         self._planned: Planned
-        #: effects of before scheduling
+        #: effects before scheduling
         self._preliminary: list[Fact] = []
         self._submitted: SubmittedRun | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether the runtime has the run."""
         return self._submitted is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Make the plan, with agents for the tasks that name none."""
+        """Create the plan, with agents for the tasks that name none."""
         resolved = check(self.definition, self._inputs)
         agents = await self._synthesize(scope, resolved)
         if isinstance(agents, ExitReason):
@@ -243,14 +239,12 @@ class PlannedLauncher:
         )
 
     def describe(self) -> PlanRecorded:
-        """Return what the record's first fact says of the plan."""
         return run_data(self._planned, self.definition)
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return the recorded output of a finished run of that id."""
-        del description  # the record has its own
+        del description  # the record has its own description
         summary = await scope.store.summary(scope.run_id)
         if summary is None:
             return None
@@ -292,10 +286,10 @@ class PlannedLauncher:
         if self._submitted is not None:
             await self._submitted.cancel()
         elif self._synthesizing is not None:
-            self._synthesizing.cancel()  # a model is asked there, which may take as long as any
+            self._synthesizing.cancel()  # synthesis calls a model, which may take long
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on.
+        """Record a directive for tasks that start from now on.
 
         Raises:
             ValidationError: the run has no such agent.
@@ -307,21 +301,22 @@ class PlannedLauncher:
         return self._submitted is not None and await self._submitted.inject(directive)
 
     def close(self) -> None:
-        """Do nothing: readers of events are told by the run."""
+        """No effect: the run itself notifies readers of events."""
 
     async def _synthesize(self, scope: RunScope, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
-        """Return agents for the tasks that name none; why the run ends where it was cancelled, or has spent its budget.
+        """Return agents for the tasks that name none, or the exit reason if the run was cancelled or has spent its
+        budget.
 
-        Then it never begins, and there is no record to go on with.
+        With an exit reason, the run never begins and has no record to resume.
         """
         if not needs_synthesis(resolved.tasks):
             return {}
-        # Where a run of that id is on record, nobody is asked again.
+        # If a run with this id is recorded, no model is called again.
         answers = await read_answers(scope.store, scope.run_id) if scope.is_named else {}
         if scope.cancelled.is_set():
             return ExitReason.CANCELLED
         if scope.store_address is not None:
-            # A store that cannot be had is told of before anybody is asked (S-DUR-5).
+            # An unavailable store is reported before a model is called (S-DUR-5).
             await scope.store.summary(scope.run_id)
         spending = self._open_spending(scope)
 
@@ -346,7 +341,7 @@ class PlannedLauncher:
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
     def _open_spending(self, scope: RunScope) -> Spending | None:
-        """Return what requests before scheduling may spend; whoever coordinates the run counts on from their facts."""
+        """Return the budget for requests before scheduling; the coordinator continues the count from their facts."""
         definition = self.definition
         budget = RunBudget.of(definition.max_tokens, definition.max_cost)
         if budget is not None and scope.resumption is not None:
@@ -376,7 +371,7 @@ class PlannedLauncher:
 
 
 def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:
-    """Return the events of a manager whose prompts could not be made: a task that began and failed (S-HIER-13, S-HIER-60)."""
+    """Return the events of a manager whose prompts failed: a task that began and failed (S-HIER-13, S-HIER-60)."""
     instance = instance_of(MANAGER_KEY)
     return (
         TaskStartEvent(
@@ -404,11 +399,11 @@ def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Ev
 class ClaimedRun:
     """A run of this process."""
 
-    #: its budget knows what is spent
+    #: its budget includes recorded spending
     context: RunContext
-    #: None: it is recorded nowhere
+    #: None: the run is not recorded
     owned: OwnedRun | None = None
-    #: None: it begins
+    #: None: the run is new
     recovery: PlannedRecovery | None = None
 
 
@@ -421,18 +416,18 @@ async def claim_planned(
     preliminary: Sequence[Fact],
     keep: KeepOutput,
 ) -> ClaimedRun:
-    """Own the record of a run, and read what is recorded of it, page by page.
+    """Claim the record of a run, and read it page by page.
 
     Args:
-        address: Where it is recorded; None: nowhere.
-        context: What its tasks share.
+        address: Store of the record; None: the run is not recorded.
+        context: Common context of its tasks.
         header: The first fact that it would record.
-        submission: Why it is submitted.
-        preliminary: Effects of before scheduling.
-        keep: Takes recorded outputs.
+        submission: Reason of the submission.
+        preliminary: Effects before scheduling.
+        keep: Receives recorded outputs.
 
     Raises:
-        RunExistsError: another process owns it, or there is a run of that id.
+        RunExistsError: another process owns it, or a run with this id exists.
         RecordError: the store cannot be read or written.
     """
     tally = UsageTally(context.cost)
@@ -455,11 +450,12 @@ async def claim_planned(
 
 
 def with_account(context: RunContext, spent: Amount) -> RunContext:
-    """Return the context for the process that owns the run now: its budget knows what is spent, and has an account of its own.
+    """Return the context for the new owner of the run: its budget includes recorded spending and has a separate
+    account.
 
     Args:
-        context: The context as it was made.
-        spent: By what is recorded of the run, and by the effects of before scheduling.
+        context: The original context.
+        spent: Cost of the recorded calls of the run, effects before scheduling included.
     """
     if context.budget is None:
         return context

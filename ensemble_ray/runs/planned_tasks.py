@@ -1,7 +1,5 @@
-"""The tasks of a planned run: orders from its nodes, what came of them, and what the record gives.
-
-A run that goes on after a crash passes the same code (S-DUR-30): its source is told its recorded stimuli again, what is
-recorded of a task is its report, and what else runs is handed out anew. Fulfils `RunTasks`.
+"""The tasks of a planned run: create orders from its nodes, store results, and restore recorded results. Resumed runs
+use the same code (S-DUR-30).
 """
 
 from __future__ import annotations
@@ -83,14 +81,14 @@ Output_co = TypeVar("Output_co", covariant=True)
 
 
 class PrecedingOutputs(Protocol[Output_co]):
-    """Outputs of the tasks that have ended, by instance; a run's `OutputStore` is that."""
+    """Outputs of the tasks that have ended, by instance; a run's `OutputStore` fulfils this."""
 
     def get(self, instance: str) -> Output_co:
         """Return the output of a task that has one."""
         ...
 
     def __contains__(self, instance: str) -> bool:
-        """Whether it has one."""
+        """Return whether the task has an output."""
         ...
 
 
@@ -104,15 +102,15 @@ def make_order(
     epoch: int,
     is_sequential: bool,
 ) -> TaskOrder[Task, Never, Output]:
-    """Return the order of a task of a plan, by its place and the outputs of the tasks before it.
+    """Return the order of a planned task, from its node and the outputs of preceding tasks.
 
     Args:
-        start: What the source wants.
+        start: The instruction of the source.
         nodes: The tasks of the plan by key.
         body: The task.
-        outputs: Of the tasks that have ended.
+        outputs: Outputs of tasks that have ended.
         run_id: The run's id.
-        epoch: Of the run's owner.
+        epoch: Epoch of the run's owner.
         is_sequential: Whether a context task without an output fails the task (S-ENG-11).
     """
     node = nodes[node_key(start.instance)]
@@ -150,7 +148,7 @@ def make_order(
 def gather_context(
     parts: Sequence[ContextPart], outputs: PrecedingOutputs[Output]
 ) -> tuple[tuple[Output, ...], tuple[tuple[int, int], ...]]:
-    """Return the outputs that a task is given, and the ranges of them that arrive as one."""
+    """Return the context outputs of a task, and the ranges of outputs that count as one part."""
     context: list[Output] = []
     joined: list[tuple[int, int]] = []
     for part in parts:
@@ -161,7 +159,7 @@ def gather_context(
 
 
 def revision_of(changes: Changes | None, outputs: PrecedingOutputs[Output]) -> Revision[Output] | None:
-    """Return what another attempt has beside the task; None: the task as it stands."""
+    """Return the changes for another attempt at the task; None: the task is unchanged."""
     if not isinstance(changes, TaskChanges):
         return None
     prior = outputs.get(changes.prior) if changes.prior in outputs else None
@@ -175,13 +173,13 @@ class RecordedResults(Generic[Output, Failure]):
     """The recorded results of one run."""
 
     def __init__(self, resumed: Resumed[Output, Failure] | None) -> None:
-        """Make them of what is recorded; None: nothing is, since the run begins."""
+        """Create them from the record; None: the run is new and has no record."""
         self._resumed = resumed
-        #: tasks of which the record gives the result when they are started
+        #: started tasks of this set use their recorded results
         self._left: set[str] = set() if resumed is None else set(resumed.results)
 
     def pop(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
-        """Return the recorded result of a task, once; None where there is none."""
+        """Return the recorded result of a task, once; None if no result is recorded."""
         if self._resumed is None or instance not in self._left:
             return None
         self._left.remove(instance)
@@ -189,11 +187,11 @@ class RecordedResults(Generic[Output, Failure]):
         return result if wants_text else replace(result, text=None)
 
     def find_stopped(self, instance: str) -> TaskResult[Output, Failure] | None:
-        """Return what a task did that was stopped and does not run again (S-DUR-135); None where nothing is known."""
+        """Return the recorded work of a stopped task that does not run again (S-DUR-135); None if unknown."""
         return None if self._resumed is None else self._resumed.stopped.get(instance)
 
     def most_of(self, result: TaskResult[Output, Failure]) -> TaskResult[Output, Failure]:
-        """Return the result of a task that was stopped; if it had come farther before a crash, what it did then."""
+        """Return the result of a stopped task, or its recorded work before a crash if that is more."""
         before = self.find_stopped(result.instance)
         if before is None or result.status != "cancelled":
             return result
@@ -205,26 +203,26 @@ _log = bounded_logger(__name__)
 
 
 class LaterReflections(Generic[Task, Output]):
-    """The reflections of one run that wait for a phase's verdict.
+    """Reflections of one run that wait for a phase's verdict.
 
-    Those of one task, as a loop in the phase gives them, are done one after the other: each builds on the one before.
+    Reflections on one task, for example in a loop of the phase, run one after the other: each builds on the previous.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._by_unit = {unit.key: frozenset(unit.reflecting) for unit in plan.units if isinstance(unit, PhaseUnit)}
         self._keys: frozenset[str] = frozenset().union(*self._by_unit.values())
-        #: orders that are out or wait, and what asked for them
+        #: dispatched or waiting orders, and their questions
         self._open: dict[str, ReflectOn] = {}
-        #: by key of the task: orders that wait for the one that is out
+        #: by key of the task: orders that wait for the dispatched one
         self._waiting: dict[str, deque[TaskOrder[Task, Never, Output]]] = {}
 
     @property
     def open(self) -> Sequence[str]:
-        """The orders that are out, by instance."""
+        """The dispatched orders, by instance."""
         return tuple(self._open)
 
     def is_later(self, key: str) -> bool:
-        """Whether the outputs of a task wait for a verdict before they are reflected on."""
+        """Return whether reflection on the outputs of a task waits for a verdict."""
         return key in self._keys
 
     def begin(
@@ -234,13 +232,13 @@ class LaterReflections(Generic[Task, Output]):
         make: Callable[[Start], TaskOrder[Task, Never, Output]],
         outputs: OutputStore[Output],
     ) -> list[TaskOrder[Task, Never, Output]]:
-        """Return the orders that come first of those to reflect on the outputs of an attempt; none where it has no outputs.
+        """Return the first orders that reflect on the outputs of an attempt; none if it has no outputs.
 
         Args:
-            question: Which attempt.
+            question: The attempt.
             completed: Instances with an output.
-            make: Makes the order of a task.
-            outputs: Of the run.
+            make: Creates the order of a task.
+            outputs: Outputs of the run.
         """
         attempt = instance_of(question.unit, occurrence=question.execution - 1)
         keys = self._by_unit[question.unit]
@@ -266,7 +264,7 @@ class LaterReflections(Generic[Task, Output]):
     def end(
         self, result: TaskResult[Output, Failure]
     ) -> tuple[TaskOrder[Task, Never, Output] | None, ReflectOn | None]:
-        """Take note of the end of an order, whatever it was; return the next one, and the question that it was the last of."""
+        """Handle any end of an order; return the next order, and the question if this was its last order."""
         if result.failure is not None and result.failure.message:
             _log.warning("Task '%s' is not reflected on: %s", result.key, result.failure.message)
         question = self._open.pop(result.instance)
@@ -280,7 +278,7 @@ class LaterReflections(Generic[Task, Output]):
         return instance in self._open
 
 
-#: Where what sources of planned runs say is logged, in whichever process.
+#: Logger for messages of the sources of planned runs, in every process.
 LOGGER = __name__
 _log_planned = bounded_logger(LOGGER)
 
@@ -300,17 +298,17 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         resumed: Resumed[Output, Failure] | None = None,
         units: UnitPorts[Output, Failure] | None = None,
     ) -> None:
-        """Make them.
+        """Create the tasks of a run.
 
         Args:
-            plan: What to run.
-            journal: Of the run.
-            outputs: Where outputs are kept.
+            plan: The plan.
+            journal: The run's journal.
+            outputs: Stores outputs.
             bodies: Returns a task by its key.
-            header: The record's first fact, but for its time.
-            preamble: Effects of before scheduling.
-            resumed: What is recorded of a run that goes on; None: it begins.
-            units: What its loops, phases and graph need; None: it has none.
+            header: The record's first fact, without its time.
+            preamble: Effects before scheduling.
+            resumed: The record of a resumed run; None: the run is new.
+            units: Ports of its loops, phases and graph; None: it has none.
         """
         self.plan = plan
         self.source = machine_for(plan)
@@ -326,20 +324,20 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._outputs = outputs
         self._bodies = bodies
         self._completed: list[str] = []
-        #: under which names outputs of a manager's workers are kept
+        #: names under which outputs of a manager's workers are stored
         self._delegated: list[str] = []
         self._failed_delegations: list[TaskTrace] = []
-        #: answers that were cut off or empty, by instance; a task that waited is counted again when it has gone on
+        #: truncated or empty answers, by instance; a suspended task is counted again after it resumes
         self._incomplete: dict[str, int] = {}
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
         self.put_down = PutDown(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
-        #: of failed tasks
+        #: reasons of failed tasks
         self._reasons: list[OwnReason] = []
-        #: of a manager's workers that gave something
+        #: roles of a manager's workers that produced an output
         self._delegated_roles: set[str] = set()
-        #: why it has no end on record
+        #: reason why no end is recorded
         self._interruption: RunInterrupted | None = None
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`
@@ -347,8 +345,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     # Beginning.
 
     async def open(self, source: Source, reporter: TaskReporter[TaskOrder[Task, Never, Output]]) -> Opening:
-        """Begin the run, or go on with it."""
-        del source  # it is this one's
+        del source  # the source is the one of this object
         self._reporter = reporter
         if self._units is not None:
             self._units.open(reporter.notify, reporter.break_off, self._journal.now)
@@ -360,7 +357,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
-        """Tell the source again what it was told; what is not resolved then is to be started."""
+        """Replay the recorded stimuli, then start the tasks that are still open."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
         await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
@@ -371,9 +368,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             again = [stimulus for stimulus in group if self._repeats(stimulus)]
             done = self.source.handle(*again) if again else []
             ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
-        if ending:  # it died between its last stimulus and the record of its end
+        if ending:  # the process died between its last stimulus and the record of the end
             return Opening(instructions=ending)
-        # What it wants of that is among what has no answer.
+        # The instructions for this are among the unanswered ones.
         self.source.handle(Continued(at=self._journal.now()))
         unanswered = self.source.list_unanswered()
         return Opening(
@@ -382,18 +379,22 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
 
     def _make_stop(self, instance: str) -> Stimulus:
-        """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
+        """Return the end of a task that was asked to stop: a task without a recorded result stopped with its
+        process.
+        """
         if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
         self._keep_unfinished(self._recorded.find_stopped(instance))
         return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
-        """Whether the source is to be told that again; takes what the record gives for its task.
+        """Return whether to replay a stimulus; claims the recorded result of its task.
 
-        Of a task that does not run now (the plan was changed), or whose output is not recorded (durability `run`),
-        nothing is told: it is handed out anew. So is one that was stopped for a cancellation that is forgotten, and not
-        one that the source itself wants stopped, as a join does with branches that it needs no more (S-GRAPH-97).
+        A stimulus is not replayed if its task does not run now (the plan was changed) or its output is not recorded
+        (durability
+        `run`): the task is dispatched again. The same holds for a task that was stopped by a forgotten cancellation.
+        It does not
+        hold for a task that the source itself stops, as a join stops branches that it no longer needs (S-GRAPH-97).
         """
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
@@ -414,12 +415,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
-        """Return what the record says came of a task."""
         recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
-        """Make orders and submit them."""
         if self._units is not None:
             for start in starts:
                 self._units.log_start(start.instance)
@@ -446,18 +445,19 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
 
     def discard(self, instance: str) -> bool:
-        """Forget nothing: an order is made as soon as its task is started."""
+        """Return False: an order is created as soon as its task starts."""
         del instance
         return False
 
     # Results.
 
     def accept(self, result: TaskResult[Output, Failure]) -> Sequence[Stimulus]:
-        """Keep what came of a task.
+        """Store the result of a task.
 
         Raises:
-            StaleEpochError: somebody else has this run now: nothing more may be started here.
-            RecordError: a process could not write its facts. Neither is a failure of the task: the run can be gone on with.
+            StaleEpochError: another process owns this run now, so no more tasks may start here.
+            RecordError: a process could not write its facts. Neither error is a failure of the task: the run can be
+                resumed.
         """
         failure = result.failure
         if (
@@ -482,7 +482,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return (self._keep(result),)
 
     def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
-        """Keep what came of a task; return what the source is told."""
+        """Store the result of a task; return the stimulus for the source."""
         instance, failure = result.instance, result.failure
         self._incomplete[instance] = result.incomplete_answers
         for role, output in result.delegated:
@@ -512,12 +512,12 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 if result.status == "waiting":
                     return self.put_down.keep(result)
                 if result.status == "exited":
-                    has_output = self._keep_output(result)  # where a gate behind it ended the run
+                    has_output = self._keep_output(result)  # true if a gate after the output ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
                 return Cancelled(at=result.at, instance=instance)
 
     def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
-        """Keep the output of a task, be it here or in the record; return whether there is one."""
+        """Store the output of a task, here or in the record; return whether it has one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
         if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
@@ -525,7 +525,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return has_output
 
     def _keep_unfinished(self, result: TaskResult[Output, Failure] | None) -> None:
-        """Keep what a task did that gave no output and did not fail."""
+        """Store the work of a task that neither produced an output nor failed."""
         if result is not None and result.failure is not None:
             self._unfinished.append((result.instance, result.failure))
             self._incomplete[result.instance] = result.incomplete_answers
@@ -541,51 +541,49 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of stimuli; each says how many of the same group follow, since a group is told at once."""
+        """Return the facts of stimuli; each fact counts the following facts of its group, since a group is handled
+        together.
+        """
         return [
             self._journal.fact(getattr(stimulus, "instance", RUN), encode_stimulus(stimulus, more=more), stimulus.at)
             for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
         ]
 
     def forget(self, instances: Sequence[str]) -> None:
-        """Let outputs go."""
         self._outputs.forget(instances)
 
     # Units.
 
     def evaluate(self, question: Question) -> None:
-        """Ask user code, or reset memory."""
         if isinstance(question, ReflectOn):
             self._reflect(question)
         else:
             self._units_for(question).ask(question)
 
     def _reflect(self, question: ReflectOn) -> None:
-        """Have the outputs of an accepted attempt reflected on where its tasks were done."""
+        """Reflect on the outputs of an accepted attempt in the processes of its tasks."""
         if orders := self._later.begin(question, self._completed, self._order, self._outputs):
             self._reporter.submit(orders)
         else:
             self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Tell listeners of an iteration or a step."""
         self._units_for(what).announce(what)
 
     def _units_for(self, what: object) -> UnitEvaluations[Output, Failure]:
-        """Return what asks and announces for units; a run without them does neither."""
+        """Return the evaluations of units; a run without units never needs them."""
         if self._units is None:
-            raise TypeError(f"a run without units asks and announces nothing: {what}")
+            raise TypeError(f"a run without units has no questions and announcements: {what}")
         return self._units
 
     def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log what the source says, where people read it."""
+        """Log messages of the source in the log that users read."""
         text = what.text if isinstance(what, Inform | Warn) else str(what)
         self._say(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
 
     # The end.
 
     async def close(self, ending: End) -> RunOutcome[Output, Failure]:
-        """Put the end on record, and return how the run ended."""
         outcome = RunOutcome(
             state=ending.state,
             exit_reason=ending.exit_reason,
@@ -601,7 +599,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raised=() if self._units is None else tuple(self._units.raised),
             open_reviews=self.put_down.waited_for(ending),
         )
-        # An interrupted run has no end on record, so that it can be resumed.
+        # An interrupted run has no recorded end, so that it can be resumed.
         data = self._interruption or RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
@@ -614,7 +612,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return outcome
 
     async def _list_reasons(self, ending: End, outcome: RunOutcome[Output, Failure]) -> Sequence[RecordedError]:
-        """Return why the run failed: its tasks' errors and its own, the earliest first."""
+        """Return why the run failed: the errors of its tasks and its own, the earliest first."""
         reasons = list(self._reasons)
         raised = {unit: failure.reason for unit, failure in outcome.raised}
         reasons += await unit_reasons(self.plan, ending, raised, self._journal.journal)
@@ -623,14 +621,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if ending.state is RunState.BUDGET_EXHAUSTED:
             spent = ((node_key(instance), failure.reason) for instance, failure in outcome.unfinished)
             reasons += [
-                OwnReason(0.0, reason._replace(key=key))  # before failures that did not end it
+                OwnReason(0.0, reason._replace(key=key))  # before failures that did not end the run
                 for key, reason in spent
                 if reason.error_type == BudgetExhaustedError.__name__
             ][:1]
         return [each.error for each in sorted(reasons, key=lambda each: each.at)]
 
     def leave(self) -> None:
-        """Wait for nothing any more."""
         if self._later.open:
             self._reporter.stop(self._later.open)
         if self._units is not None:

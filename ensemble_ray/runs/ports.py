@@ -1,8 +1,5 @@
-"""What runs and runtimes are to each other. Contracts and values only.
-
-A run is asked of a runtime in one form, `RunRequest`. What differs is where it is coordinated: a plan travels, so a whole
-run is submitted, and goes on without its caller; items and factories cannot travel, so their run is coordinated in the
-caller's process, and opens a session that takes orders (decision 0007).
+"""Ports and values between runs and runtimes. A planned run is submitted as a whole; a run with items or factories is
+coordinated in the caller's process and opens a session for its orders (decision 0007).
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SubmissionReason(Enum):
-    """Why a run is submitted; see the table of this module."""
+    """Why a run is submitted."""
 
     FIRST = "first"
     RESUMED = "resumed"
@@ -42,163 +39,165 @@ class SubmissionReason(Enum):
 
     @classmethod
     def of_resume(cls, *, takes_over: bool) -> SubmissionReason:
-        """Return the submission of a run that a person wants to go on."""
+        """Return the submission of a run that a user resumes."""
         return cls.TAKEN_OVER if takes_over else cls.RESUMED
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run goes on from its record."""
+        """Whether the run resumes from its record."""
         return self in {SubmissionReason.RESUMED, SubmissionReason.TAKEN_OVER, SubmissionReason.RESTARTED}
 
     @property
     def takes_over(self) -> bool:
-        """Whether the run is taken from an owner that still holds it."""
+        """Whether the run is claimed from a process that still owns it."""
         return self is SubmissionReason.TAKEN_OVER
 
     @property
     def is_restart(self) -> bool:
-        """Whether only its owner's process was replaced; nobody wished it to go on, so a cancellation stands."""
+        """Whether only its owner's process was replaced. No user resumed it, so a cancellation stays in effect."""
         return self is SubmissionReason.RESTARTED
 
     def without_answer(self) -> SubmissionReason:
-        """Return what to submit when nobody knows whether this submission arrived."""
+        """Return the submission to repeat if it is unknown whether this one arrived."""
         return self if self.is_recorded else SubmissionReason.RESUBMITTED
 
     def resolve(self, *, is_recorded: bool) -> SubmissionReason:
-        """Return what it comes to, now that the record was looked at."""
+        """Return the submission that applies after a check of the record."""
         if self is not SubmissionReason.RESUBMITTED:
             return self
         return SubmissionReason.RESTARTED if is_recorded else SubmissionReason.FIRST
 
 
-#: Takes results of orders, several at a time.
+#: Receives results of orders, several per call.
 Deliver: TypeAlias = "Callable[[Sequence[TaskResult]], None]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What every run asks a runtime with."""
+    """Fields of every request of a run to a runtime."""
 
     run_id: str
-    #: where its definition came from; empty: a program began it
+    #: source of the definition; empty: a program began the run
     origin: str = ""
-    #: what all its tasks share
+    #: common context of its tasks
     context: RunContext
-    #: takes the run's events in this process
+    #: receives the run's events in this process
     events: RunEventSink
     tool_metrics: ToolMetrics
-    #: how a person or a callable is asked what became of an effect (S-DUR-24)
+    #: how a user or a callable resolves an unknown effect (S-DUR-24)
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
-    #: asks at review gates; None: there is nobody to ask
+    #: handles review gates; None: no reviewer
     reviewer: Reviewer | None = None
-    #: where the run is recorded; None: nowhere
+    #: store of the record; None: the run is not recorded
     store: StoreAddress | None = None
-    #: set when the run is cancelled: a runtime that is only being started need not be waited for
+    #: set when the run is cancelled; a cancelled run need not wait for a runtime to start
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     #: its memory, in this process; None: it has none
     memory: LocalRunMemory | None = None
-    #: what is learned of its tasks, in this process; None: there is no store, and no task of its plan needs one
+    #: reflections on its tasks, in this process; None: no store, and no task of its plan needs one
     reflections: LocalRunReflections | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWork:
-    """What a run does that is planned as a whole, with all that its coordinator needs."""
+    """A run that is planned as a whole, with all data for its coordinator."""
 
     planned: Planned
-    #: the record's first fact, but for its time; an empty one for a run that is recorded nowhere
+    #: the record's first fact, without its time; empty if the run is not recorded
     header: PlanRecorded
-    #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
+    #: effects before scheduling: calls of an LLM-based synthesizer (S-SET-46)
     preliminary: Sequence[Fact] = ()
-    #: asked in order about each delegation
+    #: called in order for every delegation
     delegation_policies: Sequence[object] = ()
     submission: SubmissionReason = SubmissionReason.FIRST
 
 
 class SubmittedRun(Protocol):
-    """A planned run that a runtime has."""
+    """A planned run in a runtime."""
 
     async def wait(self) -> RunOutcome:
-        """Return when the run ended and all its events were handed to the sink."""
+        """Return when the run has ended and the sink has all its events."""
         ...
 
     async def cancel(self) -> None:
-        """Ask the run to end; `wait` returns within seconds."""
+        """Request the end of the run; `wait` returns within seconds."""
         ...
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on, and return when that is on record; False: the run has ended.
+        """Record a directive for tasks that start from now on; return False if the run has ended.
 
         Raises:
-            EnsembleError: it cannot be recorded, or whoever coordinates the run cannot be reached.
+            EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
         """
         ...
 
 
 class ExecutorSession(Executor[TaskOrder], Protocol):
-    """The executor of a run that is coordinated in this process, from its opening to its end."""
+    """The executor of a run that this process coordinates, from its opening to its end."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
-        """Never done, unless nothing more can be done here: then it has the error, such as that the cluster is gone."""
+        """Fails if the session is broken, for example if the cluster is gone; otherwise never done."""
         ...
 
     @property
     def most_processes(self) -> int | None:
-        """How many processes a kind of agents may get; None: this one is all there is."""
+        """Maximum number of processes per kind of agent; None: this process is the only one."""
         ...
 
     @property
     def spending(self) -> Spending | None:
-        """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
+        """Budget of this process's own requests for the run, such as those that create agents; None: no budget."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Tell listeners of what this process knows, behind all events of delivered tasks; never waits."""
+        """Send an event of this process to listeners, after all events of delivered tasks; never waits."""
         ...
 
     async def close(self) -> None:
-        """Release everything, when all events of delivered tasks were handed to the sink; deliver nothing any more."""
+        """Wait until the sink has all events of delivered tasks, then release all resources; deliver no more
+        results.
+        """
         ...
 
 
 @runtime_checkable
 class Runtime(Protocol):
-    """Where runs live: this process, or actors on a cluster."""
+    """Executes runs: in this process, or in actors on a cluster."""
 
     @property
     def name(self) -> str:
-        """What `connect` knows it by, for the record: a run is resumed where it ran."""
+        """Name of the runtime for `connect`. It is recorded, since a run resumes on the same runtime."""
         ...
 
     @property
     def store_address(self) -> StoreAddress:
-        """Where its runs are recorded."""
+        """Store of its runs' records."""
         ...
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> SubmittedRun:
-        """Begin a planned run, or go on with one.
+        """Begin or resume a planned run.
 
         Raises:
-            ValidationError: something that must travel cannot.
+            ValidationError: a value that must be sent cannot be pickled.
             CancelledError: the run was cancelled before it began.
         """
         ...
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> ExecutorSession:
-        """Open an executor for tasks that are made while their run goes on.
+        """Open an executor for tasks that are created while their run continues.
 
         Args:
             request: The run.
-            journal: What this process writes the run's facts with.
-            deliver: Called with the result of each order, once, on the library's loop; with several at a time.
+            journal: Writes the run's facts for this process.
+            deliver: Called on the library's loop with each result once; several results may arrive per call.
 
         Raises:
-            ValidationError: something that must travel cannot.
+            ValidationError: a value that must be sent cannot be pickled.
             CancelledError: the run was cancelled before the session was open.
         """
         ...
 
     async def close(self) -> None:
-        """Release everything that the runtime keeps warm."""
+        """Release all resources that the runtime caches."""
         ...

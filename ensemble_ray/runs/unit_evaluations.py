@@ -1,9 +1,9 @@
-"""UnitEvaluations: what the units of a planned run ask and announce, carried out.
+"""UnitEvaluations: evaluates the questions of a planned run's units, and announces their iterations and steps.
 
-In: questions and announcements of the source. Out: one answer for each question, and events. Predicates are sent what is new
-since the last question of their unit, and all of it where their process was replaced (S-LOOP-54, S-LOOP-145). Where they live
-in the process that does the task before, they are asked there, and nobody is asked when the source wants to know (S-LOOP-189).
-What user code raised is kept for the end of the run, as failures of tasks are.
+Predicates receive the history since the last question of their unit, or all of it if their process was replaced
+(S-LOOP-54, S-LOOP-145). If they share a process with the preceding task, that process evaluates them with the task,
+and
+no message is needed later (S-LOOP-189). Errors of user code are stored until the run ends, like failures of tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:
-    """Return whose outputs the event tells."""
+    """Return the instances with outputs in the event."""
     return what.instances if isinstance(what, IterationEnded) else what.output.instances
 
 
@@ -53,10 +53,10 @@ def build_announcement(
     """Return the event (S-LOOP-108, S-GRAPH-75).
 
     Args:
-        run_id: Whose.
+        run_id: The run's id.
         unit: The loop or the graph.
-        what: What ended.
-        outputs: Of `instances_of`, in their order.
+        what: The ended iteration or step.
+        outputs: Outputs of `instances_of`, in their order.
 
     Raises:
         TypeError: the unit is of another kind.
@@ -96,24 +96,24 @@ Failure = TypeVar("Failure", bound=FailureSummary)
 
 
 def _is_elsewhere(agent_key: str | None) -> bool:  # noqa: ARG001  wherever that one lives
-    """Return that predicates live with no agent that is handed orders by messages."""
+    """Return True: no agent that receives orders by message shares a process with the predicates."""
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPorts(Generic[Output, Failure]):
-    """What a planned run with units needs besides its executor."""
+    """Ports of a planned run with units, beside its executor."""
 
     predicates: Predicates[Output]
-    #: whether they live in the process that does the tasks of that agent; None as the agent: of handlers
+    #: whether predicates share a process with the tasks of this agent; None as the agent means handlers
     lives_with: Callable[[str | None], bool] = _is_elsewhere
-    #: tells listeners of an iteration or a step, with its outputs; never waits
+    #: notifies listeners of an iteration or a step, with its outputs; never waits
     announce: Callable[[IterationEnded | StepEnded, Sequence[Output]], None]
-    #: returns what was raised as the run holds failures
+    #: converts an error to the run's form of failures
     failure_of: Callable[[EvaluationFailed], Failure]
     #: None: the ensemble has no memory
     memory: MemoryResets | None = None
-    #: logs what the source says, of that level, where people read it; None: this process's log does
+    #: logs a message of the source at this level in the user's log; None: in this process's log
     say: Callable[[int, str], None] | None = None
 
 
@@ -123,7 +123,7 @@ class UnitEvaluations(Generic[Output, Failure]):
     def __init__(
         self, plan: Plan, source: PlanSource, outputs: OutputStore[Output], ports: UnitPorts[Output, Failure]
     ) -> None:
-        """Make them; nothing is asked before `open`."""
+        """Create them; no question is evaluated before `open`."""
         self._loops = {unit.key: unit for unit in plan.units if isinstance(unit, LoopUnit)}
         self._source = source
         self._outputs = outputs
@@ -132,13 +132,13 @@ class UnitEvaluations(Generic[Output, Failure]):
         self._break_off: Callable[[BaseException], None]
         self._now: Callable[[], float]
         self._background: RunBackgroundTasks | None = None
-        #: by unit path: how many parts of its history those who are asked have
+        #: by unit path: number of history parts that the predicates have received
         self._sent: dict[str, int] = {}
-        #: by instance: what the process that does that task will ask, and how long the history of the unit is by then
+        #: by instance: questions that the process of that task will answer, and the length of the unit's history then
         self._foreseen: dict[str, tuple[tuple[UnitQuestion, ...], int]] = {}
-        #: what came of questions that the source has not asked yet, and how long the history of their unit is
+        #: answers that arrived before their questions, and the length of the unit's history
         self._verdicts: dict[UnitQuestion, tuple[bool | EvaluationFailed, int]] = {}
-        #: by unit path: what user code raised, in order
+        #: by unit path: errors of user code, in order
         self.raised: list[tuple[str, Failure]] = []
 
     def open(
@@ -150,14 +150,14 @@ class UnitEvaluations(Generic[Output, Failure]):
         """Begin.
 
         Args:
-            notify: Takes answers.
-            break_off: Takes what ends the run around everything.
+            notify: Receives answers.
+            break_off: Receives an error that ends the run.
             now: Returns the time.
         """
         self._notify, self._break_off, self._now = notify, break_off, now
 
     def ask(self, question: Question) -> None:
-        """Ask, and notify of the answer; never waits.
+        """Evaluate a question, and notify the source of the answer; never waits.
 
         Raises:
             TypeError: it is no question of a unit.
@@ -179,7 +179,9 @@ class UnitEvaluations(Generic[Output, Failure]):
         self._background.start(work)
 
     def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Output] | None:
-        """Return what the process that does a task should ask when it completed; None: nothing, or the predicates are elsewhere."""
+        """Return the questions for the process of a task to answer after the task; None: no question, or predicates
+        elsewhere.
+        """
         after = start.asks_after
         if after is None or not self._ports.lives_with(agent_key):
             return None
@@ -195,19 +197,19 @@ class UnitEvaluations(Generic[Output, Failure]):
         )
 
     def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
-        """Keep what came of questions with the result of a task, until the source asks them."""
+        """Store the answers from the result of a task, until the source asks the questions."""
         foreseen = self._foreseen.pop(instance, None)
         if foreseen is not None and verdicts:
             questions, length = foreseen
-            # Fewer, where one of them held, or takes longer and is asked for as usual.
+            # There are fewer answers if one was True, or if one takes long and is requested as usual.
             self._verdicts.update((each, (came, length)) for each, came in zip(questions, verdicts, strict=False))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Tell listeners, before anything that follows; never waits."""
+        """Notify listeners, before any later instruction; never waits."""
         self._ports.announce(what, [self._outputs.get(instance) for instance in instances_of(what)])
 
     def log_start(self, instance: str) -> None:
-        """Log that an iteration of a loop starts, where that task is the first of it (S-LOOP-132)."""
+        """Log the start of an iteration of a loop, if the task is its first (S-LOOP-132)."""
         iteration = instance.rpartition("/")[0]
         unit = self._loops.get(node_key(iteration))
         if unit is not None and node_key(instance) == unit.body[0]:
@@ -215,7 +217,7 @@ class UnitEvaluations(Generic[Output, Failure]):
             _log.debug("Loop '%s' starts iteration %d/%d", unit.name, number, unit.max_iterations)
 
     def leave(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for answers."""
         if self._background is not None:
             self._background.leave()
 
@@ -228,7 +230,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         if verdict is None:
             verdict = await self._ports.predicates.holds(question, sent_count=0, new=self._history(unit, 0, length))
         if verdict is None:
-            raise IllegalStateError(f"the predicates of '{unit}' lost what they were just sent")
+            raise IllegalStateError(f"the predicates of '{unit}' lost the history that they just received")
         self._sent[unit] = length
         self._answer(question, verdict)
 
@@ -255,7 +257,7 @@ class UnitEvaluations(Generic[Output, Failure]):
             self._notify(Evaluated(at=self._now(), question=question, answer=answer))
 
     def _length(self, unit: str) -> int:
-        """Return how long the history of a unit is now; it may grow while a predicate is asked."""
+        """Return the current length of a unit's history; it may grow while a predicate runs."""
         return len(self._source.history_of(unit))
 
     def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Output]]:
@@ -270,19 +272,19 @@ class UnitEvaluations(Generic[Output, Failure]):
         ]
 
     def _forget_ended(self) -> None:
-        """Let the histories of units go that have ended since."""
+        """Drop the histories of units that have ended."""
         for unit in [unit for unit in self._sent if not self._length(unit)]:
             del self._sent[unit]
             self._ports.predicates.forget(unit)
 
 
 T = TypeVar("T")
-#: A predicate or a condition of the user's; what it is given depends on which of them it is.
+#: A predicate or a condition of the user; its argument depends on the kind.
 _Asked = Callable[[object], object]
 
 
 def predicate_path(question: UntilHolds | EdgeMatches) -> str:
-    """Return the name of the predicate that a question is for; every execution of a unit asks the same one.
+    """Return the name of a question's predicate; all executions of a unit share one.
 
     Examples:
         >>> predicate_path(EdgeMatches(unit="graph:triage", step=4, edge=3))
@@ -298,7 +300,7 @@ def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, obje
     """Return the predicates of loops and the conditions of edges, by path.
 
     Args:
-        units: As the user declared them, by key.
+        units: The user's declarations, by key.
     """
     found: dict[str, object] = {}
     for key, unit in units.items():
@@ -311,18 +313,20 @@ def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, obje
 
 
 class LocalPredicates:
-    """Predicates of one run that live in this process. Fulfils `Predicates` with outputs as objects."""
+    """Predicates of one run in this process. Fulfils `Predicates` with outputs as objects."""
 
     def __init__(self, predicates: Mapping[str, object]) -> None:
-        """Make them of what is asked, by path."""
+        """Create them from predicates by path."""
         self._predicates = predicates
-        #: unit path -> what it has done so far
+        #: unit path -> its history so far
         self._histories: dict[str, _History] = {}
 
     async def holds(
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
-        """Ask one: async on the loop, sync in a thread (S-CONV-16). What it raises is logged (S-LOOP-53, S-GRAPH-46)."""
+        """Evaluate a predicate: async on the loop, sync in a thread (S-CONV-16). Its errors are logged (S-LOOP-53,
+        S-GRAPH-46).
+        """
         if not sent_count:
             self._histories[question.unit] = _History()
         history = self._histories.get(question.unit)
@@ -337,17 +341,16 @@ class LocalPredicates:
         except USER_ERRORS as error:
             _log.error("The predicate '%s' raised", path, exc_info=user_exc_info(error))
             note = f"raised by the predicate '{path}', asked about '{question.unit}'"
-            if note not in getattr(error, "__notes__", ()):  # one object may be raised again and again
+            if note not in getattr(error, "__notes__", ()):  # the same object may be raised repeatedly
                 error.add_note(note)
             return EvaluationFailed.of(error)
 
     def forget(self, unit: str) -> None:
-        """Let the history of a unit go that has ended."""
         self._histories.pop(unit, None)
 
 
 class _History:
-    """What a unit has done so far, as its predicates see it."""
+    """History of a unit, in the form that its predicates receive."""
 
     def __init__(self) -> None:
         self.parts: list[Mapping[str, TaskOutput]] = []
@@ -357,7 +360,7 @@ class _History:
         self._outputs: dict[str, list[TaskOutput]] = {}
 
     def add(self, part: HistoryPart[TaskOutput]) -> None:
-        """Take an iteration or a step."""
+        """Add an iteration or a step."""
         given = (join_iterations(part.outputs),) if part.is_joined else part.outputs
         self.parts.append(MappingProxyType(dict(zip(part.names, given, strict=True))))
         self._lasts.append(given[-1])
@@ -368,7 +371,7 @@ class _History:
             self._visits[state] = _View(visits)
 
     def view(self, question: UntilHolds | EdgeMatches) -> LoopIterationContext | GraphRoutingContext:
-        """Return what the predicate is given."""
+        """Return the argument of the predicate."""
         last = self._lasts[-1]
         if isinstance(question, UntilHolds):
             return LoopIterationContext(
@@ -386,7 +389,7 @@ class _History:
 
 
 class _View(Sequence[T]):
-    """The entries that a list has now; it may grow, and nothing is copied."""
+    """The current entries of a list, without a copy; the list may grow."""
 
     def __init__(self, entries: Sequence[T]) -> None:
         self._entries = entries
@@ -417,13 +420,12 @@ class _View(Sequence[T]):
 
 
 class LocalMemoryResets:
-    """The memory of one run, as its loops reset it. Fulfils `MemoryResets`."""
+    """Resets the memory of one run for its loops. Fulfils `MemoryResets`."""
 
     def __init__(self, memory: LocalRunMemory) -> None:
         self._memory = memory
 
     async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
-        """Do to a loop's memory scopes what its mode says before an iteration (S-LOOP-91, S-LOOP-93)."""
         if unit.memory_mode == "accumulate":
             return None
         reset = ScopeReset(

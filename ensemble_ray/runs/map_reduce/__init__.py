@@ -1,1 +1,1 @@
-"""Map-reduces as their callers see them: `handle` is one of them, `recovery` what its record gives, `result` what it gave."""
+"""Runs of a map or map-reduce: launcher, tasks, outputs and recovery."""

@@ -1,10 +1,8 @@
 """ItemLoops: loops that factories return in place of the task of an item, each a small nested run.
 
-In: loops that were made ready, results of their tasks. Out: orders for the executor, verdicts for the record, and one end for
-each item. Rules:
-1. A loop is driven by the same machines as a loop of a plan; the run's own source knows an item alone (S-MR-190).
-2. A verdict is on record before anything follows from it; a recorded one is not asked again (S-MR-193).
-3. What a loop gave is kept until its item has ended, and no longer.
+1. The machines of a plan's loops drive these loops too; the run's own source sees a single item (S-MR-190).
+2. A verdict is recorded before any consequence; a recorded verdict is not evaluated again (S-MR-193).
+3. Outputs of a loop are stored until its item has ended.
 """
 
 from __future__ import annotations
@@ -74,25 +72,25 @@ _log = bounded_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
-    """How the loop of an item ended."""
+    """End of the loop of an item."""
 
     prepared: PreparedLoop
     at: float
-    #: what the item gives; None: nothing
+    #: output of the item; None: no output
     output: TaskOutput | None = None
-    #: instances of the outputs that its output is made of
+    #: instances of the outputs from which its output is built
     source_instances: tuple[str, ...] = ()
     #: of all executions, in order
     traces: Sequence[TaskTrace] = ()
     error: BaseException | None = None
-    #: the task that failed; None: the loop itself did
+    #: the task that failed; None: the loop itself failed
     failed: TaskOrder | None = None
     attempts: int = 0
-    #: why it left the run, with what it gave until then; None: it did not
+    #: reason why it ended the run early, with its output so far; None: it did not
     exit_reason: ExitReason | None = None
 
     def failure(self, error: BaseException) -> MapReduceFailure:
-        """Return how the item failed."""
+        """Return the failure of the item."""
         order = self.failed
         return MapReduceFailure(
             key=key_of(self.prepared.instance),
@@ -105,7 +103,7 @@ class LoopEnd:
         )
 
     def failure_fact(self, error: BaseException) -> FailureRecorded:
-        """Return the same for the record; what its tasks did is there already."""
+        """Return the failure as a fact; the work of its tasks is recorded already."""
         return FailureRecorded(
             error_type=type(error).__name__,
             message=message_of(error),
@@ -117,13 +115,13 @@ class LoopEnd:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A loop at work."""
+    """A running loop."""
 
     prepared: PreparedLoop
     source: PlanSource
     evaluations: UnitEvaluations[TaskOutput, TaskFailure]
     outputs: HeldOutputs[TaskOutput]
-    #: recorded answers that are not used yet
+    #: recorded answers that are still unused
     verdicts: dict[Question, Evaluated]
     orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
     traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
@@ -133,7 +131,7 @@ class _Running:
 
 
 class ItemLoops:
-    """The loops at work of one run, by the instances of their items."""
+    """The running loops of one run, by the instances of their items."""
 
     def __init__(
         self,
@@ -142,12 +140,12 @@ class ItemLoops:
         events: EventSink | None,
         verdicts: Mapping[str, Sequence[Evaluated]],
     ) -> None:
-        """Make them.
+        """Create an empty collection.
 
         Args:
-            journal: Of the run.
-            orders: Makes the orders of their tasks.
-            events: Takes what is told of iterations; None: nobody listens.
+            journal: The run's journal.
+            orders: Creates the orders of their tasks.
+            events: Receives events of iterations; None: no listener.
             verdicts: Recorded answers of predicates, by the instance of their item.
         """
         self._journal = journal
@@ -160,12 +158,12 @@ class ItemLoops:
         self._finish: Callable[[LoopEnd], Stimulus]
 
     def open(self, reporter: TaskReporter[TaskOrder], finish: Callable[[LoopEnd], Stimulus]) -> None:
-        """Begin; `finish` takes the end of a loop, and returns what the run's source is told of its item."""
+        """Begin; `finish` receives the end of a loop, and returns the stimulus of its item for the run's source."""
         self._reporter, self._finish = reporter, finish
         self._background = RunBackgroundTasks(reporter.break_off)
 
     def leave(self) -> None:
-        """Wait for nothing any more."""
+        """Stop all waiting."""
         self._background.leave()
         for running in self._running.values():
             running.evaluations.leave()
@@ -204,7 +202,7 @@ class ItemLoops:
         self._apply(running, Begun(at=self._journal.now()))
 
     def stop(self, item: str) -> bool:
-        """Ask a loop to end; whether it is at work, and will tell of its end."""
+        """Ask a loop to end; return whether it runs and will report its end."""
         running = self._running.get(item)
         if running is None:
             return False
@@ -212,12 +210,12 @@ class ItemLoops:
         return True
 
     def owns(self, instance: str) -> bool:
-        """Whether an instance is a task of a loop at work."""
+        """Return whether an instance is a task of a running loop."""
         item, mark, _ = instance.partition("/")
         return bool(mark) and item in self._running
 
     def accept(self, result: TaskResult) -> None:
-        """Take what came of a task."""
+        """Handle the result of a task."""
         item, _, instance = result.instance.partition("/")
         running = self._running[item]
         order = running.orders.pop(instance)
@@ -225,7 +223,7 @@ class ItemLoops:
         trace = output.trace if output is not None else None if failure is None else failure.trace
         running.traces += [] if trace is None else [trace]
         has_output = output is not None and result.status in {"completed", "exited"}
-        if output is not None and has_output:  # also where a gate behind it ended the run
+        if output is not None and has_output:  # true also if a gate after the output ended the run
             running.outputs.put(instance, output)
             running.completed[instance] = output
         if result.status == "completed":
@@ -246,18 +244,18 @@ class ItemLoops:
             self._apply(running, Cancelled(at=result.at, instance=instance))
 
     async def _record_answer(self, running: _Running, answered: Stimulus) -> None:
-        """Put a verdict on record, then tell the loop."""
+        """Record a verdict, then pass it to the loop."""
         if not isinstance(answered, Evaluated):
             raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
         item = running.prepared.instance
         placed = replace(answered, question=_move(answered.question, "", f"{item}/") or answered.question)
-        # Another process may commit work that follows from it before this one does (S-DUR-122).
+        # Another process may commit work that follows from it before this process does (S-DUR-122).
         fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
         await self._journal.append(fact, until=Persistence.COMMITTED)
         self._apply(running, answered)
 
     def _apply(self, running: _Running, stimulus: Stimulus) -> None:
-        """Apply a stimulus to a loop, and do what it wants; what is recorded of that is applied next."""
+        """Apply a stimulus to a loop, and carry out its instructions; recorded results are applied next."""
         waiting = [stimulus]
         while waiting and self._running.get(running.prepared.instance) is running:
             told = waiting.pop(0)
@@ -309,7 +307,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
         )
     if end.state is RunState.CANCELLED:
         return ended
-    if end.exit_reason is ExitReason.BUDGET_EXHAUSTED:  # with a larger budget it goes on
+    if end.exit_reason is ExitReason.BUDGET_EXHAUSTED:  # with a larger budget it resumes
         return replace(ended, exit_reason=end.exit_reason)
     given = _list_outputs_of_item(running, end)
     outputs = [running.completed[instance] for instance in given]
@@ -322,7 +320,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
 
 
 def _list_outputs_of_item(running: _Running, end: End) -> Sequence[str]:
-    """Return the instances of what the item gives: of the chosen task, else of the last output that the loop shows."""
+    """Return the instances of the item's output: of the chosen task, else of the last output that the loop shows."""
     ready = running.prepared.ready
     (result,) = (each for each in end.units if isinstance(each, LoopResult))
     if ready.chosen:
@@ -343,7 +341,7 @@ def _failure_of(raised: EvaluationFailed) -> TaskFailure:
 
 
 def _move(question: Question, prefix: str, to: str = "") -> Question | None:
-    """Return a loop's question with its unit below another path; None where it is none of a predicate there."""
+    """Return a loop's question with its unit below another path; None unless it is a question of a predicate there."""
     if isinstance(question, UntilHolds) and question.unit.startswith(prefix):
         return replace(question, unit=to + question.unit.removeprefix(prefix))
     return None

@@ -1,7 +1,5 @@
-"""ItemBuffer: items as they come from their source, each with its place, until their maps are done.
-
-In: a reader, what the record knows of earlier items. Out: items by their number, and their hashes for the record
-(S-MR-162). An item is held from its pull to the end of its map; of one that is done eight bytes stay.
+"""ItemBuffer: items of a source with their positions and hashes for the record (S-MR-162). An item is held from its
+pull to the end of its map; afterwards eight bytes remain.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class PulledBatch:
-    """What one pull gave."""
+    """Result of one pull."""
 
-    #: how many, refused ones included
+    #: number of items, refused items included
     count: int
     is_exhausted: bool
     #: by number
     refused: dict[int, RefusedItem] = field(default_factory=dict[int, RefusedItem])
-    #: indices and hashes that are not on record yet
+    #: unrecorded indices and hashes
     indices: Sequence[int] = ()
     digests: Sequence[str] = ()
-    #: whether the record has to be told
+    #: whether a fact must be recorded
     has_unrecorded: bool = False
 
 
@@ -48,21 +46,21 @@ class ItemBuffer:
     """The items of one run."""
 
     def __init__(self, reader: ItemReader, record: RecordedTasks | None) -> None:
-        """Read from the beginning; items that `record` knows are compared with it."""
+        """Read from the start; items that `record` contains are compared with it."""
         self._reader = reader
         self._record = record
-        #: index of each item by its number
+        #: indices of items by number
         self._indices = array("q")
         self._items: dict[int, object] = {}
 
     @property
     def count(self) -> int:
-        """How many items have come."""
+        """Number of items pulled so far."""
         return len(self._indices)
 
     @property
     def in_flight(self) -> int:
-        """How many of them have no end yet."""
+        """How many of them have not ended."""
         return len(self._items)
 
     def index(self, number: int) -> int:
@@ -70,19 +68,19 @@ class ItemBuffer:
         return self._indices[number]
 
     def item(self, number: int) -> object:
-        """Return an item whose map is not done."""
+        """Return an item before the end of its map."""
         return self._items[number]
 
     def pop(self, number: int) -> object:
-        """Return an item and let it go, since its map is done."""
+        """Return and release an item after the end of its map."""
         return self._items.pop(number, None)
 
     async def pull(self, count: int) -> PulledBatch:
-        """Take at most so many of the next items.
+        """Pull at most this many of the next items.
 
         Raises:
-            ValidationError: one is not what the record says, or there are fewer or more than it says (S-MR-162).
-            Exception: what the source raised.
+            ValidationError: an item differs from the record, or the number of items does (S-MR-162).
+            Exception: an error of the source.
         """
         pulled = await self._reader.next(count)
         first = len(self._indices)
@@ -111,7 +109,7 @@ class ItemBuffer:
         return batch
 
 
-#: A reader is told of so many results at a time, at most: the run goes on with what it has not read yet in its window.
+#: Maximum number of results per notification of a reader: the run pulls against the results that it has not read.
 _MOST_AT_ONCE = 32
 _PART_OF_WINDOW = 8
 
@@ -120,16 +118,16 @@ class ItemLog:
     """Results of one run's items."""
 
     def __init__(self, store: MapReduceOutputs, *, is_read: bool = True) -> None:
-        """Begin with none; where nobody will read them, only failures are kept."""
+        """Create an empty log; if no reader will come, only failures are stored."""
         self._store = store
         self._is_read = is_read
-        #: how many results may wait for a reader
+        #: number of results that may wait for a reader
         self.window = 1
-        #: what came, in order: number of a completed map, or the place of a failure as -1 - place
+        #: results in order of arrival: number of a completed map, or -1 - position of a failure
         self._came = array("q")
-        #: index of each completed map, in the same order
+        #: indices of completed maps, in the same order
         self._indices = array("q")
-        #: how many items have their output
+        #: number of items with an output
         self.completed_count = 0
         self._failures = Spool()
         self._failed = array("q")
@@ -138,15 +136,15 @@ class ItemLog:
         self._is_over = False
         self._waking: asyncio.Task[None] | None = None
 
-    # What comes in, on the library's loop.
+    # Input, on the library's loop.
 
     def add_output(self, number: int, index: int) -> None:
-        """Note that a map has its output, which is in the store."""
+        """Add a map whose output is in the store."""
         self.completed_count += 1
         self._come(number, index)
 
     def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
-        """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
+        """Add a map that failed for good; return it with the item itself, of which the log may store only a text."""
         failed = FailedItem(
             index=index,
             item=item,
@@ -171,15 +169,15 @@ class ItemLog:
             self._notify_readers()
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Mark the log as complete."""
         self._is_over = True
         self._notify_readers()
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
+        """Wait until items may be pulled and return how many, so that no reader falls behind by more than the window.
 
         Args:
-            in_flight: Tells how many items were pulled whose results have not come.
+            in_flight: Returns the number of pulled items without a result.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._free_slots(in_flight()) > 0)
@@ -199,11 +197,11 @@ class ItemLog:
         async with self._changed:
             self._changed.notify_all()
 
-    # What is asked.
+    # Output.
 
     @property
     def failed_count(self) -> int:
-        """How many items have failed for good."""
+        """Number of items that failed for good."""
         return len(self._failed)
 
     @property
@@ -213,13 +211,14 @@ class ItemLog:
         return SpooledSequence(self._failures, order, _failure, what="failed items")
 
     def stream(self) -> ItemStream:
-        """All results, the past ones first."""
+        """All results, past ones first."""
         return ItemStream(self)
 
     async def come(self, reader: int, cursor: int) -> int:
-        """How many results have come, when there is one at that place; that place itself after the last one.
+        """Wait for a result at `cursor`; return the number of results, or `cursor` itself after the last one.
 
-        A reader is told of a few more at a time: each question wakes two threads. Those count as read when it asks again.
+        A reader receives a few more results per call, because each call wakes two threads. They count as read at its
+        next call.
         """
         async with self._changed:
             self._readers[reader] = cursor
@@ -229,7 +228,7 @@ class ItemLog:
         return min(len(self._came), cursor + most)
 
     def result(self, position: int) -> ItemResult:
-        """Return the result at a place that has come; in the reader's thread, since reading it is work."""
+        """Return the result at a known position; runs in the reader's thread, since loading it is work."""
         came = self._came[position]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
@@ -238,14 +237,14 @@ class ItemLog:
         return ItemResult(index=self._indices[position], item=item, output=output)
 
     async def leave(self, reader: int) -> None:
-        """Wait for a reader no more, since it comes no more."""
+        """Remove a reader, so that the run no longer waits for it."""
         async with self._changed:
             self._readers.pop(reader, None)
             self._changed.notify_all()
 
 
 class ItemStream:
-    """Results of items as they come; iterate with `for` or `async for`. Ends with the run."""
+    """Results of items in order of arrival; iterate with `for` or `async for`. Ends with the run."""
 
     def __init__(self, log: ItemLog) -> None:
         self._log = log
@@ -279,7 +278,7 @@ _MOST_WAITING = 1024
 
 
 class ItemResultWriter:
-    """What hears of one run's items. Fulfils `ItemResults`."""
+    """Writes results of one run's items to its log and files. Fulfils `ItemResults`."""
 
     def __init__(
         self,
@@ -289,7 +288,9 @@ class ItemResultWriter:
         dead_letters: DeadLetterFile | None = None,
         is_direct: bool = False,
     ) -> None:
-        """Make one over open files; of the short-circuit, whose task is no item's, nobody hears (S-MR-82)."""
+        """Create it over open files; the short-circuit has no listeners, because its task belongs to no item
+        (S-MR-82).
+        """
         self._is_direct = is_direct
         self._log = log
         self._results = results
@@ -297,17 +298,15 @@ class ItemResultWriter:
         self._waiting: list[ItemResult | FailedItem] = []
         self._writing: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        #: told that a file cannot be written
+        #: called if a file cannot be written
         self.on_error: Callable[[BaseException], None] = lambda _: None
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """Return how many more items may be pulled, when some may."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
         return await self._log.free_slots(in_flight)
 
     def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """Note that an item has its output."""
         if self._is_direct:
             return
         self._log.add_output(number, index)
@@ -315,7 +314,6 @@ class ItemResultWriter:
             self._write(ItemResult(index=index, item=item, output=output))
 
     def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """Note that an item has none."""
         if self._is_direct:
             return
         failed = self._log.add_failure(index, item, error, attempts)
@@ -344,22 +342,22 @@ class ItemResultWriter:
             self._writing = None
 
     async def leave(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Close it as its run ended; `error` says why that was broken off, None where it was not."""
+        """Close it at the end of its run; `error` is the reason of an abort, None for a normal end."""
         await self.close(is_complete=error is None)
 
     async def wait_until_written(self) -> None:
-        """Wait until nothing waits for a file."""
+        """Wait until no row waits for a file."""
         while self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Write what waits, then complete the files; a run that goes on later goes on with them.
+        """Write waiting rows, then complete the files; a resumed run appends to them.
 
         Args:
-            is_complete: False: the run was broken off, perhaps since another process has it now and writes to them.
+            is_complete: False: the run was aborted, and another process may own it and write to them.
 
         Raises:
-            RecordError: they cannot be written, or could not be while nobody else was there to be told.
+            RecordError: they cannot be written now, or an earlier write failed unreported.
         """
         await self.wait_until_written()
         async with contextlib.AsyncExitStack() as stack:

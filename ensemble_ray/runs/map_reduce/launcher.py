@@ -1,7 +1,5 @@
-"""MapReduceLauncher: runs whose tasks are made while they go on.
-
-In: a definition with its items and factories. Out: how the run ended, and results of items as they come. The run is
-coordinated and recorded by this process on every runtime, since its source and its factories are here (S-MR-161).
+"""MapReduceLauncher: runs that create their tasks dynamically. This process coordinates and records them on every
+runtime, since it has the source and the factories (S-MR-161).
 """
 
 from __future__ import annotations
@@ -78,19 +76,17 @@ if TYPE_CHECKING:
 
 
 class UnitEvents:
-    """Takes events of this process and passes them on by way of the run's executor. Fulfils `EventSink`."""
+    """Sends events of this process through the run's executor. Fulfils `EventSink`."""
 
     def __init__(self, events: EventSink) -> None:
-        """Make it of the run's sink; nothing is told before the executor is there."""
+        """Create it from the run's sink; no event is sent before the executor is set."""
         self._events = events
         self.executor: ExecutorSession
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether anybody listens to that type."""
         return self._events.wants(event_type)
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
         self.executor.emit(event)
 
 
@@ -104,38 +100,40 @@ class MapReduceLauncher:
     def __init__(
         self, definition: MapDefinition, inputs: Mapping[str, object] | None = None, *, keeps_items: bool = True
     ) -> None:
-        """Make one for a definition with the options of its run; `keeps_items` says whether results will be read."""
+        """Create a launcher for a definition with the options of its run; `keeps_items`: whether results will be
+        read.
+        """
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
         self._outputs = MapReduceOutputs(keeps_items=keeps_items)
-        #: what came of items
+        #: results of items
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
-        #: None: it is not on record yet
+        #: None: the run is still unrecorded
         self._journal: RunJournal | None = None
-        #: while the items are opened: whether all of them fit one task is asked of user code
+        #: set while the items are opened: user code decides whether all of them fit one task
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
-        #: recorded answers of the calls that made agents, by effect name
+        #: recorded answers of the calls that created agents, by effect name
         self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}
         self._clock = SystemClock()
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is on record, so that what ends it is an error of the run."""
+        """Whether the run is recorded, so that an error that ends it is an error of the run."""
         return self._journal is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Tell what will run; no item is pulled yet.
+        """Describe the work; no item is pulled.
 
         Raises:
-            ValidationError: it is to wait for reviews in its record (S-REV-121).
+            ValidationError: the definition detaches reviews (S-REV-121).
         """
         del scope
         if self.definition.is_detached:
             raise ValidationError(
-                "review_wait 'detach' is for ensembles with a plan: the tasks of this one are made while it runs, and its "
-                "gates are asked in its own program. Leave out review_wait, and give a review_handler"
+                "review_wait 'detach' is for ensembles with a plan: this definition creates its tasks while it runs, and its "
+                "own program handles the gates. Leave out review_wait, and set a review_handler"
             )
         definition, count = self.definition, self.definition.item_source.count
         return Prepared(
@@ -146,7 +144,7 @@ class MapReduceLauncher:
         )
 
     def describe(self) -> PlanRecorded:
-        """Return what the record's first fact says of the items and the rules."""
+        """Return the record's first fact with the items and the rules."""
         definition = self.definition
         return map_reduce_run_data(
             definition,
@@ -158,7 +156,7 @@ class MapReduceLauncher:
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return what a finished run of that id gave, of these items."""
+        """Return the output of a finished run with this id and these items."""
 
         async def open_results(*, is_direct: bool) -> ItemResultWriter:
             return await self._open_results(scope, is_direct=is_direct, is_continued=True)
@@ -188,10 +186,10 @@ class MapReduceLauncher:
             conclusion = self._conclude(ended)
             await self._record_end(scope, owned, ended)
         except Exception as error:
-            # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
+            # A broken environment, such as a lost cluster, is no failure of the run: it can be resumed.
             if self._journal is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
-            # What broke the run while it was coordinated is on record.
+            # Errors during coordination are recorded already.
             if self._journal is not None and (self._coordinator is None or self._coordinator.has_ended):
                 await self._journal.record_break(error)
             raise
@@ -208,11 +206,10 @@ class MapReduceLauncher:
             self._opening.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Tell the tasks that start from now on."""
         return self._coordinator is not None and await self._coordinator.inject(directive)
 
     def close(self) -> None:
-        """Tell readers of items that nothing comes any more."""
+        """Notify readers of items that no more results follow."""
         self.items.close()
 
     def _conclude(self, ended: MapReduceEnd) -> Conclusion:
@@ -229,7 +226,7 @@ class MapReduceLauncher:
         return output_types_of((definition.map_task, *reducing))
 
     async def _claim(self, scope: RunScope) -> OwnedRun | None:
-        """Own the run's record; None where it has none."""
+        """Claim the run's record; None if the run is not recorded."""
         if scope.store_address is None:
             return None
         return await claim_run(
@@ -243,7 +240,7 @@ class MapReduceLauncher:
     async def _coordinate(
         self, scope: RunScope, owned: OwnedRun | None, header: PlanRecorded, mode: CaptureMode
     ) -> MapReduceEnd:
-        """Do everything between the beginning of the record and its end."""
+        """Do all work between the start of the record and its end."""
         run_id = scope.run_id
         record = None
         if scope.resumption is not None:
@@ -301,7 +298,7 @@ class MapReduceLauncher:
             return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), executor)
 
     def _cancel_from_outside(self, scope: RunScope) -> Callable[[], Awaitable[None]]:
-        """Return what cancels the run when its record asks for that."""
+        """Return a function that cancels the run when its record has a cancel request."""
 
         async def cancel() -> None:
             scope.cancelled.set()
@@ -310,11 +307,11 @@ class MapReduceLauncher:
         return cancel
 
     def _end_before_tasks(self, started_at: float, ending: End, cause: BaseException | None = None) -> MapReduceEnd:
-        """Return the end of a run that had no task."""
+        """Return the end of a run without tasks."""
         return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now(), cause=cause)
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
-        """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
+        """Return the items, and whether all of them form one task; None if the run was cancelled meanwhile."""
         self._opening = asyncio.get_running_loop().create_task(open_items(self.definition))
         if scope.cancelled.is_set():
             self._opening.cancel()
@@ -328,7 +325,7 @@ class MapReduceLauncher:
         return self._opening.result()
 
     async def _open_results(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> ItemResultWriter:
-        """Open the files that the run writes; one that is continued has written to them before."""
+        """Open the files that the run writes; a resumed run has written to them before."""
         if is_direct:
             return ItemResultWriter(self.items, is_direct=True)
         definition = self.definition
@@ -385,14 +382,14 @@ class MapReduceLauncher:
         context = request.context
         if context.budget is None:
             return request
-        # An account of its own for each owner of the run, who knows what was spent before (S-BUD-6, S-BUD-7).
+        # Each owner of the run has a separate account that includes earlier spending (S-BUD-6, S-BUD-7).
         spent = NOTHING if resumption is None else resumption.spent
         account = f"{scope.run_id}/{new_object_id()}"
         budget = replace(context.budget, spent=spent, account=account)
         return replace(request, context=replace(context, budget=budget))
 
     async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
-        """Put the end on record."""
+        """Record the end."""
         if owned is None:
             return
         ending = ended.ending
@@ -408,7 +405,7 @@ class MapReduceLauncher:
 
 
 class MapReduceRun(Run):
-    """A run over items that was started. Results come with `result()`, or item by item with `items()`."""
+    """A started run over items. `result()` returns its output, `items()` its results item by item."""
 
     def __init__(
         self,
@@ -421,7 +418,7 @@ class MapReduceRun(Run):
         origin: Origin | None = None,
         resumption: Resumption | None = None,
     ) -> None:
-        """Begin, or go on; see `Run`."""
+        """Begin or resume; see `Run`."""
         self._items = launcher.items
         super().__init__(
             launcher,
@@ -435,14 +432,14 @@ class MapReduceRun(Run):
 
     @property
     def failed_count(self) -> int:
-        """How many items have failed until now, also where nobody collects them."""
+        """Number of items that have failed so far, even if failures are not collected."""
         return self._items.failed_count
 
     @property
     def completed_count(self) -> int:
-        """How many items have their output until now."""
+        """Number of items with an output so far."""
         return self._items.completed_count
 
     def items(self) -> ItemStream:
-        """Return what came of each item, in the order in which it came, the past ones first."""
+        """Return the results of items in order of arrival, past ones first."""
         return self._items.stream()

@@ -1,7 +1,5 @@
-"""OrderMaker: calls factories and makes orders of what they give.
-
-In: works that the machine wants started, with items and outputs. Out: their orders. One call at a time (S-MR-143). A group
-is on record before its reduce is made (S-MR-161), and so is what was asked of a model to make an agent (S-SET-46).
+"""OrderMaker: calls factories, one at a time (S-MR-143), and creates orders from their tasks. A group is recorded
+before its reduce is created (S-MR-161), and so are model calls that create an agent (S-SET-46).
 """
 
 from __future__ import annotations
@@ -60,16 +58,16 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: The same advice about a hundred thousand tasks helps nobody.
+#: Limit for a warning that would repeat for every task.
 _MOST_WARNINGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyTask:
-    """A task that can be done."""
+    """A task that can run."""
 
     key: str
-    #: as it travels: without context, agent and tools
+    #: in its pickled form: without context, agent and tools
     task: Task
     #: None for a handler task
     agent: Agent | None
@@ -80,18 +78,18 @@ class ReadyTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyLoop:
-    """A loop that can be run for an item."""
+    """A loop that can run for an item."""
 
-    #: a plan of the loop alone, and its tasks as they travel
+    #: a plan of the loop alone, and its tasks in their pickled form
     planned: Planned
     unit: LoopUnit
     nodes: Mapping[str, Node]
-    #: key of the body task whose output is that of the item; "": the last one that the loop shows
+    #: key of the body task with the item's output; "": the last output that the loop shows
     chosen: str
 
 
 class TaskMaker:
-    """Makes tasks of one map-reduce ready."""
+    """Prepares tasks of one map-reduce."""
 
     def __init__(
         self,
@@ -100,16 +98,17 @@ class TaskMaker:
         *,
         recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
     ) -> None:
-        """Make one.
+        """Create a task maker.
 
         Args:
-            definition: The run's.
+            definition: The run's definition.
             inputs: Values of the variables in their texts.
-            recorded: Dresses a synthesizer's model such that its calls are recorded under that effect name, by way of
-                that function (S-SET-46); None: they are not.
+            recorded: Wraps a synthesizer's model so that it records its calls under this effect name through this
+                function
+                (S-SET-46); None: calls are not recorded.
         """
         self._definition = definition
-        #: an ensemble without tasks: what all tasks of the run are held to
+        #: an ensemble without tasks: the rules of all tasks of the run
         self._rules = rules_for_tasks(definition)
         self._models = TeamModels(self._rules)
         self._inputs = inputs
@@ -121,12 +120,12 @@ class TaskMaker:
         """Return the tasks under these keys, in order.
 
         Args:
-            tasks: Made by factories.
-            keys: One for each.
-            data: What each was made of: its item, or the answers of its group.
+            tasks: Created by factories.
+            keys: One key per task.
+            data: Sources of the tasks: its item, or the answers of its group.
 
         Raises:
-            ValidationError: one of them cannot run; nothing was asked of any model.
+            ValidationError: one of them cannot run; no model was called.
             AgentExecutionError: a synthesizer's model failed.
         """
         filled = tuple(self._fill(task, self._texts_of(each)) for task, each in zip(tasks, data, strict=True))
@@ -183,7 +182,7 @@ class TaskMaker:
         return ReadyLoop(planned=planned, unit=unit, nodes=nodes, chosen=places[made.chosen] if made.chosen else "")
 
     def claim_facts(self) -> list[Fact]:
-        """Return what is to be put on record of the model calls that made agents, once."""
+        """Return the unrecorded facts of model calls that created agents, once."""
         claimed, self._facts = self._facts, []
         return claimed
 
@@ -194,7 +193,7 @@ class TaskMaker:
         return braced_texts(data) if self._inputs else ()
 
     def _fill(self, task: Task, data: Sequence[str]) -> Task:
-        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        """Return the task with resolved inputs and without its context; the order has the context outputs."""
         return self._render(task.rewritten(context=()) if task.context else task, data)
 
     def _render(self, task: Task, data: Sequence[str]) -> Task:
@@ -217,7 +216,7 @@ def inner_key(item: str, task: str) -> str:
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """Return the ensemble, without tasks, whose rules every task of the run is held to."""
+    """Return an ensemble without tasks that holds the rules of every task of the run."""
     shared = {
         name: getattr(definition, name)
         for name in EnsembleDefinition.model_fields
@@ -226,7 +225,7 @@ def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
     return EnsembleDefinition.model_construct(**shared)
 
 
-#: Characters that a reduce is shown of the description of what it reduces.
+#: Characters of the description of an input that a reduce receives.
 _SHOWN = 200
 
 
@@ -236,19 +235,19 @@ class PreparedOrder:
 
     level: int
     number: int
-    #: what it is in the tree
+    #: its type in the tree
     unit_type: str
     order: TaskOrder
 
     @property
     def instance(self) -> str:
-        """Return its instance."""
+        """Return the instance of the order."""
         return self.order.instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMap:
-    """A map whose factory raised (S-MR-154)."""
+    """A map that failed in its factory (S-MR-154)."""
 
     instance: str
     number: int
@@ -265,19 +264,19 @@ class PreparedLoop:
     ready: ReadyLoop
 
 
-#: What comes of making a map or a reduce.
+#: Result of preparing a map or a reduce.
 PreparedTask: TypeAlias = PreparedOrder | PreparedLoop | FailedMap
 
 
 def _shorten(output: TaskOutput) -> TaskOutput:
-    """Return an output as a reduce is shown it (S-MR-118)."""
+    """Return an output in the short form that a reduce receives (S-MR-118)."""
     description = output.task_description
     shown = description.partition("\n\n")[0][:_SHOWN]
     return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
 
 
 class OrderMaker:
-    """Makes the orders of one run."""
+    """Creates the orders of one run."""
 
     def __init__(
         self,
@@ -292,18 +291,18 @@ class OrderMaker:
         item_count: int | None,
         is_direct: bool,
     ) -> None:
-        """Make one.
+        """Create it.
 
         Args:
-            journal: Of the run.
-            factories: The user's.
-            maker: Makes what they give ready to be done.
+            journal: The run's journal.
+            factories: The user's factories.
+            maker: Prepares the tasks of factories.
             items: Has the items.
-            directives: What people told the run.
+            directives: Directives of users.
             store: Has the outputs.
-            record: What is recorded of a run that goes on.
-            item_count: How many items there are, where that is known.
-            is_direct: Whether the only task is that of the short-circuit (S-MR-81).
+            record: Record of a resumed run.
+            item_count: Number of items, if known.
+            is_direct: Whether the short-circuit's task is the only one (S-MR-81).
         """
         self._journal = journal
         self._factories = factories
@@ -326,20 +325,20 @@ class OrderMaker:
         return reduce_key(level, number) if level else map_key(self._items.index(number))
 
     def instance(self, unit: MapItem | ReduceGroup) -> str:
-        """Return the instance of a task: its key, and which attempt of the run at it this is."""
+        """Return the instance of a task: its key and the number of its current attempt."""
         level, is_final = (unit.level, unit.is_final) if isinstance(unit, ReduceGroup) else (0, False)
         key = self.key(level, unit.number, is_final=is_final)
         return instance_of(key, occurrence=0 if self._record is None else self._record.occurrence(level, unit.number))
 
     def _total(self, unit_type: str) -> int:
-        """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
+        """Return the known number of tasks of a level before its last one: there is one final reduce."""
         return self._item_count if unit_type == "map" else int(unit_type != "reduce")
 
     async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
-        """Make the maps of items, by instance, but for those that are discarded when their turn comes.
+        """Create the maps of items, by instance, except maps that are discarded before their turn.
 
         Raises:
-            Exception: what a factory raised, or what is wrong with what it gave.
+            Exception: an error of a factory, or of the task that it returned.
         """
         async with self._turn:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
@@ -371,7 +370,7 @@ class OrderMaker:
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
     ) -> list[PreparedTask]:
-        """Make the reduce of a group, unless it is discarded when its turn comes.
+        """Create the reduce of a group, unless it is discarded before its turn.
 
         Raises:
             Exception: as `maps`.
@@ -401,7 +400,7 @@ class OrderMaker:
         return PreparedLoop(instance=instance, number=number, unit_type=node_type(0), ready=ready)
 
     def inner(self, prepared: PreparedLoop, start: Start, outputs: OutputStore[TaskOutput]) -> TaskOrder:
-        """Return the order of a task of an item's loop, which the loop's machine wants started."""
+        """Return the order of a task of an item's loop."""
         ready = prepared.ready
         node = ready.nodes[node_key(start.instance)]
         task = ready.planned.tasks[node.key]
@@ -429,7 +428,7 @@ class OrderMaker:
         )
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
-        """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
+        """Prepare tasks; record their agents and the model calls that created them."""
         try:
             prepared = await self._maker.ready(tasks, keys, data)
         finally:
@@ -476,7 +475,7 @@ class OrderMaker:
         return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)
 
 
-#: A task must say something; what its reader sees is the output's own text, which may be empty.
+#: A task needs a description; its reader receives the output's own text, which may be empty.
 _EMPTY = "(empty)"
 
 
@@ -487,20 +486,20 @@ class DefinitionFactories:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Make a task for each item, or tell why its factory could not (S-MR-154).
+        """Create a task for each item, or return the failure of its factory (S-MR-154).
 
         Raises:
-            ValidationError: one has a context.
-            Exception: what a factory raised, where a failed item ends the run.
+            ValidationError: a task has a context.
+            Exception: an error of a factory, if a failed item ends the run.
         """
         results = await make_maps_in_run(self._definition, items)
         return [_check(each) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
+        """Return a task that reduces these outputs, and the positions of its context outputs, in its order.
 
         Raises:
-            ValidationError: its context has others than these.
+            ValidationError: its context has outputs outside the group.
         """
         stand_ins = [_stand_in(output) for output in outputs]
         places = {stand_in.object_id: index for index, stand_in in enumerate(stand_ins)}
@@ -509,7 +508,7 @@ class DefinitionFactories:
             if entry.object_id not in places:
                 raise ValidationError(
                     f"Reduce task '{task.description}' has the context task '{entry.description}', which is none of its "
-                    "group. Give it context=chunk_tasks"
+                    "group. Use context=chunk_tasks"
                 )
         return task, [places[entry.object_id] for entry in task.context]
 
@@ -521,14 +520,13 @@ class DirectFactory:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Return the one task."""
         (all_items,) = items
         task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
         return (_alone(task),)
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Never asked for: one output needs no reduce."""
-        raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+        """Never called: one output needs no reduce."""
+        raise IllegalStateError(f"the short-circuit has no reduce, but received {len(outputs)} outputs")
 
 
 def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
@@ -545,7 +543,7 @@ def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
 
 
 def _alone(task: Task) -> Task:
-    """Return the task of an item, which nothing comes before (S-MR-30)."""
+    """Return the task of an item, and check that it has no context (S-MR-30)."""
     if task.context:
         raise ValidationError(
             f"Task '{task.description}' has the context task '{task.context[0].description}': the task of an item has no "
@@ -555,7 +553,9 @@ def _alone(task: Task) -> Task:
 
 
 def _stand_in(output: TaskOutput) -> Task:
-    """Return a task whose description is the text of an output; a copy, since checking all fields takes many times as long."""
+    """Return a task with the text of an output as description; a copy, since validating all fields is many times
+    slower.
+    """
     text = output.raw if output.raw.strip() else _EMPTY
     return _empty_task().duplicated(description=whole_text(text))
 
@@ -569,14 +569,14 @@ class TokenCounts:
     """Tokens of the outputs of one run."""
 
     def __init__(self, definition: MapDefinition) -> None:
-        """Weigh as the definition says; groups of a fixed size, and maps alone, weigh nothing."""
+        """Count as the definition requires; outputs of fixed-size groups and of maps alone have weight 0."""
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
         self._definition = reduced if reduced is not None and reduced.is_adaptive else None
         self._turn = asyncio.Lock()
         self._has_warned = False
 
     def count(self, output: TaskOutput) -> int | None:
-        """Return its tokens; None where the user's estimator has to be asked."""
+        """Return its tokens; None if the user's estimator must count them."""
         definition = self._definition
         if definition is None:
             return 0
@@ -585,10 +585,10 @@ class TokenCounts:
         return self._warn_once(*estimate_tokens(output, definition))
 
     async def ask(self, output: TaskOutput) -> int:
-        """Return its tokens, from the estimator where the provider counted none.
+        """Return its tokens, from the estimator if the provider counted none.
 
         Raises:
-            Exception: what the estimator raised; a ValidationError where it gave no number.
+            Exception: an error of the estimator; a ValidationError if it returned no number.
         """
         if self._definition is None:
             return 0
@@ -598,5 +598,5 @@ class TokenCounts:
     def _warn_once(self, tokens: int, warning: str | None) -> int:
         if warning is not None and not self._has_warned:
             self._has_warned = True
-            _log.warning("%s. This is said once per run", warning)
+            _log.warning("%s. This warning appears once per run", warning)
         return tokens

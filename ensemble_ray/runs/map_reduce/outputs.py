@@ -1,7 +1,5 @@
-"""MapReduceOutputs: what the tasks of a map-reduce gave, kept outside of memory until somebody asks (S-MR-132).
-
-In: outputs and traces of tasks, by level and number, as they come. Out: one output for a reduce that needs it; all of
-them, in level order, as sequences that read when asked; sums. Of a task that is done some 40 bytes stay here.
+"""MapReduceOutputs: outputs and traces of the tasks of a map-reduce, in a file until they are read (S-MR-132). About
+40 bytes per ended task stay in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _OUTPUT, _TRACE = 1, 2
 
 
 def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) -> str:
-    """Return what a task is in the tree (S-MR-38, S-MR-82)."""
+    """Return the type of a task in the tree (S-MR-38, S-MR-82)."""
     if is_direct:
         return "direct"
     if is_final:
@@ -47,7 +45,7 @@ def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Payload:
-    """What is kept of one task: its output, which has its trace, or the trace alone where it gave none."""
+    """Stored data of one task: its output with its trace, or the trace alone if it has no output."""
 
     output: TaskOutput | None
     trace: TaskTrace | None
@@ -59,12 +57,12 @@ class _Level:
     """The tasks of one level, by number."""
 
     slots: array[int] = field(default_factory=lambda: array("q"))
-    #: what the slot has: an output, a trace alone, or neither
+    #: content of the slot: an output, a trace alone, or neither
     gave: bytearray = field(default_factory=bytearray)
     count: int = 0
     started_at: datetime | None = None
     completed_at: datetime | None = None
-    #: of tasks that were several executions: number and slot of each trace, in the order in which the tasks ended
+    #: of tasks with several executions: number and slot of each trace, in the order in which the tasks ended
     inner_numbers: array[int] = field(default_factory=lambda: array("q"))
     inner_slots: array[int] = field(default_factory=lambda: array("q"))
 
@@ -104,20 +102,20 @@ class MapReduceOutputs:
     """Bodies of one run's tasks."""
 
     def __init__(self, *, keeps_items: bool = False) -> None:
-        """Make an empty one; `keeps_items` says whether items are kept beside their outputs, for readers."""
+        """Create an empty store; `keeps_items`: whether items are stored beside their outputs, for readers."""
         self._spool = Spool()
         self._levels: list[_Level] = []
         self._keeps_items = keeps_items
         self._metrics = MetricsSum()
         self._tool_calls = 0
-        #: slots of agents, short hashes of those that were met, and hashes of what is recorded of those of earlier
+        #: slots of agents, short hashes of known agents, and hashes of recorded agents
         self._agents: array[int] = array("q")
         self._met = NumberSet()
         self._recorded_agents = NumberSet()
-        #: what cannot be pickled stays here: inline, anything may be an output
+        #: values that cannot be pickled: inline, any object may be an output
         self._held: list[_Payload] = []
 
-    # What comes in.
+    # Input.
 
     def keep(
         self,
@@ -129,7 +127,7 @@ class MapReduceOutputs:
         item: object = None,
         executions: Sequence[TaskTrace] = (),
     ) -> TaskOutput:
-        """Keep an output; gives it with its trace annotated. Of several executions the traces of all are counted."""
+        """Store an output; return it with its trace annotated. The traces of all its executions are counted."""
         trace = self._annotate(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
         tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
@@ -147,12 +145,12 @@ class MapReduceOutputs:
         item: object = None,
         executions: Sequence[TaskTrace] = (),
     ) -> None:
-        """Keep what a task did that gave no output (S-MR-105)."""
+        """Store the trace of a task without an output (S-MR-105)."""
         trace = self._annotate(trace, unit_type, level)
         self._put((level, number), output=None, trace=trace, item=item, executions=executions, unit_type=unit_type)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
-        """Keep who is about to take part; gives those that nobody met before, and no record tells of."""
+        """Add agents that start to work; return those that are new here and in the record."""
         fresh: list[AgentSummary] = []
         for agent in agents:
             if not self._met.add(int(agent.object_id[:16], 16)):
@@ -170,7 +168,7 @@ class MapReduceOutputs:
         return fresh
 
     def keep_recorded_agents(self, agents: Sequence[AgentSummary]) -> None:
-        """Keep who took part, as the record has it; objects of another process are known by what they say."""
+        """Add recorded agents; objects of another process are identified by their content."""
         for summary in agents:
             self._recorded_agents.add(_hash_of(summary))
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)
@@ -212,7 +210,7 @@ class MapReduceOutputs:
         self._levels[level].note(number, slot, trace, gave=output is not None)
 
     def _pack_payload(self, payload: _Payload) -> int:
-        """Put it into the file; gives its slot."""
+        """Write a payload to the file; return its slot."""
         try:
             packed = pickle.dumps(payload, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the object's own methods do
@@ -224,24 +222,24 @@ class MapReduceOutputs:
     def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
         return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
-    # What is asked.
+    # Output.
 
     def output(self, level: int, number: int) -> TaskOutput:
-        """One output."""
+        """Return one output."""
         return _output_of(self._payload(level, number))
 
     def has(self, level: int, number: int) -> bool:
-        """Whether that task gave an output."""
+        """Return whether the task has an output."""
         return level < len(self._levels) and self._levels[level].has(number)
 
     def get_mapped(self, number: int) -> tuple[object, TaskOutput]:
-        """Return the item of a map that is done, None where items are not kept, and its output."""
+        """Return the item of an ended map, None if items are not stored, and its output."""
         payload = self._payload(0, number)
         return payload.item, _output_of(payload)
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """Level and number of the last output in level order; None when there is none."""
+        """Level and number of the last output in level order; None if there is none."""
         for level in range(len(self._levels) - 1, -1, -1):
             number = self._levels[level].gave.rfind(_OUTPUT)
             if number >= 0:
@@ -250,24 +248,24 @@ class MapReduceOutputs:
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:
-        """All outputs in level order: item order at level 0, order of making above (S-SET-20)."""
+        """All outputs in level order: item order at level 0, creation order above (S-SET-20)."""
         slots = array("q", (slot for level in self._levels for slot in level.gave_slots()))
         return SpooledSequence(self._spool, slots, lambda packed: _output_of(self._open(packed)))
 
     @property
     def traces(self) -> Sequence[TaskTrace]:
-        """All traces in level order, those of failed tasks in their places."""
+        """All traces in level order, failed tasks included."""
         slots = array("q", (slot for level in self._levels for slot in level.traced_slots()))
         return SpooledSequence(self._spool, slots, lambda packed: _trace_of(self._open(packed)))
 
     @property
     def agents(self) -> Sequence[AgentSummary]:
-        """Who took part, each once, in the order in which they were met."""
+        """The agents of the run, each once, in order of their first task."""
         return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_open`
 
     @property
     def levels(self) -> tuple[MapReduceLevelSummary, ...]:
-        """What each level did (S-MR-93)."""
+        """Summaries of the levels (S-MR-93)."""
         return tuple(
             MapReduceLevelSummary(
                 level=level, task_count=each.count, duration=each.completed_at - each.started_at, workflow="parallel"
@@ -290,7 +288,7 @@ class MapReduceOutputs:
 
     @property
     def tool_calls(self) -> int:
-        """Tool calls of all tasks that gave an output."""
+        """Number of tool calls of all tasks with an output."""
         return self._tool_calls
 
     def _payload(self, level: int, number: int) -> _Payload:
@@ -317,42 +315,42 @@ class TaskFactories(Protocol):
     """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Make a task for each item, or tell why its factory could not."""
+        """Create a task for each item, or return the failure of its factory."""
         ...
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
+        """Return a task that reduces these outputs, and the positions of its context outputs, in its order.
 
         Raises:
-            ValidationError: its context lacks one (S-MR-24).
+            ValidationError: its context lacks an output (S-MR-24).
         """
         ...
 
 
 class ItemResults(Protocol):
-    """Hears what comes of items."""
+    """Receives results of items."""
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """Return how many more items may be pulled, when some may: a reader or a file may be slow (S-MR-131).
+        """Wait until items may be pulled and return how many: a reader or a file may be slow (S-MR-131).
 
         Args:
-            in_flight: Tells how many items were pulled whose results have not come.
+            in_flight: Returns the number of pulled items without a result.
         """
         ...
 
     def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """Note that the item of that place, and of that index in its source, has its output."""
+        """Report the output of an item, by its number and its index in the source."""
         ...
 
     def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """Note that an item has none."""
+        """Report the failure of an item."""
         ...
 
 
 class RecordedTasks(Protocol):
-    """What the record knows of a run that goes on; what its tasks gave is in the store already.
+    """The record of a resumed run; outputs of its tasks are in the store already.
 
-    Tasks are named as the machine names them: a map by its place in the source.
+    Tasks have the names of the machine: a map is named by its position in the source.
     """
 
     @property
@@ -361,15 +359,15 @@ class RecordedTasks(Protocol):
         ...
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
-        """Return how a task failed that is not tried again; None for one that did not fail."""
+        """Return the failure of a task that is not retried; None if it did not fail."""
         ...
 
     def exit_reason(self, level: int, number: int) -> ExitReason | None:
-        """Return why a task ended the run early; None for one that did not."""
+        """Return why a task ended the run early; None if it did not."""
         ...
 
     def occurrence(self, level: int, number: int) -> int:
-        """Return which attempt of the run at that task is the current one."""
+        """Return the number of the current attempt at the task."""
         ...
 
     @property
@@ -379,19 +377,19 @@ class RecordedTasks(Protocol):
 
     @property
     def knows_all(self) -> bool:
-        """Whether it says how many items there are."""
+        """Whether the record has the number of items."""
         ...
 
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
-        """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded.
+        """Compare items, starting at position `first`, with the recorded ones; return how many of them are recorded.
 
         Raises:
-            ValidationError: one differs, or there are more than there were (S-MR-162).
+            ValidationError: an item differs, or there are more items than recorded (S-MR-162).
         """
         ...
 
     def check_end(self, count: int) -> None:
-        """Compare how many items there are.
+        """Compare the number of items with the record.
 
         Raises:
             ValidationError: the record has more (S-MR-162).
@@ -403,7 +401,7 @@ class RecordedTasks(Protocol):
 class MapReduceFailure:
     """A map or reduce that failed."""
 
-    #: of its task; of an item whose map is more than one task, the item's; empty: the run itself failed
+    #: key of its task; the key of the item if its map has several tasks; empty: the run itself failed
     key: str
     level: int
     at: float
@@ -416,29 +414,29 @@ class MapReduceFailure:
 
 @dataclass(slots=True, kw_only=True)
 class MapReduceEnd:
-    """How a map-reduce ended."""
+    """Outcome of a map-reduce."""
 
     ending: End
     started_at: float
     completed_at: float
-    #: the first of them, on all levels
+    #: the first failures of all levels
     failures: Sequence[MapReduceFailure] = field(default_factory=list["MapReduceFailure"])
-    #: how many maps failed
+    #: number of failed maps
     failed_maps: int = 0
-    #: what the source or a factory raised
+    #: error of the source or a factory
     cause: BaseException | None = None
-    #: the first call that a provider refused as it would refuse all others (S-MR-155)
+    #: first call that a provider refused with an error that affects all calls (S-MR-155)
     refusal: MapReduceFailure | None = None
-    #: what to warn of, such as a budget that is spent; "": nothing
+    #: warning to log, for example that a budget is spent; "": none
     warning: str = ""
 
 
-#: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
+#: Limit for failures of maps, and of reduces, in an error of the whole run; a run may have a hundred thousand.
 _MOST_FAILURES = 100
 
 
 def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> MapReduceFailure:
-    """Return how a task of that level failed."""
+    """Return the failure of a task of this level."""
     return MapReduceFailure(
         key=key_of(order.instance),
         level=level,
@@ -451,15 +449,15 @@ def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseExce
 
 
 class FailureLog:
-    """Keeps the first failures of a run and counts them all."""
+    """Stores the first failures of a run and counts all."""
 
     def __init__(self) -> None:
         self._first: list[MapReduceFailure] = []
-        #: how many there were, of maps and of reduces
+        #: number of failures, of maps and of reduces
         self._counts = [0, 0]
 
     def add(self, failure: MapReduceFailure) -> None:
-        """Count a failure, and keep it if it is among the first of its kind."""
+        """Count a failure, and store it if it is among the first of its kind."""
         index = min(failure.level, 1)
         self._counts[index] += 1
         if self._counts[index] <= _MOST_FAILURES:
@@ -467,10 +465,10 @@ class FailureLog:
 
     @property
     def first(self) -> Sequence[MapReduceFailure]:
-        """The first failures, in the order in which they came."""
+        """The first failures, in order of arrival."""
         return self._first
 
     @property
     def failed_maps(self) -> int:
-        """How many maps failed."""
+        """Number of failed maps."""
         return self._counts[0]

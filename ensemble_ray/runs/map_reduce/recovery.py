@@ -1,9 +1,9 @@
-"""What the record gives to a map-reduce that goes on, as its tasks ask it.
+"""The record of a map-reduce that resumes, as its tasks query it.
 
-In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
-the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
-is not found here, since its item is not on record at all, is found by the process that does the task: nothing recorded is done again.
-Never: a class looked up by the name that a record has, other than among those of today's definition.
+On a cluster, the process of a task may record its end before the driver's fact of its item is committed: such ends
+wait
+here for the fact. If the item has no fact at all, the process of the task finds the end, so recorded work is not
+repeated. Recorded class names are resolved only among the classes of the current definition.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _log = bounded_logger(__name__)
 
 
 def recorded_failure(key: str, level: int, fact: Fact[FailureRecorded]) -> MapReduceFailure:
-    """Return how a task failed, as its record says."""
+    """Return the recorded failure of a task."""
     trace = read_trace(fact)
     return MapReduceFailure(
         key=key,
@@ -89,17 +89,17 @@ class RecoveredRun:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
     def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType] | None = None) -> None:
-        """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
+        """Create an empty record; `output_types` are the definition's, by full name."""
         self._outputs = outputs
         self._output_types = output_types or {}
         #: types of recorded outputs, by full name
         self._found: dict[str, OutputType | None] = {}
         self._failures: RecordedFailures[tuple[int, int]] = RecordedFailures()
-        #: ends of items that are not on record yet, by key
+        #: ends of unrecorded items, by key
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
-        #: what is recorded of tasks of items that are more than one task and have not ended, by key of the item
+        #: recorded ends of tasks of open items with several tasks, by key of the item
         self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}
-        #: which of them are the outputs of their items, where those are not known yet
+        #: which of them are the outputs of their items, while their parts are incomplete
         self._output_facts: dict[str, ItemOutputRecorded] = {}
         self.facts = MapReduceRecovery(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
@@ -107,13 +107,13 @@ class RecoveredRun:
     async def read(
         cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType]
     ) -> RecoveredRun:
-        """Read all that is recorded of a run, page by page; what its tasks gave goes into the outputs.
+        """Read the record of a run, page by page; outputs of its tasks are added to `outputs`.
 
         Args:
             store: Has the record.
             run_id: The run's id.
-            outputs: Get its outputs.
-            output_types: What today's definition declares, by full name; other outputs stay JSON data.
+            outputs: Receives its outputs.
+            output_types: Types of the current definition, by full name; other outputs stay JSON data.
 
         Raises:
             RecordError: the record is damaged.
@@ -123,7 +123,7 @@ class RecoveredRun:
         return record
 
     def apply(self, facts: Sequence[Fact]) -> None:
-        """Take the next facts.
+        """Apply the next facts.
 
         Raises:
             RecordError: one of them is damaged.
@@ -161,7 +161,7 @@ class RecoveredRun:
         self._keep_output(key)
 
     def _keep_output(self, key: str) -> None:
-        """Keep the output of an item, once all that it is made of is known."""
+        """Store the output of an item, once all its parts are known."""
         position, end, inner = self._position_of(key), self._output_facts.get(key), self._inner.get(key, {})
         if position is None or end is None or any(name not in inner for name in end.outputs):
             return
@@ -171,7 +171,7 @@ class RecoveredRun:
         self._outputs.keep(*position, output, node_type(position[0]), executions=self._executions(key))
 
     def _executions(self, key: str) -> list[TaskTrace]:
-        """Return what the tasks of an item did, and let go what is recorded of them: the item has ended."""
+        """Return the traces of an item that has ended, and drop its recorded ends."""
         ends = self._inner.pop(key, {}).values()
         traces = [self._output_of(end).trace if isinstance(end, OutputRecorded) else read_trace(end) for end in ends]
         return [trace for trace in traces if trace is not None]
@@ -200,7 +200,7 @@ class RecoveredRun:
         self._outputs.lose(*position, read_trace(fact), type_of_node, executions=self._executions(key))
 
     def _position_of(self, key: str) -> tuple[int, int] | None:
-        """Level and number of a key, as the machine has them; None where the record does not tell."""
+        """Return level and number of a key, as the machine has them; None if the record lacks them."""
         if key == DIRECT:
             return 0, 0
         if key == FINAL:
@@ -222,20 +222,18 @@ class RecoveredRun:
 
     @property
     def groups(self) -> Sequence[ReduceGroup]:
-        """Recorded groups, in their order."""
         return self.facts.groups
 
     @property
     def failed(self) -> Iterable[tuple[int, int]]:
-        """Works that failed once; some may have been tried again."""
+        """Tasks that failed at least once; some may have been retried."""
         return self._failures
 
     def outcome(self, level: int, number: int) -> RecordedOutcome:
-        """Return what is recorded of a task."""
+        """Return the recorded outcome of a task."""
         return self.facts.outcome(self._key(level, number))
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
-        """How a work failed that is not tried again."""
         key = self._key(level, number)
         fact = self._failures.get((level, number)) if self.facts.outcome(key) is RecordedOutcome.FAILED else None
         if fact is None:
@@ -243,27 +241,22 @@ class RecoveredRun:
         return recorded_failure(key, level, fact)
 
     def exit_reason(self, level: int, number: int) -> ExitReason | None:
-        """Return why a work ended the run early; None for one that did not."""
         return self.facts.exits.get(self._key(level, number))
 
     def occurrence(self, level: int, number: int) -> int:
-        """Which attempt of the run at that work is the current one."""
         if not level and number >= self.facts.items.count:
             return 0
         return int(self.facts.instance(self._key(level, number)).rpartition("#")[2])
 
     @property
     def verdicts(self) -> Mapping[str, Sequence[Evaluated]]:
-        """Recorded answers of the predicates of items that have not ended, by the instance of the item."""
         return self.facts.verdicts
 
     @property
     def knows_all(self) -> bool:
-        """Whether it says how many items there are."""
         return self.facts.items.are_all
 
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
-        """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded."""
         items = self.facts.items
         compared = max(0, min(len(indices), items.count - first))
         for number in range(compared):
@@ -279,7 +272,6 @@ class RecoveredRun:
         return compared
 
     def check_end(self, count: int) -> None:
-        """Compare how many items there are."""
         if count < self.facts.items.count:
             self._refuse_count(str(count))
 
@@ -290,11 +282,11 @@ class RecoveredRun:
         )
 
     def _order_advice(self) -> str:
-        """Return what keeps the order of a source that has none by itself."""
+        """Return advice on how to fix the order of an unordered source."""
         if (self.facts.head.header.items or {}).get("kind") != "dataset":
             return ""
         return (
-            ". A Ray Dataset gives its rows in the same order each time where dataset.context.execution_options.preserve_order "
+            ". A Ray Dataset keeps the order of its rows only if dataset.context.execution_options.preserve_order "
             "is True, its files are the same, and it is not shuffled"
         )
 
@@ -302,13 +294,13 @@ class RecoveredRun:
 def conclude(
     ended: MapReduceEnd, task_outputs: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
 ) -> Conclusion:
-    """Return how a run ended and what its tasks gave.
+    """Return the outcome of a run and the outputs of its tasks.
 
     Args:
-        ended: How it ended.
-        task_outputs: What its tasks gave.
-        failed_items: Items that were left out, where they are collected.
-        goes_on: Whether failed tasks are left out; else the first of them is the error.
+        ended: The end of the run.
+        task_outputs: The outputs of its tasks.
+        failed_items: Items that were left out, if they are collected.
+        goes_on: Whether failed tasks are left out; otherwise the first of them is the error.
     """
     started, completed = task_outputs.span or (
         utc_of(ended.started_at),
@@ -340,7 +332,7 @@ def conclude(
 
 
 def list_reasons(ended: MapReduceEnd) -> Sequence[MapReduceFailure]:
-    """Return why a run failed: the error of the run itself first, if there is one, then those of its tasks."""
+    """Return why a run failed: its own error first, if any, then the errors of its tasks."""
     own: BaseException | None = BudgetExhaustedError(ended.warning) if ended.warning else None
     if ended.ending.failure in OWN_FAILURES:
         if ended.refusal is not None:
@@ -357,7 +349,7 @@ def _no_items() -> ValidationError:
 
 
 def failure_of(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
-    """Return what a failed run raises."""
+    """Return the error of a failed run."""
     if ended.refusal is not None:
         return _first(ended.refusal, outputs)
     if ended.cause is not None:
@@ -389,20 +381,21 @@ def _first(failure: MapReduceFailure, outputs: Sequence[TaskOutput]) -> Ensemble
     )
 
 
-#: Tasks in flight per process where nothing limits them (S-MR-140).
+#: Tasks in flight per process if they are unlimited (S-MR-140).
 _PER_PROCESS = 256
-#: Where places are limited, so many more tasks wait in the processes: a place that becomes free is not to wait for a message.
+#: With limited capacity, this factor more tasks wait in the processes, so that free capacity need not wait for a
+#: message.
 _AHEAD = 1.25
-#: Items pulled at a time while it is not known whether all of them fit the budget.
+#: Items pulled per step until it is known whether all of them fit the budget.
 _PROBE = 256
 
 
 def window_of(definition: MapDefinition, most_processes: int | None) -> int:
-    """How many tasks may be in flight (S-MR-140).
+    """Return the maximum number of tasks in flight (S-MR-140).
 
     Args:
-        definition: What is to be run.
-        most_processes: How many processes a kind of agents may get; None: this one.
+        definition: The definition of the run.
+        most_processes: Maximum number of processes per kind of agent; None: this process only.
     """
     if definition.max_parallel_tasks is not None:
         return definition.max_parallel_tasks
@@ -413,7 +406,7 @@ def window_of(definition: MapDefinition, most_processes: int | None) -> int:
 
 
 def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapReduceRules:
-    """Return what the source goes by."""
+    """Return the rules of the source."""
     fails_on_item = definition.item_policy == "fail" or is_direct
     fails_on_reduce = definition.parallel_error_strategy is ParallelErrorStrategy.FAIL_FAST
     if is_direct or not isinstance(definition, MapReduceDefinition):
@@ -434,11 +427,11 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
 
 
 async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
-    """Open the items: return the reader of a run's items, and whether all of them are one task (S-MR-81).
+    """Open the items: return the reader of a run's items, and whether all of them form one task (S-MR-81).
 
     Raises:
-        ValidationError: the items are an iterator that was consumed, or an estimator gave no text.
-        Exception: what the source or the estimator raised.
+        ValidationError: the items are a consumed iterator, or an estimator returned no text.
+        Exception: an error of the source or the estimator.
     """
     reader = definition.item_source.open()
     if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
@@ -459,7 +452,7 @@ async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: in
         entries.extend(pulled.items)
         is_exhausted = pulled.is_exhausted
         if any(isinstance(entry, RefusedItem) for entry in pulled.items):
-            return _Again(entries, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
+            return _Again(entries, reader, is_exhausted=is_exhausted), False  # invalid lines are handled item by item
         items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
         total += await threads.run(_tokens, definition, items)
     if total > budget or not entries:
@@ -473,7 +466,7 @@ def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
 
 
 class _Again:
-    """A reader that first gives what was read already."""
+    """A reader that first returns entries that were read before."""
 
     def __init__(self, entries: Sequence[ItemEntry], rest: ItemReader, *, is_exhausted: bool) -> None:
         self._entries = list(reversed(entries))
@@ -481,26 +474,24 @@ class _Again:
         self._is_exhausted = is_exhausted
 
     async def next(self, count: int) -> Pulled:
-        """Return the next entries."""
         if not self._entries:
             return Pulled((), is_exhausted=True) if self._is_exhausted else await self._rest.next(count)
         entries = [self._entries.pop() for _ in range(min(count, len(self._entries)))]
         return Pulled(entries, is_exhausted=self._is_exhausted and not self._entries)
 
     async def close(self) -> None:
-        """Let the source go."""
         await self._rest.close()
 
 
-#: Items that are compared at a time.
+#: Items compared per step.
 _BATCH = 256
 
 
 class OpenResults(Protocol):
-    """Opens what hears of a run's items, with the files that the run has."""
+    """Opens the writer of a run's item results, with the run's files."""
 
     async def __call__(self, *, is_direct: bool) -> ItemResultWriter:
-        """Return it; close it."""
+        """Return the writer; the caller closes it."""
         ...
 
 
@@ -514,21 +505,21 @@ async def load_end(
     output_types: Mapping[str, OutputType],
     open_results: OpenResults,
 ) -> MapReduceEnd | None:
-    """How the run of that id ended; None where there was none, so that it begins.
+    """Return the end of the run with this id; None if there is no such run, so that it begins.
 
     Args:
         store: Has the records.
         run_id: The id.
-        definition: What is to be run.
-        header: The first fact that the run would record; None: that has been compared.
-        outputs: Get its outputs.
-        output_types: Types of today's definition, by full name.
-        open_results: Opens what hears of its items; rows and dead letters that its files lack are written again.
+        definition: The definition of the run.
+        header: The first fact that the run would record; None: it has been compared.
+        outputs: Receives its outputs.
+        output_types: Types of the current definition, by full name.
+        open_results: Opens the writer of its item results; missing rows and dead letters are written again.
 
     Raises:
         RunExistsError: it is running.
-        ValidationError: it ended otherwise, or was of another definition or other items.
-        Exception: what the source of the items raised.
+        ValidationError: the run did not complete, or its definition or items differ.
+        Exception: an error of the source of the items.
     """
     summary = await store.summary(run_id)
     if summary is None:
@@ -546,7 +537,7 @@ async def load_end(
 
 
 async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
-    """Return what a failed run raised that failed because of its tasks, without their outputs; None: the record does not say.
+    """Return the error of a run that failed because of its tasks, without their outputs; None: the record lacks it.
 
     Raises:
         RecordError: the record is damaged.
@@ -580,10 +571,10 @@ async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
 async def _recorded_end(
     record: RecoveredRun, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
 ) -> MapReduceEnd:
-    """How a finished run ended; what came of its items is told again."""
+    """Return the end of a finished run; results of its items are written again."""
     items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
     is_exhausted = False
-    # One that ended early had not pulled all of them: those that it had are compared, and no more are pulled.
+    # A run that ended early had not pulled all items: only the pulled items are compared.
     while not is_exhausted and (recorded.are_all or items.count < recorded.count):
         wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
         pulled = await items.pull(wanted)
@@ -593,7 +584,7 @@ async def _recorded_end(
                 writer.write_failure(index, item, *failed)
             elif outputs.has(0, number):
                 writer.write_output(number, index, item, outputs.output(0, number))
-        await writer.wait_until_written()  # of a large run not all outputs are to be in memory at once
+        await writer.wait_until_written()  # limits memory: the outputs of a large run do not fit
         is_exhausted = pulled.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
@@ -606,7 +597,7 @@ async def _recorded_end(
 
 
 def _failure(record: RecoveredRun, number: int, refused: RefusedItem | None) -> tuple[BaseException, int] | None:
-    """Why an item has no output, and its attempts; None where it has one."""
+    """Return why an item has no output, and its attempts; None if it has an output."""
     if refused is not None:
         return refused.error, 0
     failure = record.failure(0, number)

@@ -1,10 +1,10 @@
-"""The tasks of a map-reduce: items as they are pulled, what factories make of them, what came of them.
+"""The tasks of a map-reduce: pulls items, calls factories, submits orders and stores results. Runs in the process
+that has the user's factories.
 
-In: what the machine wants started and asked. Out: orders for the executor, facts for the record, outputs for the store,
-results for whoever reads them. Fulfils `RunTasks`, in the process that has the user's factories. Rules:
-1. A group is on record before its reduce begins (S-MR-161). What the record knows is not made, asked or done again.
-2. What a source of items, a factory or an estimator raises ends the run and reaches the caller as it is (S-MR-106, S-MR-123).
-3. A run that ends waits for no code of the user's: what is being made when it is to be stopped counts as stopped.
+1. A group is recorded before its reduce begins (S-MR-161). Recorded work is not repeated.
+2. An error of a source of items, a factory or an estimator ends the run and reaches the caller unchanged (S-MR-106,
+S-MR-123).
+3. A run that ends does not wait for user code: a task under construction counts as stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: Factories called in one go: so many tasks wait for the slowest of them.
+#: Factories called per batch: this many tasks wait for the slowest call.
 _BATCH = 64
 
 
@@ -62,18 +62,18 @@ class MapReduceTasks:
     """The tasks of one map-reduce."""
 
     def __init__(self, journal: RunJournal, parts: MapReduceParts) -> None:
-        """Make them, of a run and what they are made with."""
+        """Create the tasks of a run from their parts."""
         self._journal = journal
         self._parts = parts
-        self.depends_on_order = False  # its groups are on record themselves
+        self.depends_on_order = False  # its groups are recorded
         self._orders, self._record, self.directives = parts.orders, parts.record, parts.orders.directives
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()
-        #: tasks that an executor has, by instance
+        #: tasks submitted to an executor, by instance
         self._in_flight: dict[str, PreparedOrder] = {}
-        #: tasks that were stopped before an executor had them
+        #: tasks that were stopped before they were submitted
         self._discarded: set[str] = set()
-        #: outputs whose tokens the user's estimator is asked for
+        #: outputs that wait for the user's token estimator
         self._uncounted: dict[str, TaskOutput] = {}
         self._token_counts = TokenCounts(parts.definition)
         self._background: RunBackgroundTasks
@@ -84,14 +84,14 @@ class MapReduceTasks:
         self._why: dict[str, str] = {}
         verdicts = {} if self._record is None else self._record.verdicts
         self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
-        #: how items ended that are more than one task, for the record
+        #: ends of items with several tasks, for the record
         self._unrecorded: dict[str, Sequence[FactData]] = {}
 
     # The run.
 
     async def open(self, source: Source, reporter: TaskReporter[TaskOrder]) -> Opening:
-        """Begin; what is recorded is found when its task is started."""
-        del source  # it is told recorded tasks like others
+        """Begin; recorded results are found when their tasks start."""
+        del source  # it handles recorded tasks like others
         self._reporter = reporter
         self._background = RunBackgroundTasks(reporter.break_off)
         self._loops.open(reporter, self._finish_loop)
@@ -99,7 +99,7 @@ class MapReduceTasks:
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the ends of loops; all else that the source is told follows from facts of items, groups and tasks."""
+        """Return the ends of loops; all other stimuli follow from facts of items, groups and tasks."""
         return [
             self._journal.fact(each.instance, data, each.at)
             for each in stimuli
@@ -108,7 +108,6 @@ class MapReduceTasks:
         ]
 
     async def close(self, ending: End) -> MapReduceEnd:
-        """Return how the run ended."""
         return MapReduceEnd(
             ending=ending,
             started_at=self._started_at,
@@ -121,16 +120,15 @@ class MapReduceTasks:
         )
 
     def leave(self) -> None:
-        """Stop what can be stopped of the user's code."""
+        """Cancel user code if possible."""
         self._background.leave()
         self._loops.leave()
 
     def forget(self, instances: Sequence[str]) -> None:
-        """Refuse: the outputs of a map-reduce are what it gives."""
+        """Refuse: the outputs of a map-reduce are its result."""
         raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
 
     def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log what the machine says."""
         match what:
             case Inform():
                 _log.info("%s", what.text)
@@ -187,7 +185,9 @@ class MapReduceTasks:
         return ItemsPulled(count=batch.count, is_exhausted=batch.is_exhausted, refused=tuple(batch.refused))
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
-        """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
+        """Fail the map of an item before it begins: its line is invalid (S-MR-125), or its factory raised
+        (S-MR-154).
+        """
         self._failures.add(
             MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
         )
@@ -196,7 +196,6 @@ class MapReduceTasks:
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
-        """Return what the record says came of a task."""
         record = self._record
         if record is None:
             return ()
@@ -217,7 +216,7 @@ class MapReduceTasks:
         return (Failed(at=self._journal.now(), instance=start.instance),)
 
     def make(self, starts: Sequence[Start]) -> None:
-        """Call factories, of several items in one go, and submit the orders of what they make."""
+        """Call the factories of several items per batch, and submit the orders of their tasks."""
         maps: list[Start] = []
         for start in starts:
             if isinstance(start.changes, ReduceGroup):
@@ -231,12 +230,12 @@ class MapReduceTasks:
             self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
 
     async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
-        """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
+        """Create orders and submit them; if that fails, report it here, since no executor will."""
         try:
             self._submit(await making)
         except (RecordError, StaleEpochError):
             raise
-        except BudgetExhaustedError as spent:  # whoever makes agents asks a model, too
+        except BudgetExhaustedError as spent:  # creating agents calls a model, too
             self._spent = self._spent or spent
             now, reason = self._journal.now(), ExitReason.BUDGET_EXHAUSTED
             self._reporter.notify(*(Exited(at=now, instance=start.instance, reason=reason) for start in starts))
@@ -267,7 +266,7 @@ class MapReduceTasks:
             self._reporter.submit(orders)
 
     def discard(self, instance: str) -> bool:
-        """Make no order of a task that was stopped before it had one; a loop tells of its end itself."""
+        """Drop a task that was stopped before it had an order; a loop reports its end itself."""
         if self._loops.stop(instance):
             return True
         self._discarded.add(instance)
@@ -279,10 +278,10 @@ class MapReduceTasks:
     # Results.
 
     def accept(self, result: TaskResult) -> Sequence[Stimulus]:
-        """Keep what came of a task.
+        """Store the result of a task.
 
         Raises:
-            RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
+            RecordError, StaleEpochError: its facts cannot be written, or another process owns the run.
         """
         if self._loops.owns(result.instance):
             self._accept_inner(result)
@@ -290,7 +289,7 @@ class MapReduceTasks:
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
         store, item = self._parts.store, None if level else self._parts.items.item(number)
-        has_left = result.status == "exited"  # with an output where the gate behind it ended the run (S-REV-32)
+        has_left = result.status == "exited"  # has an output if a gate after it ended the run (S-REV-32)
         if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
@@ -304,7 +303,7 @@ class MapReduceTasks:
         return (stimulus,)
 
     def _accept_inner(self, result: TaskResult) -> None:
-        """Take what came of a task of a loop (S-MR-190); the loop's end is told when it has ended."""
+        """Handle the result of a task of a loop (S-MR-190); the end of the loop is reported separately."""
         error = result.error
         if result.status == "failed" and isinstance(error, RecordError | StaleEpochError):
             raise error
@@ -313,7 +312,7 @@ class MapReduceTasks:
         self._loops.accept(result)
 
     def _finish_loop(self, end: LoopEnd) -> Stimulus:
-        """Keep what the loop of an item gave; return what the source is told."""
+        """Store the output of an item's loop; return the stimulus for the source."""
         prepared, store, items = end.prepared, self._parts.store, self._parts.items
         instance, number, item = prepared.instance, prepared.number, items.item(prepared.number)
         if end.output is not None:
@@ -354,7 +353,7 @@ class MapReduceTasks:
             self._parts.items.pop(position[1])
         if exit_reason is not None:
             return Exited(at=output.completed_at.timestamp(), instance=instance, reason=exit_reason, has_output=True)
-        tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
+        tokens = 0 if is_final else self._token_counts.count(output)  # a final output is never grouped
         if tokens is None:
             self._uncounted[instance] = output
         return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
@@ -368,7 +367,7 @@ class MapReduceTasks:
                 self._refusal = self._refusal or failure_of(prepared.level, prepared.order, result, error)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed" if isinstance(error, ValidationError):
-                self._cause = self._cause or error  # what a factory gave cannot be done (S-SET-38)
+                self._cause = self._cause or error  # the factory returned an invalid task (S-SET-38)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed":
                 failure = failure_of(
@@ -391,7 +390,7 @@ class MapReduceTasks:
 
 
 def _position_of(start: Start) -> Position:
-    """Return the place of a task that is to be made of an item or a group."""
+    """Return the position of a task for an item or a group."""
     match start.changes:
         case MapItem():
             return 0, start.changes.number
@@ -403,14 +402,14 @@ def _position_of(start: Start) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapReduceParts:
-    """What the tasks of a map-reduce are made with."""
+    """The parts of the tasks of a map-reduce."""
 
     items: ItemBuffer
     orders: OrderMaker
     store: MapReduceOutputs
     results: ItemResults
     definition: MapDefinition
-    #: takes what is told of iterations; None: nobody listens
+    #: receives events of iterations; None: no listener
     events: EventSink | None = None
-    #: what the record knows of a run that goes on; None: it begins
+    #: record of a resumed run; None: the run is new
     record: RecordedTasks | None = None
