@@ -98,7 +98,7 @@ _WORDS = {
 
 
 def content_mode(wanted: bool | Content | str | None, environment: Mapping[str, str]) -> Content:  # noqa: FBT001  as the setting is
-    """Return the content mode: the requested one, else the environment's, else `NO_CONTENT`.
+    """Return the requested content mode, else the environment's, else `NO_CONTENT`.
 
     Raises:
         ValidationError: the mode is unknown.
@@ -129,7 +129,7 @@ def place_content(
 def chat_content(trace: TaskTrace, index: int, call_ids: Sequence[Sequence[str]] = ()) -> dict[str, str]:
     """Return the input and output messages of a model call, as far as the trace contains them.
 
-    The capture mode `standard` stores the messages of all calls; otherwise only those of the first call are available.
+    The capture mode `standard` stores the messages of all calls; otherwise only the first call has messages.
     """
     interaction = trace.llm_interactions[index]
     told, system = _messages_of(trace, index)
@@ -240,7 +240,7 @@ def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:
     """Return whether no earlier beginning has reported the tool calls of an answer; it may have reported the answer.
 
     A beginning reports the calls of a turn when all of them have ended. A call that was cut short by the end of that
-    beginning is repeated or has an unknown outcome. Calls without duration reached no tool; their times are those of the report.
+    beginning is repeated or has an unknown outcome. Calls without duration reached no tool; they carry the report's time.
     """
     if _is_new(event, interaction.started_at):
         return True
