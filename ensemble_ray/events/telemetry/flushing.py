@@ -106,8 +106,8 @@ class _Work:
             is_told, self._has_told = self._has_told, True
         if not is_told:
             _log.warning(
-                "Spans or metrics have not been sent in time: their receiver does not answer. What is left is sent beside the program, "
-                "and lost when it ends. What to do: check the receiver and OTEL_EXPORTER_OTLP_ENDPOINT"
+                "Spans or metrics have not been sent in time: their receiver does not answer. Pending data is sent in the background, "
+                "and lost when the program ends. What to do: check the receiver and OTEL_EXPORTER_OTLP_ENDPOINT"
             )
         return False
 
