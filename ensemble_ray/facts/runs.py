@@ -663,7 +663,7 @@ class DirectiveRecorded(FactData):
     text: str
     #: Unix time, s; tasks that start then or later do not receive it; None: it does not expire
     expires_at: float | None = None
-    #: name of the user; empty: not authenticated
+    #: name of the author; empty: unknown
     given_by: str = ""
 
     def is_active(self, at: float) -> bool:
@@ -698,7 +698,7 @@ class ModelSwitched(FactData):
     model: str | None
     #: role of the agent that the choice applies to; None: all agents
     agent: str | None = None
-    #: name of the user; empty: not authenticated
+    #: name of the author; empty: unknown
     given_by: str = ""
 
 
