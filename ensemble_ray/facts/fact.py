@@ -1,4 +1,4 @@
-"""The base classes of facts and their encoding; each kind is a subclass of `FactData` whose `KEYS` define its format.
+"""The base classes of facts and their encoding; each kind is a subclass of `FactData`, and its `KEYS` define the format.
 
 A rewritten fact is unchanged: `absent` names keys that an earlier version lacks, `rest` stores those of a later version.
 """
@@ -133,7 +133,7 @@ class FactData:
     IS_EFFECT: ClassVar[bool] = False
     #: whether it only describes runs as a whole
     IS_OF_RUN: ClassVar[bool] = False
-    #: instance whose epoch decides whether the fact is refused; empty: the fact's instance
+    #: instance with the epoch that decides whether the fact is refused; empty: the fact's instance
     FENCE: ClassVar[str] = ""
 
     #: keys of the kind that the recorded fact lacks
@@ -227,7 +227,7 @@ class Fact(Generic[D_co]):
 
     @property
     def fence(self) -> str:
-        """The instance whose epoch decides whether the fact is refused.
+        """The instance with the epoch that decides whether the fact is refused.
 
         For stimuli this is always the run, because a re-dispatched task has a newer epoch than its run.
         """
