@@ -9,7 +9,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-#: Public names by module. `MODULES` documents the names that a first-time reader does not need.
+#: Public names by module. The modules in `MODULES` document the names that a first-time reader does not need.
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",

@@ -197,7 +197,7 @@ def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
 LONGEST_MESSAGE = 20_000
 _LONGEST_CAUSE = 1500
 _MOST_CAUSES = 16
-#: Errors of a run's end whose causes are recorded.
+#: Number of errors at a run's end that are recorded with their causes.
 _MOST_WITH_CAUSES = 20
 #: Errors of this package, whose texts may be shown to clients of an endpoint (S-SRV-230).
 OWN_ERRORS = (EnsembleError, IllegalStateError)

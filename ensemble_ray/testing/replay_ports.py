@@ -100,7 +100,7 @@ class _Note:
 
 
 class ReplayJournal:
-    """Returns recorded facts, stores none, and notes the first difference of each task.
+    """Returns recorded facts, stores none, and notes the first difference per task.
 
     Delegated work is replayed, too, on its own record: the delegation is decided again and the worker executed again.
     Decision and result are compared when the task would record them.

@@ -201,7 +201,7 @@ class ReplayedWorkers:
     def _recorded_end(
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
     ) -> TaskResult:
-        """Return the recorded end of a worker without an output, whose replay reached the end of its record."""
+        """Return the recorded end of a worker that has no output and reached the end of its record."""
         if end is not None and isinstance(end.data, ExitRecorded):
             return _make_end(result, "exited", exit_of(end.data.reason))
         if end is not None and isinstance(end.data, FailureRecorded):
@@ -296,8 +296,8 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     found = await store.find(name)
     if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
-            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: there is no plan to replay. A resume "
-            "with today's definition says whether it differs"
+            f"Run '{found.run_id}' was a map-reduce with dynamic tasks: there is no plan to replay. Resume it with today's "
+            "definition to check whether it differs"
         )
     facts = await store.facts(found.run_id)
     with locate_errors(found.location):
@@ -323,7 +323,7 @@ def _definition(found: RecordedRun, header: PlanRecorded) -> Runnable:
     source = origin_in(header)
     if not source.place:
         raise ValidationError(
-            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
+            f"Run '{found.run_id}' was started by a program, so its definition is unknown here: "
             f"call replay('{found.run_id}', ensemble)"
         )
     return load_source(source, needs_keys=False)
@@ -454,7 +454,7 @@ def _describe_error(error: BaseException | None) -> str:
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
-    """Return the first pair whose values differ."""
+    """Return the first pair with different values."""
     for what, old, new in pairs:
         if old != new:
             recorded, current = cut_to_difference(old, new)

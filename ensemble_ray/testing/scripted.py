@@ -125,7 +125,7 @@ class ScriptedModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the next entry as fragments (words, or those of a `Reply`), then the whole response.
+        """Yield the next entry as fragments (words, or the fragments of a `Reply`), then the whole response.
 
         Raises:
             IllegalStateError: the script is used up.
@@ -207,7 +207,7 @@ class ScriptedModelHandle:
 async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
     """Answer a handle's call in the process that owns the script; the reply is JSON-able.
 
-    The Ray runtime calls it for services whose name begins with `scripted_model.`.
+    The Ray runtime calls it for services with a name that begins with `scripted_model.`.
     """
     double = live_double(str(payload["id"]))
     if double is None:
@@ -303,7 +303,7 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
 
 
 class ManualClock:
-    """A `Clock` whose time changes only by `advance`.
+    """A `Clock` that changes its time only by `advance`.
 
     Sleepers wake in order of their due time, on the loop that they sleep on. `advance` is thread-safe.
 
