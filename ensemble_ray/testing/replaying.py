@@ -296,8 +296,8 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     found = await store.find(name)
     if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
-            f"Run '{found.run_id}' was a map-reduce with dynamic tasks: there is no plan to replay. Resume it with today's "
-            "definition to check whether it differs"
+            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: there is no plan to replay. A resume "
+            "with today's definition says whether it differs"
         )
     facts = await store.facts(found.run_id)
     with locate_errors(found.location):
@@ -323,7 +323,7 @@ def _definition(found: RecordedRun, header: PlanRecorded) -> Runnable:
     source = origin_in(header)
     if not source.place:
         raise ValidationError(
-            f"Run '{found.run_id}' was started by a program, so its definition is unknown here: "
+            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
             f"call replay('{found.run_id}', ensemble)"
         )
     return load_source(source, needs_keys=False)
