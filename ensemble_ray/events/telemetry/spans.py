@@ -232,7 +232,7 @@ def new_interactions(event: TaskTracedEvent) -> Iterator[LlmInteraction]:
 
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
-    """Return whether the time is after the last time that an earlier beginning has reported."""
+    """Return whether no earlier beginning of the run has reported an effect of that time."""
     return at.timestamp() >= event.tracing.told_until
 
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=float,
         default=0.0,
         metavar="SIGMA",
-        help="lognormal delays around that median, drawn from the content of each request (needs --text)",
+        help="lognormal delays around that median, drawn from the request's content (needs --text)",
     )
     parser.add_argument("--text", default=None, help="answer every request with this text; default: echo")
     parser.add_argument("--tool-turns", type=int, default=0, help="call the first tool this many times, then answer")
