@@ -1,8 +1,7 @@
-"""ensemble_ray: teams of LLM agents as actors on Ray. The face: users import from here alone.
+"""ensemble_ray: teams of LLM agents as actors on Ray. Users import only from this package.
 
-A name is imported when it is first asked for, so that a program pays for what it uses: neither Ray nor a model's SDK is
-loaded before the first run that needs them. `_EXPORTS` is the one list of names. Type checkers and editors read
-`__init__.pyi`, which `python -m tests.architecture.face` writes from it.
+Names are imported on first use, so that neither Ray nor a model's SDK is loaded before the first run that needs it.
+`_EXPORTS` lists all names; `python -m tests.architecture.face` generates `__init__.pyi` from it for type checkers.
 """
 
 import importlib
@@ -10,7 +9,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-#: Public names by the module that they come from. What a first-time reader does not need is documented under `MODULES`.
+#: Public names by module. The modules in `MODULES` document the names that a first-time reader does not need.
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
@@ -115,10 +114,10 @@ _EXPORTS = {
     "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode DagExporter",
     "ensemble_ray.visualization.dev_tools": "DevToolsExport EnsembleDevTools",
 }
-#: Modules that are attributes of the package without an import of their own.
+#: Modules that are attributes of the package without an import statement.
 MODULES = ("errors", "events", "tools")
 
-#: Where each public name stands.
+#: Module of each public name.
 MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 _names = [name for names in _EXPORTS.values() for name in names.split()]
@@ -129,7 +128,7 @@ class _MovedModules(MetaPathFinder):
     """Finds modules of the package under their old names."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
-        """Return how to import a module that was merged into another; None: there was no such module."""
+        """Return the import spec of a module that was merged into another, or None."""
         if not fullname.startswith("ensemble_ray."):
             return None
         return importlib.import_module("ensemble_ray.process.moved").find_spec(fullname)
@@ -139,7 +138,7 @@ sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for."""
+    """Import a public name on first use."""
     if name in MODULES:
         return importlib.import_module(f"ensemble_ray.{name}")
     if name not in MODULE_OF:

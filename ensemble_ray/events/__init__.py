@@ -1,7 +1,6 @@
-"""What listeners, streams and the command line see: projections of facts, for people.
+"""Events for listeners, streams and the command line: projections of facts.
 
-Nothing is folded over events: record, metrics and trace fold over facts. Every event is immutable (S-EVT-5) and
-names its run and its instance, so that a reader of several runs can tell them apart.
+Every event is immutable (S-EVT-5) and names its run and instance. Records, metrics and traces are folded from facts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = [
     "ToolCallRequest",
 ]
 
-#: What one tool request of an LLM iteration looks like in an event: the model's own request.
+#: A tool request of an LLM iteration in an event: the model's request.
 ToolCallRequest = ToolCall
 
 
@@ -50,10 +49,10 @@ ToolCallRequest = ToolCall
 class Event:
     """Root of all events."""
 
-    #: name of the listener method that takes it; also the event's name in JSON
+    #: name of the listener method that receives it; also the event's name in JSON
     method: ClassVar[str] = ""
     run_id: str = ""
-    #: which execution of which task: `facts#0`; empty for events of the run itself
+    #: execution of a task, such as `facts#0`; empty for events of the run itself
     instance: str = ""
 
     def to_dict(self) -> dict[str, object]:
@@ -64,7 +63,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleStartedEvent(Event):
-    """The run begins."""
+    """The run starts."""
 
     method: ClassVar[str] = "on_ensemble_started"
     ensemble_id: str
@@ -84,7 +83,7 @@ class EnsembleCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStartEvent(Event):
-    """A task begins. `task_index` is 1-based."""
+    """A task starts. `task_index` is 1-based."""
 
     method: ClassVar[str] = "on_task_start"
     task_description: str
@@ -147,13 +146,13 @@ class TaskInputEvent(Event):
     agent_background: str | None
     tool_names: Sequence[str]
     assembled_context: str
-    #: what a context budget cut of the first request: `Writer cut by 1,200 of 2,000 tokens`
+    #: cuts of a context budget in the first request: `Writer cut by 1,200 of 2,000 tokens`
     context_cuts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmIterationStartedEvent(Event):
-    """A model call begins. `iteration_index` counts from 0."""
+    """A model call starts. `iteration_index` counts from 0."""
 
     method: ClassVar[str] = "on_llm_iteration_started"
     agent_role: str
@@ -176,28 +175,28 @@ class LlmIterationCompletedEvent(Event):
     input_tokens: int
     output_tokens: int
     latency: timedelta
-    #: why the model stopped, in the provider's word, `length` where it was cut off; None: unknown
+    #: why the model stopped, in the provider's word; `length` if the answer was cut off; None: unknown
     finish_reason: str | None = None
-    #: what the model thought, apart from its answer
+    #: the model's reasoning, separate from its answer
     reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent(Event):
-    """A streamed fragment. `iteration` tells the turns of a tool loop apart."""
+    """A streamed fragment. `iteration` distinguishes the turns of a tool loop."""
 
     method: ClassVar[str] = "on_token"
     token: str
     agent_role: str
     task_description: str
     iteration: int = 0
-    #: whether it is a piece of the model's reasoning, and not of its answer (S-LLM-2)
+    #: whether it belongs to the model's reasoning instead of its answer (S-LLM-2)
     is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationStartedEvent(Event):
-    """A worker is asked, after guards and policies. `instance` is the delegating task's."""
+    """Work is delegated, after guards and policies. `instance` is the delegating task's."""
 
     method: ClassVar[str] = "on_delegation_started"
     #: `task_id` of the request; the same in the delegation's other event (S-DEL-50)
@@ -231,7 +230,7 @@ class DelegationFailedEvent(Event):
     delegating_agent_role: str
     worker_role: str
     failure_reason: str
-    #: what the worker raised; None for a refusal (S-DEL-51)
+    #: error of the worker; None for a refusal (S-DEL-51)
     cause: BaseException | None
     response: DelegationResponse
     duration: timedelta
@@ -252,7 +251,7 @@ class FileChangedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationCompletedEvent(Event):
-    """A loop finished an iteration, and was not asked yet whether to go on. `instance` is the iteration's."""
+    """A loop finished an iteration; its predicate has not been evaluated. `instance` is the iteration's."""
 
     method: ClassVar[str] = "on_loop_iteration_completed"
     loop_name: str
@@ -282,16 +281,16 @@ class GraphStateCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReflectedEvent(Event):
-    """An output was reflected on, and what was learned is stored."""
+    """A reflection on an output was stored."""
 
     method: ClassVar[str] = "on_task_reflected"
     task_description: str
     reflection: TaskReflection
-    #: whether nothing was known of the task before
+    #: whether the store had no earlier reflection on the task
     is_first_reflection: bool
 
 
-#: Listener method -> event type, in the order in which `on_*` listeners are registered (S-EVT-2).
+#: Listener method -> event type, in the order of registration of `on_*` listeners (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
     event_type.method: event_type
     for event_type in (

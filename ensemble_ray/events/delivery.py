@@ -1,8 +1,6 @@
-"""Brings events to listeners.
+"""Delivers events to listeners. Each listener has its own queue and thread, so none delays the run (S-SET-32, S-PAR-42).
 
-Each listener has a queue and a thread of its own, so a slow one delays only itself and none delays the run
-(S-SET-32, S-PAR-42). What a listener raises is logged and goes no further (S-EVT-3); only KeyboardInterrupt ends the
-run (S-SET-27).
+Errors of listeners are only logged (S-EVT-3); KeyboardInterrupt ends the run (S-SET-27).
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ from ensemble_ray.values.outputs import ExitReason
 
 
 class EnsembleListener:
-    """Override what you need; every method does nothing by default.
+    """Base class of listeners: override the methods that you need; by default they have no effect.
 
-    Methods may be `async`; they then run on the delivery thread's loop. An attribute `trace_id`, when not None, is
-    put on the run's trace.
+    Methods may be `async`; they then run on the delivery thread's loop. If the attribute `trace_id` is not None, the
+    run's trace contains it.
     """
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
@@ -67,10 +65,10 @@ class EnsembleListener:
         """React to the failure of a task."""
 
     def on_tool_call(self, event: ToolCallEvent) -> object:
-        """React to a tool call that was made."""
+        """React to an executed tool call."""
 
     def on_task_input(self, event: TaskInputEvent) -> object:
-        """Prompts are built."""
+        """React to built prompts, before the first model call."""
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> object:
         """React to the start of a model call."""
@@ -91,29 +89,29 @@ class EnsembleListener:
         """React to a delegation that was refused, or whose worker failed."""
 
     def on_file_changed(self, event: FileChangedEvent) -> object:
-        """React to a file that a file tool wrote."""
+        """React to a file written by a file tool."""
 
     def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> object:
-        """React to the end of an iteration of a loop, before its predicate is asked."""
+        """React to the end of an iteration of a loop, before its predicate is evaluated."""
 
     def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> object:
         """React to the end of a step of a graph, after the next state is chosen."""
 
     def on_task_reflected(self, event: TaskReflectedEvent) -> object:
-        """React to a reflection on a task's output that was stored."""
+        """React to a stored reflection on a task's output."""
 
 
 @runtime_checkable
 class RunEndListener(Protocol):
-    """A listener that wants to know when nothing of a run comes any more, also where it failed (S-EVT-23)."""
+    """A listener that is notified after the last event of a run, also if the run failed (S-EVT-23)."""
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason, /) -> object:
-        """Take notice that the run is over, behind all of its events."""
+        """React to the end of the run, after all of its events."""
         ...
 
 
 def wanted_by(listener: object) -> frozenset[str]:
-    """Return the listener methods that it overrides or has; events of other types need not be built for it."""
+    """Return the listener methods that it overrides or has; it needs no events of other types."""
     wanted: set[str] = set()
     for method in EVENT_TYPES:
         own = getattr(type(listener), method, None) or getattr(listener, method, None)
@@ -124,7 +122,7 @@ def wanted_by(listener: object) -> frozenset[str]:
 
 
 def call_listener(listener: object, event: Event) -> object:
-    """Call the listener's method for that event; gives what it returned (perhaps an awaitable)."""
+    """Call the listener's method for that event and return its result, possibly an awaitable."""
     method = getattr(listener, event.method)
     if isinstance(event, EnsembleStartedEvent):
         return method(event.ensemble_id, event.workflow, event.total_tasks)
@@ -144,7 +142,7 @@ class _Recipient:
         self._listener = listener
         self._fields = fields
         self._on_interrupt = on_interrupt
-        #: events, who waits until it is their turn, and None at the end
+        #: events, callbacks that run in order between them, and None at the end
         self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.done = threading.Event()
@@ -154,7 +152,7 @@ class _Recipient:
         self._queue.put(entry)
 
     def put_end(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Queue the end of the run, where the listener takes it (S-EVT-23)."""
+        """Queue the end of the run if the listener is a `RunEndListener` (S-EVT-23)."""
         if isinstance(self._listener, RunEndListener):
             self.put(partial(self._call_guarded, "on_run_ended", self._listener.on_run_ended, run_id, exit_reason))
 
@@ -177,13 +175,13 @@ class _Recipient:
             outcome = function(*arguments)
             if inspect.isawaitable(outcome):
                 self._await(outcome)
-        except Exception:  # noqa: BLE001  S-EVT-3: whatever a listener raises stays with it
+        except Exception:  # noqa: BLE001  S-EVT-3: errors of a listener do not spread
             _log.warning("Listener %s.%s raised", type(self._listener).__name__, name, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
             self._on_interrupt(stop)
 
     def _await(self, outcome: object) -> None:
-        """Async callbacks run on this thread's loop (S-SET-33)."""
+        """Run an async callback on this thread's loop (S-SET-33)."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
 
@@ -195,11 +193,11 @@ class _Recipient:
 
 
 def _ignore(_stop: BaseException) -> None:
-    """Nobody waits for an interrupt."""
+    """Ignore an interrupt that has no receiver."""
 
 
 class Delivery:
-    """The listeners of one run. A `RunEventSink`: takes events in order, never waits for their delivery unless asked to."""
+    """The listeners of one run. A `RunEventSink`: queues events in order and waits for delivery only on request."""
 
     def __init__(
         self,
@@ -212,17 +210,17 @@ class Delivery:
         self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether any listener overrides that event's method."""
+        """Return whether any listener has that event's method."""
         return event_type.method in self.interest
 
     def emit(self, event: Event) -> None:
-        """Queue the event for everybody who wants it."""
+        """Queue the event for the listeners that have its method."""
         for recipient in self._recipients:
             if event.method in recipient.wanted:
                 recipient.put(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
+        """Return when the listeners to these types have received all events queued so far (S-SET-30)."""
         methods = {event_type.method for event_type in event_types}
         loop = asyncio.get_running_loop()
         for recipient in self._recipients:
@@ -232,12 +230,12 @@ class Delivery:
                 await reached
 
     def end(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Queue the end of the run for those who take it, behind all events."""
+        """Queue the end of the run after all events, for each `RunEndListener`."""
         for recipient in self._recipients:
             recipient.put_end(run_id, exit_reason)
 
     async def close(self) -> None:
-        """Return when every queued event was delivered (S-EVT-6)."""
+        """Return when all queued events are delivered (S-EVT-6)."""
         loop = asyncio.get_running_loop()
         for recipient in self._recipients:
             recipient.put(None)
@@ -247,7 +245,7 @@ class Delivery:
 
 
 async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
-    """Wait for a thread's event without holding the loop."""
+    """Wait for a thread's event without blocking the loop."""
     ready: asyncio.Future[None] = loop.create_future()
 
     def watch() -> None:
@@ -259,8 +257,8 @@ async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    """Let whoever waits for that future go on; called on another thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    """Resolve the future from another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
         loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
 
 
@@ -274,15 +272,15 @@ class _Callbacks:
 def listeners_of(
     listeners: Sequence[object], callbacks: Mapping[str, tuple[Callable[..., object], ...]]
 ) -> tuple[object, ...]:
-    """All listeners in order: the objects, then the `on_*` callables by method, in table order (S-EVT-2).
+    """Return all listeners in order: the objects, then the `on_*` callables by method, in table order (S-EVT-2).
 
-    A callable that is registered for several kinds of events is one listener: it is told of them in their order
-    (S-EVT-22). Registered twice for the same kind, it is told twice.
+    A callable that is registered for several kinds of events is one listener and receives them in their order
+    (S-EVT-22). If it is registered twice for the same kind, it is called twice.
     """
     added: list[_Callbacks] = []
     for method, functions in callbacks.items():
         for function in functions:
-            # Methods of an object are made anew at each look at them: equal, not the same.
+            # Each attribute access creates a new bound method: equal, but not identical.
             mine = (each for each in added if each.function == function and not hasattr(each, method))
             listener = next(mine, None)
             if listener is None:
@@ -291,19 +289,19 @@ def listeners_of(
     return (*listeners, *added)
 
 
-#: Events kept for readers who come late; older ones are dropped and counted.
+#: Events stored for late readers; older ones are dropped and counted.
 KEPT_EVENTS = 10_000
 
 
 class EventLog:
-    """Keeps a run's events and wakes its readers. Thread-safe."""
+    """Stores a run's events and wakes its readers. Thread-safe."""
 
     def __init__(self, *, is_open: bool, kept: int | None = None) -> None:
-        """Make an empty log.
+        """Create an empty log.
 
         Args:
-            is_open: False: nobody will read, nothing is kept.
-            kept: How many events are kept, older ones are dropped; None: `KEPT_EVENTS`.
+            is_open: False: the log has no readers and stores no events.
+            kept: Number of events to store, older ones are dropped; None: `KEPT_EVENTS`.
         """
         self._is_open = is_open
         self._most = KEPT_EVENTS if kept is None else kept
@@ -315,15 +313,15 @@ class EventLog:
 
     @property
     def interest(self) -> frozenset[str]:
-        """The event types that readers want: all, or none."""
+        """The event types that readers receive: all or none."""
         return frozenset(EVENT_TYPES) if self._is_open else frozenset()
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether events of that type are kept."""
+        """Return whether events of that type are stored."""
         return self._is_open and event_type.method in EVENT_TYPES
 
     def emit(self, event: Event) -> None:
-        """Keep the event and wake readers."""
+        """Store the event and wake readers."""
         if not self._is_open or event.method not in EVENT_TYPES:
             return
         with self._changed:
@@ -334,31 +332,31 @@ class EventLog:
             self._wake()
 
     def close(self) -> None:
-        """No more events will come."""
+        """Mark the log as complete and wake readers."""
         with self._changed:
             self._is_closed = True
             self._wake()
 
     def stream(self) -> EventStream:
-        """Return a reader of its own, from the oldest kept event."""
+        """Return a new reader that starts at the oldest stored event."""
         return EventStream(self)
 
     def read(self, cursor: int) -> tuple[list[Event], int, bool]:
-        """Events from a cursor on, the next cursor, and whether that was all there will ever be."""
+        """Return the events from a cursor on, the next cursor, and whether the log is closed."""
         with self._changed:
             start = max(0, cursor - self._first)
             found = [self._kept[position] for position in range(start, len(self._kept))]
             return found, self._first + len(self._kept), self._is_closed
 
     def wait(self, cursor: int) -> None:
-        """Block until there is something behind the cursor, or the log is closed."""
+        """Block until there are events after the cursor or the log is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._first + len(self._kept) > cursor)
 
     async def wait_until_changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
-        """Return True when there is something behind the cursor or the log is closed, False when the time is up.
+        """Return True when there are events after the cursor or the log is closed, False after the timeout.
 
-        On the library's loop.
+        Must run on the library's loop.
         """
         waiter = asyncio.Event()
         with self._changed:

@@ -1,7 +1,6 @@
-"""The messages of file 27, type by type: which fields each has, and in what form. Pure.
+"""The messages of file 27 about runs, built from live events or from records: a type and JSON data.
 
-In: what happened, as events or records have it. Out: a type and JSON data. One place for both ways to a page: as it happens, and read
-from a record. Instants are ISO-8601 in UTC, durations whole milliseconds.
+Instants are ISO-8601 in UTC, durations are whole milliseconds.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTask:
-    """What messages say of a task."""
+    """Fields of messages that describe a task."""
 
     index: int
     total: int
@@ -62,7 +61,7 @@ class ShownTask:
 
     @property
     def data(self) -> dict[str, object]:
-        """Its fields in messages."""
+        """The fields by their names in messages."""
         return {
             "task_index": self.index,
             "total_tasks": self.total,
@@ -73,12 +72,12 @@ class ShownTask:
 
 
 def instant(at: float) -> str:
-    """Return a time, Unix time in s, as messages say it."""
+    """Return a time, Unix time in s, in the form of messages."""
     return utc_of(at).isoformat().replace("+00:00", "Z")
 
 
 def milliseconds(seconds: float) -> int:
-    """Return a duration as messages say it."""
+    """Return a duration in the form of messages."""
     return max(0, round(seconds * 1000))
 
 
@@ -86,7 +85,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def ensemble_started(run_id: str, *, at: float, total_tasks: int, workflow: str) -> Message:
-    """Return that a run begins."""
+    """Return the message that a run started."""
     data: dict[str, object] = {
         "ensemble_id": run_id,
         "started_at": instant(at),
@@ -99,7 +98,7 @@ def ensemble_started(run_id: str, *, at: float, total_tasks: int, workflow: str)
 def ensemble_completed(
     run_id: str, *, at: float, duration_s: float, exit_reason: str, total_tokens: int, total_tool_calls: int
 ) -> Message:
-    """Return that a run is over, whatever became of it."""
+    """Return the message that a run ended, with any result."""
     data: dict[str, object] = {
         "ensemble_id": run_id,
         "completed_at": instant(at),
@@ -115,12 +114,12 @@ def ensemble_completed(
 
 
 def task_started(task: ShownTask, *, at: float) -> Message:
-    """Return that a task begins."""
+    """Return the message that a task started."""
     return Message("task_started", {**task.data, "started_at": instant(at)})
 
 
 def task_completed(task: ShownTask, *, at: float, duration_s: float, token_count: int, tool_call_count: int) -> Message:
-    """Return that a task succeeded; `token_count` is -1 where it is unknown (S-WEB-34)."""
+    """Return the message that a task succeeded; `token_count` is -1 if unknown (S-WEB-34)."""
     data = {
         **task.data,
         "completed_at": instant(at),
@@ -132,7 +131,7 @@ def task_completed(task: ShownTask, *, at: float, duration_s: float, token_count
 
 
 def task_failed(task: ShownTask, *, at: float, reason: str) -> Message:
-    """Return that a task failed (S-WEB-35)."""
+    """Return the message that a task failed (S-WEB-35)."""
     data = task.data
     del data["total_tasks"]
     return Message("task_failed", {**data, "failed_at": instant(at), "reason": reason or _UNKNOWN})
@@ -150,7 +149,7 @@ def tool_called(
     structured_result: object,
     instance: str,
 ) -> Message:
-    """Return that a tool was called (S-WEB-36)."""
+    """Return the message that a tool was called (S-WEB-36)."""
     data: dict[str, object] = {
         "agent_role": agent_role,
         "task_index": task_index,
@@ -178,7 +177,7 @@ def llm_iteration_completed(
     instance: str,
     reasoning: str | None = None,
 ) -> Message:
-    """Return that a model answered; unknown token counts are 0 (S-EVT-16)."""
+    """Return the message that a model answered; unknown token counts are 0 (S-EVT-16)."""
     data: dict[str, object] = {
         "agent_role": agent_role,
         "task_description": task_description,
@@ -195,21 +194,21 @@ def llm_iteration_completed(
     return Message("llm_iteration_completed", data)
 
 
-# Work that is handed on.
+# Delegated work.
 
 
 def delegation_started(asked: Mapping[str, object], *, task_description: str) -> Message:
-    """Return that a worker is asked; `asked` has the id, both roles and the asking instance."""
+    """Return the message that work was delegated; `asked` has the id, both roles and the delegating instance."""
     return Message("delegation_started", {**asked, "task_description": task_description})
 
 
 def delegation_completed(asked: Mapping[str, object], *, duration_s: float) -> Message:
-    """Return that a worker answered."""
+    """Return the message that a worker answered."""
     return Message("delegation_completed", {**asked, "duration_ms": milliseconds(duration_s)})
 
 
 def delegation_failed(asked: Mapping[str, object], *, duration_s: float, reason: str) -> Message:
-    """Return that a worker was refused, or failed."""
+    """Return the message that a delegation was refused or its worker failed."""
     data = {**asked, "duration_ms": milliseconds(duration_s), "reason": reason or _UNKNOWN}
     return Message("delegation_failed", data)
 
@@ -220,7 +219,7 @@ def delegation_failed(asked: Mapping[str, object], *, duration_s: float, reason:
 def loop_iteration_completed(
     *, name: str, number: int, most: int, outputs: Mapping[str, str], duration_s: float, instance: str
 ) -> Message:
-    """Return that a loop finished an iteration (S-LOOP-107); outputs are texts by body key."""
+    """Return the message that a loop finished an iteration (S-LOOP-107); outputs are texts by body key."""
     data: dict[str, object] = {
         "loop_name": name,
         "iteration_number": number,
@@ -235,7 +234,7 @@ def loop_iteration_completed(
 def graph_state_completed(
     *, name: str, state: str, number: int, most: int, output: str, next_state: str, duration_s: float, instance: str
 ) -> Message:
-    """Return that a graph finished a step and chose the next state (S-GRAPH-75)."""
+    """Return the message that a graph finished a step and chose the next state (S-GRAPH-75)."""
     data: dict[str, object] = {
         "graph_name": name,
         "state_name": state,
@@ -263,7 +262,7 @@ def review_requested(
     on_timeout: str,
     required_role: str | None,
 ) -> Message:
-    """Return that somebody is asked; what is None is left out."""
+    """Return the message that a review was requested; fields that are None are omitted."""
     optional = {
         "prompt": prompt,
         "timeout_ms": None if timeout_s is None else milliseconds(timeout_s),
@@ -281,12 +280,12 @@ def review_requested(
 
 
 def review_timed_out(review_id: str, action: str) -> Message:
-    """Return that nobody answered in time, and what follows."""
+    """Return the message that a review timed out, with the resulting action."""
     return Message("review_timed_out", {"review_id": review_id, "action": action})
 
 
 def review_decided(review_id: str, decision: str, by: str) -> Message:
-    """Return what was decided: `approve`, `edit` or `exit`."""
+    """Return the message with a review's decision: `approve`, `edit` or `exit`."""
     return Message("review_decided", {"review_id": review_id, "decision": decision, "by": by})
 
 
@@ -295,11 +294,11 @@ LAST_TYPE = "ensemble_completed"
 
 
 class Cursor(NamedTuple):
-    """Where a reader of a run's events stands: the last one that it has had; as text `12.1`."""
+    """Position of a reader in a run's events: the last event that it received; as text `12.1`."""
 
     #: position of a fact in the record
     seq: int = 0
-    #: which of the events that follow from the fact, from 1
+    #: number of the event among the events of the fact, from 1
     number: int = 0
 
     @classmethod
@@ -307,7 +306,7 @@ class Cursor(NamedTuple):
         """Return the cursor that a reader sent back.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a cursor.
         """
         seq, _, number = text.partition(".")
         if not (text.isascii() and seq.isdecimal() and number.isdecimal() and len(text) < 40):  # noqa: PLR2004  far above any record
@@ -322,16 +321,16 @@ class Cursor(NamedTuple):
 class WireEvent:
     """One message about a run."""
 
-    #: of file 27: `task_started`
+    #: type of file 27, such as `task_started`
     type: str
     #: JSON data
     data: Mapping[str, object]
-    #: None: it is shown as it happens and never again
+    #: None for a message that is only sent live
     cursor: Cursor | None = None
 
 
 def render_token(event: TokenEvent, at: float) -> WireEvent:
-    """Return the message of a streamed fragment, which no record keeps; `at` is the time, Unix time, s."""
+    """Return the message of a streamed fragment, which is not recorded; `at` is Unix time, s."""
     data: dict[str, object] = {
         "token": event.token,
         "agent_role": event.agent_role,
@@ -357,11 +356,11 @@ class RunMessages:
         self._used: dict[str, tuple[int, int]] = {}
 
     def apply(self, event: Event, at: float) -> Message | None:
-        """Take the next event, and return its message; None for an event that no page is told of.
+        """Apply the next event and return its message; None for an event without a message.
 
         Args:
-            event: What happened.
-            at: When it was heard of, Unix time, s.
+            event: The event.
+            at: When it was received, Unix time, s.
         """
         match event:
             case EnsembleStartedEvent():
@@ -390,7 +389,7 @@ class RunMessages:
                 return None
 
     def end(self, exit_reason: str, at: float) -> Message | None:
-        """Return the last message of a run that ended so; None where it has been given, or the run never began."""
+        """Return the last message of a run; None if it was already returned or the run never started."""
         if self._started_at is None or self._is_over:
             return None
         self._is_over = True
@@ -515,7 +514,7 @@ def _of_round(event: LoopIterationCompletedEvent | GraphStateCompletedEvent) -> 
 
 
 def _message_data(message: ChatMessage) -> object:
-    """Return a message for pages, without what only its provider understands."""
+    """Return a message for pages, without its provider's own fields."""
     data = jsonable(message)
     if isinstance(data, dict):
         cast("dict[str, object]", data).pop("provider_fields", None)

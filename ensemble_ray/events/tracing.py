@@ -1,7 +1,6 @@
-"""What whoever traces runs hears of them: how each execution went, and how the run did. Pure values.
+"""Events for listeners that trace runs, such as `OpenTelemetryListener`.
 
-They are for listeners that have these methods, such as `OpenTelemetryListener`; streams of events do not have them, and nothing
-of them is made where nobody traces.
+Event streams do not contain them, and they are built only if a listener traces the run.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ from ensemble_ray.values.trace import RunTracing, TaskTrace, TraceParent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTracedEvent(Event):
-    """An execution of a task is over, however it ended; work that was handed on has one of its own."""
+    """An execution of a task ended, with any status; delegated work has its own event."""
 
     method: ClassVar[str] = "on_task_traced"
     tracing: RunTracing
     trace: TaskTrace
     #: `completed`, `failed`, `exited` or `cancelled`
     status: str
-    #: class of the error; empty: it did not fail
+    #: class of the error; empty if the task did not fail
     error_type: str = ""
-    #: what it says
+    #: text of the error
     error_message: str = ""
-    #: the models' own ids of their tool requests, by model call and request
+    #: the models' ids of their tool requests, by model call and request
     call_ids: Sequence[Sequence[str]] = ()
-    #: whether a function did it, and no agent
+    #: whether a function executed the task instead of an agent
     is_handler: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTracedEvent(Event):
-    """A run is over, behind all of its tasks; one that was refused has none."""
+    """A run ended. It follows the events of all tasks; a refused run has none."""
 
     method: ClassVar[str] = "on_run_traced"
     tracing: RunTracing
     workflow: str
-    #: what its team is called; empty: it has no name
+    #: name of the team; empty if it has none
     name: str
-    #: of this beginning, Unix time, s
+    #: start of this beginning of the run, Unix time, s
     started_at: float
     ended_at: float
     exit_reason: ExitReason
@@ -51,7 +50,7 @@ class RunTracedEvent(Event):
     error_message: str = ""
 
 
-#: Listener method -> event type, of those that streams do not have.
+#: Listener method -> event type, for the events that streams do not contain.
 TRACED_EVENTS: Mapping[str, type[Event]] = {each.method: each for each in (TaskTracedEvent, RunTracedEvent)}
 
 
@@ -60,13 +59,13 @@ class RunTracer(Protocol):
     """A listener that traces runs (S-INT-30)."""
 
     def samples(self, run_id: str, caller: TraceParent | None, /) -> bool:
-        """Return whether the spans of a run are to be sent."""
+        """Return whether to send the spans of a run."""
         ...
 
     def on_task_traced(self, event: TaskTracedEvent, /) -> object:
-        """Take the end of an execution."""
+        """Receive the end of an execution."""
         ...
 
     def on_run_traced(self, event: RunTracedEvent, /) -> object:
-        """Take the end of a run."""
+        """Receive the end of a run."""
         ...

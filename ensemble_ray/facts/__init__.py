@@ -1,1 +1,1 @@
-"""What runs record: one class for each kind of fact, and the only code that knows how it is written."""
+"""Facts: one class for each kind of record entry, and the only code for their encoding."""

@@ -1,4 +1,4 @@
-"""Effects of a task: answers of models, calls of tools, work that is handed on. Pure."""
+"""Facts about effects of a task: model answers, tool calls, delegated work, memory and reflection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ensemble_ray.values.delegation import DelegationRequest
 from ensemble_ray.values.memory import RecalledMemory, TaskReflection
 from ensemble_ray.values.messages import Effect, ProviderFields, ToolCall
 
-#: End of the names of model calls that made a task's agent, before the task began (S-SET-46).
+#: Suffix of the names of model calls that created a task's agent, before the task started (S-SET-46).
 _MAKING = "/synthesis"
 
 
@@ -78,7 +78,7 @@ class ModelAnswered(FactData):
         "latency_s": Key(DURATION, 0.0, is_needed=True),
         "text": Key(optional(TEXT), is_needed=True),
         "tool_calls": Key(list_of(OBJECT), (), is_needed=True, read=_read_calls, write=_write_calls),
-        # Of users' own models: what they give is recorded as it is.
+        # Users' own models may return other numbers, which are recorded unchanged.
         "input_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "output_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "finish_reason": Key(ANY, is_optional=True, read=_text_or_none),
@@ -92,7 +92,7 @@ class ModelAnswered(FactData):
         "is_copied": Key(ANY, default=False, is_optional=True, read=bool),
     }
 
-    #: of the request; empty for calls outside any task
+    #: digest of the request; empty for calls outside any task
     request_digest: str
     started_at: float
     latency_s: float
@@ -102,25 +102,25 @@ class ModelAnswered(FactData):
     input_tokens: int = -1
     output_tokens: int = -1
     finish_reason: str | None = None
-    #: what the model thought, apart from `text` (S-LLM-4)
+    #: the model's reasoning, separate from `text` (S-LLM-4)
     reasoning: str | None = None
     #: part of `output_tokens`; -1: unknown
     reasoning_tokens: int = -1
-    #: what its provider expects back with the message; None: nothing
+    #: fields that the provider expects back with the message; None: no fields
     provider_fields: ProviderFields | None = None
-    #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
+    #: input and output tokens that the run's budget counted if the provider reported no counts (S-BUD-2)
     estimated_tokens: tuple[int, ...] = ()
     retries: int = 0
-    #: why each attempt before the answered one failed (S-DUR-66)
+    #: failure reason of each attempt before the successful one (S-DUR-66)
     attempts_failed: tuple[str, ...] = ()
-    #: how much of `latency_s`, from its beginning, it waited for permits of rate limits; whole milliseconds (S-RATE-35)
+    #: initial part of `latency_s` spent waiting for permits of rate limits; whole milliseconds (S-RATE-35)
     waited_s: float = 0.0
-    #: whether a fork took it over from the run that it was forked from, which paid for it (S-BUD-9)
+    #: whether a fork copied it from the original run, which paid for it (S-BUD-9)
     is_copied: bool = False
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Return what is recorded; see `FactData`."""
+        """Decode recorded data; see `FactData`."""
         found = super(ModelAnswered, cls).from_data(data, at)
         calls = cast("Sequence[Mapping[str, object]]", data.get("tool_calls", ()))
         missing = [f"tool_calls.{name}" for name in ("id", "name", "arguments") if any(name not in c for c in calls)]
@@ -145,15 +145,15 @@ class ToolIntended(FactData):
     tool_name: str
     #: JSON text as the model wrote it; empty for a handler
     arguments: str
-    #: what calling it does to the world
+    #: side effect of the call
     effect: Effect
-    #: whether it only stands for a call that may have been made in a part of the record that is lost
+    #: whether it represents a call that a lost part of the record may have contained
     is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReturned(FactData):
-    """A call of a tool, of a handler or of the delegation tool is over."""
+    """A call of a tool, a handler or the delegation tool ended."""
 
     KIND: ClassVar = "tool_result"
     IS_EFFECT: ClassVar = True
@@ -175,23 +175,23 @@ class ToolReturned(FactData):
     structured_output: object = None
     #: whether the tool asked the model to try again
     asks_again: bool = False
-    #: what was repaired in the arguments before the call (S-LLM-43)
+    #: repairs of the arguments before the call (S-LLM-43)
     repairs: tuple[str, ...] = ()
 
     @property
     def is_success(self) -> bool:
-        """Whether the call gave what was asked for."""
+        """Whether the call succeeded."""
         return self.outcome == "success"
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows whether it was done (S-DUR-26)."""
+        """Whether the outcome of the call is unknown (S-DUR-26)."""
         return self.outcome == "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeDecided(FactData):
-    """Somebody decided what becomes of a call of unknown outcome."""
+    """A user decided about a call with an unknown outcome."""
 
     KIND: ClassVar = "decision"
     IS_EFFECT: ClassVar = True
@@ -202,10 +202,10 @@ class OutcomeDecided(FactData):
 
 
 class RecordedRefusal(NamedTuple):
-    """Why nobody was asked."""
+    """Why a delegation was refused."""
 
     reason: str
-    #: what helps the model to do better
+    #: advice for the model's next attempt
     hint: str
 
 
@@ -219,7 +219,7 @@ def _write_refusal(refusal: RecordedRefusal | None) -> dict[str, str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationDecided(FactData):
-    """It was decided whom a call that hands work on asks."""
+    """The worker of a delegating call was chosen, or the delegation was refused."""
 
     KIND: ClassVar = "delegation"
     IS_EFFECT: ClassVar = True
@@ -234,21 +234,21 @@ class DelegationDecided(FactData):
 
     #: the `DelegationRequest` as JSON data
     request: Mapping[str, object]
-    #: key of the agent who is asked; None: nobody
+    #: key of the worker; None if the delegation was refused
     worker: str | None
-    #: role whose cap it counts for; None: none's
+    #: role whose cap counts the delegation, or None
     charged: str | None
     started_at: float
     refusal: RecordedRefusal | None = None
-    #: of a refusal: whether a policy failed, so that the model is told of an error
+    #: of a refusal: whether a policy failed, so that the model receives an error
     is_error: bool | None = None
 
 
 def read_request(fact: Fact[DelegationDecided]) -> DelegationRequest:
-    """Return the request that was decided of.
+    """Return the delegation request.
 
     Raises:
-        RecordError: it is none.
+        RecordError: the recorded data is not a request.
     """
     try:
         return DelegationRequest(**cast("Mapping[str, Any]", fact.data.request))
@@ -257,7 +257,7 @@ def read_request(fact: Fact[DelegationDecided]) -> DelegationRequest:
 
 
 def began_at(fact: Fact) -> float:
-    """Return when what a fact tells of began, Unix time, s."""
+    """Return the start of the effect in Unix time, s; for other facts, their time."""
     match fact.data:
         case ModelAnswered(started_at=at) | ToolReturned(started_at=at) | DelegationDecided(started_at=at):
             return at
@@ -266,13 +266,13 @@ def began_at(fact: Fact) -> float:
 
 
 def is_making_agent(fact: Fact) -> bool:
-    """Whether it is of a call that made a task's agent, before the task began (S-SET-46)."""
+    """Return whether it belongs to a call that created a task's agent, before the task started (S-SET-46)."""
     return fact.name.endswith(_MAKING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingAnswered(FactData):
-    """The agent's model answered a tool's server."""
+    """The agent's model answered a sampling request of a tool's server."""
 
     KIND: ClassVar = "sampling"
     IS_EFFECT: ClassVar = True
@@ -287,7 +287,7 @@ class SamplingAnswered(FactData):
         "estimated_tokens": Key(list_of(NUMBER), (), is_optional=True, read=tuple, write=list),
     }
 
-    #: of the request: the same one finds its answer when the call is made again
+    #: digest of the request: a repeated call finds its recorded answer by it
     request_digest: str
     started_at: float
     latency_s: float
@@ -296,16 +296,16 @@ class SamplingAnswered(FactData):
     input_tokens: int = -1
     output_tokens: int = -1
     finish_reason: str | None = None
-    #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
+    #: input and output tokens that the run's budget counted if the provider reported no counts (S-BUD-2)
     estimated_tokens: tuple[int, ...] = ()
 
 
-#: From so many notes on they are recorded as one text.
+#: From this number of notes on they are recorded as one text.
 _MANY_NOTES = 16
 
 
 def _row_of(*checks: Check) -> Check:
-    """Return a check for a list of so many values, each as its place says."""
+    """Return a check for a list with one value per check."""
 
     def check(value: object) -> str | None:
         row = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
@@ -334,14 +334,14 @@ def _read_notes(value: str | Sequence[Sequence[str]] | None) -> tuple[tuple[str,
 
 
 def _write_notes(rows: Sequence[Sequence[str]] | None) -> str | list[list[str]] | None:
-    """Return notes as they are recorded: many as one text, of which a store keeps what earlier texts began with once."""
+    """Encode notes; many become one text, so that a store can share its common prefix with earlier texts."""
     if rows is None or len(rows) < _MANY_NOTES:
         return None if rows is None else _write_rows(rows)
     return json.dumps(_write_rows(rows), ensure_ascii=False)
 
 
 def _check_notes(value: object) -> str | None:
-    """Refuse what are no rows of three texts, nor JSON text of such rows."""
+    """Check for rows of three texts, or JSON text of such rows."""
     if not isinstance(value, str):
         return _NOTES(value)
     try:
@@ -360,7 +360,7 @@ def _write_scopes(scopes: Sequence[tuple[str, Sequence[str]]]) -> list[list[obje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecalled(FactData):
-    """Memory reminded a task of what its prompt shows."""
+    """Memory returned the contents that a task's prompt shows."""
 
     KIND: ClassVar = "memory_recalled"
     IS_EFFECT: ClassVar = True
@@ -378,19 +378,19 @@ class MemoryRecalled(FactData):
 
     #: (scope, contents)
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    #: (agent's role, description, content); None: there was no short-term memory
+    #: (agent's role, description, content); None: no short-term memory
     short_term: tuple[tuple[str, str, str], ...] | None = None
     long_term: tuple[str, ...] = ()
     #: (name, fact)
     entities: tuple[tuple[str, str], ...] = ()
     retrieval_s: float | None = None
     lookup_s: float | None = None
-    #: tokens that an endpoint read to find it
+    #: embedding tokens of the lookup
     embedding_tokens: int = 0
 
     @classmethod
     def of(cls, found: RecalledMemory) -> MemoryRecalled:
-        """Return what is recorded of it."""
+        """Return the fact of this value."""
         return cls(
             scopes=found.scopes,
             short_term=found.short_term,
@@ -403,7 +403,7 @@ class MemoryRecalled(FactData):
 
     @property
     def recalled(self) -> RecalledMemory:
-        """What the task was reminded of."""
+        """The recalled memory."""
         return RecalledMemory(
             scopes=self.scopes,
             short_term=self.short_term,
@@ -417,7 +417,7 @@ class MemoryRecalled(FactData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStored(FactData):
-    """Memory took what a task left; it is not stored again."""
+    """Memory stored a task's output; it must not be stored again."""
 
     KIND: ClassVar = "memory_stored"
     IS_EFFECT: ClassVar = True
@@ -427,11 +427,11 @@ class MemoryStored(FactData):
         "embedding_tokens": Key(NUMBER, 0, is_optional=True),
     }
 
-    #: names of the scopes that have it
+    #: names of the scopes that store it
     scopes: tuple[str, ...] = ()
-    #: memories of the ensemble that have it: `short_term`, `long_term`
+    #: memories of the ensemble that store it: `short_term`, `long_term`
     taken_by: tuple[str, ...] = ()
-    #: tokens that an endpoint read to store it
+    #: embedding tokens of the storage
     embedding_tokens: int = 0
 
 
@@ -451,31 +451,31 @@ def _value_of(data: Mapping[str, object]) -> TaskReflection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionRecalled(FactData):
-    """A task was told what earlier runs learned of it, or that they learned nothing."""
+    """A task looked up the reflection of earlier runs and found one or none."""
 
     KIND: ClassVar = "reflection_recalled"
     IS_EFFECT: ClassVar = True
     KEYS: ClassVar = {"key": Key(TEXT, ""), "reflection": Key(optional(_REFLECTION), is_optional=True)}
 
-    #: of the task in the store
+    #: key of the task in the store
     key: str
-    #: as data; None: there was none
+    #: as data, or None
     reflection: Mapping[str, object] | None = None
 
     @classmethod
     def of(cls, key: str, reflection: TaskReflection | None) -> ReflectionRecalled:
-        """Return what is recorded of it."""
+        """Return the fact of this value."""
         return cls(key=key, reflection=None if reflection is None else reflection.to_data())
 
     @property
     def recalled(self) -> TaskReflection | None:
-        """What the task was told."""
+        """The recalled reflection, or None."""
         return None if self.reflection is None else _value_of(self.reflection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionRecorded(FactData):
-    """An output was reflected on; nobody is asked again."""
+    """A reflection on an output was created; it must not be created again."""
 
     KIND: ClassVar = "reflection_made"
     IS_EFFECT: ClassVar = True
@@ -487,29 +487,29 @@ class ReflectionRecorded(FactData):
         "is_first": Key(FLAG, default=False, is_optional=True),
     }
 
-    #: of the task in the store
+    #: key of the task in the store
     key: str
     #: as data
     reflection: Mapping[str, object] = field(default_factory=dict[str, object])
-    #: as the model counted, or estimated where it counted nothing; 0: no model was asked
+    #: reported by the model, or estimated if it reported no counts; 0: no model was called
     input_tokens: int = 0
     output_tokens: int = 0
-    #: whether nothing was known of the task before
+    #: whether the store had no earlier reflection on the task
     is_first: bool = False
 
     @property
     def reflection_value(self) -> TaskReflection:
-        """What was made of the output."""
+        """The reflection."""
         return _value_of(self.reflection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionStored(FactData):
-    """The store has what was made; it is not stored again."""
+    """The reflection was stored; it must not be stored again."""
 
     KIND: ClassVar = "reflection_stored"
     IS_EFFECT: ClassVar = True
     KEYS: ClassVar = {"key": Key(TEXT, "")}
 
-    #: of the task in the store
+    #: key of the task in the store
     key: str

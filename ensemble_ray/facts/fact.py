@@ -1,12 +1,6 @@
-"""A fact: what happened, to whom and when; and how it is written as data. Pure.
+"""The base classes of facts and their encoding; each kind is a subclass of `FactData`, and its `KEYS` define the format.
 
-A kind of fact is a dataclass derived from `FactData`. Its `KEYS` say for each field how it stands in the record, under the
-field's own name; nothing else knows that. Rules:
-
-1. What is written does not change: same keys, same values, same order.
-2. A record of an earlier version may lack keys, and one of a later version may have more. The former are named in `absent`
-   and have their defaults, the latter are kept in `rest`; written again, the fact is as it was.
-3. A known key with a value of another type is damage, and refused when it is read.
+A rewritten fact is unchanged: `absent` names keys that an earlier version lacks, `rest` stores those of a later version.
 """
 
 from __future__ import annotations
@@ -20,15 +14,15 @@ from typing_extensions import TypeVar
 from ensemble_ray.errors import RecordError
 from ensemble_ray.values.ids import RUN
 
-#: Instants from about the year 70 to 9500, and durations of up to 300 years, s: what `datetime` can hold, with room.
+#: Instants from about the year 70 to 9500, and durations of up to 300 years, s: well within the range of `datetime`.
 _FIRST_S, _LAST_S, _LONGEST_S = -6e10, 2.4e11, 1e10
 
-#: Returns what a value must be, if it is not.
+#: Returns a description of the required value, or None if the value is valid.
 Check = Callable[[object], str | None]
 
 
 def type_of(what: str, *types: type) -> Check:
-    """Return a check for values of these types; a flag is no number."""
+    """Return a check for values of these types; a bool is not a number."""
 
     def check(value: object) -> str | None:
         is_right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
@@ -38,7 +32,7 @@ def type_of(what: str, *types: type) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that also lets null pass."""
+    """Return a check that also accepts null."""
     return lambda value: None if value is None else check(value)
 
 
@@ -84,10 +78,10 @@ def _within(what: str, least: float, most: float) -> Check:
 
 
 def require(name: str, value: object, check: Check) -> None:
-    """Refuse a value of a fact that is not what it should be.
+    """Check a value of a fact.
 
     Raises:
-        ValueError: says which one, and what it should be.
+        ValueError: the value is invalid; the text names it and the required value.
     """
     if (problem := check(value)) is not None:
         raise ValueError(f"its {name} is not {problem}")
@@ -99,7 +93,7 @@ DURATION = _within("a duration", -_LONGEST_S, _LONGEST_S)
 
 
 def ANY(_value: object) -> None:  # noqa: N802  one of the checks above
-    """Let every value pass."""
+    """Accept every value."""
 
 
 _ABSENT: Final = object()
@@ -109,42 +103,42 @@ TIME_OF_FACT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """How a field stands in the record."""
+    """The encoding of one field. A known key with a value of another type is damage: reading it fails."""
 
     check: Check
-    #: in place of a value that is not there
+    #: replaces a missing value
     default: object = None
-    #: whether it is written only where it is not the default; else its absence is noted
+    #: whether the default is not written; otherwise `absent` names a missing key
     is_optional: bool = False
-    #: whether a recorded effect cannot be used in place of doing it again without it
+    #: whether a recorded effect without it cannot be reused
     is_needed: bool = False
-    #: makes the field of the JSON value; None: it is the field
+    #: converts the JSON value to the field; None: no conversion
     read: Callable[[Any], object] | None = None
-    #: makes the JSON-able value of the field; None: it is one
+    #: converts the field to a JSON-able value; None: no conversion
     write: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactData:
-    """What a fact tells; its subclasses are the kinds of facts.
+    """The content of a fact; its subclasses are the kinds of facts.
 
-    Fields hold JSON data, or frozen values that the journal's writer renders as JSON; no pickles.
+    Fields contain JSON data, or frozen values that the journal's writer renders as JSON; no pickles.
     """
 
     #: name of the kind in the record
     KIND: ClassVar[str] = ""
-    #: its fields, in the order in which they are written
+    #: its fields in written order; keys, values and order of written facts must not change
     KEYS: ClassVar[Mapping[str, Key]] = {}
     #: whether facts of the kind are named `instance/turn/call`
     IS_EFFECT: ClassVar[bool] = False
-    #: whether it is only told of runs as a whole
+    #: whether it only describes runs as a whole
     IS_OF_RUN: ClassVar[bool] = False
-    #: stands for the instance whose epoch decides whether the fact is refused; empty: that which the fact is about
+    #: instance with the epoch that decides whether the fact is refused; empty: the fact's instance
     FENCE: ClassVar[str] = ""
 
-    #: keys that facts of the kind have and the recorded one has not
+    #: keys of the kind that the recorded fact lacks
     absent: tuple[str, ...] = ()
-    #: what is recorded under keys that are not known
+    #: recorded values of unknown keys
     rest: Mapping[str, object] | None = None
 
     @property
@@ -153,7 +147,7 @@ class FactData:
         return self.KIND
 
     def to_data(self) -> dict[str, object]:
-        """Return it as it is recorded."""
+        """Return the fact's data in recorded form."""
         data: dict[str, object] = {}
         for name, key in self.KEYS.items():
             value = getattr(self, name)
@@ -168,14 +162,14 @@ class FactData:
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Return what is recorded.
+        """Decode recorded data.
 
         Args:
-            data: As `to_data` gave it, also after a way through JSON.
+            data: The result of `to_data`, possibly after a JSON round trip.
             at: Time of the fact, Unix time, s.
 
         Raises:
-            ValueError: a value is not what it is in every record; says which one, and what it should be.
+            ValueError: a value is invalid; the text names it and the required value.
         """
         values: dict[str, Any] = {}
         absent: list[str] = []
@@ -201,7 +195,7 @@ W = TypeVar("W", bound=FactData)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact(Generic[D_co]):
-    """A stimulus or an effect with its name, as the journal keeps it."""
+    """A stimulus or an effect with its name, as stored by the journal."""
 
     #: run id
     run: str
@@ -209,11 +203,11 @@ class Fact(Generic[D_co]):
     name: str
     #: Unix time, s
     at: float
-    #: what happened
+    #: content of the fact
     data: D_co
-    #: re-dispatch generation of the instance that wrote it; an older one is refused
+    #: re-dispatch generation of the instance that wrote it; facts of an older one are refused
     epoch: int = 0
-    #: position in the run's record; 0 until a journal gave it one
+    #: position in the run's record; 0 until a journal assigns one
     seq: int = 0
 
     @property
@@ -223,7 +217,7 @@ class Fact(Generic[D_co]):
 
     @property
     def instance(self) -> str:
-        """The instance that it belongs to; `run` for facts of the run itself."""
+        """The instance of the fact; `run` for facts of the run itself."""
         return self.name.rsplit("/", 2)[0] if self.data.IS_EFFECT else self.name
 
     @property
@@ -233,29 +227,28 @@ class Fact(Generic[D_co]):
 
     @property
     def fence(self) -> str:
-        """Whose epoch decides whether it is refused.
+        """The instance with the epoch that decides whether the fact is refused.
 
-        For what scheduling was told it is the run's, whichever task it was told of: a task that was handed out again has
-        a newer epoch than its run.
+        For stimuli this is always the run, because a re-dispatched task has a newer epoch than its run.
         """
         return self.data.FENCE or self.instance
 
 
 def find_fact(facts: Mapping[tuple[str, str], Fact], name: str, wanted: type[W]) -> Fact[W] | None:
-    """Return the fact of that name and kind among those that a journal knows; None where there is none."""
+    """Return the fact of that name and kind among a journal's facts, or None."""
     return cast("Fact[W] | None", facts.get((name, wanted.KIND)))
 
 
 def kinds_of(*wanted: type[FactData]) -> tuple[str, ...]:
-    """Return the names of kinds, for a store that is asked for facts of these kinds."""
+    """Return the names of kinds, for queries to a store."""
     return tuple(each.KIND for each in wanted)
 
 
 def require_usable(fact: Fact[W]) -> Fact[W]:
-    """Return a recorded effect that is to be used in place of doing it again.
+    """Return a recorded effect if it can be reused.
 
     Raises:
-        RecordError: something of it is missing.
+        RecordError: a needed value is missing.
     """
     keys = fact.data.KEYS
     missing: Iterable[str] = [name for name in fact.data.absent if name not in keys or keys[name].is_needed]
@@ -282,5 +275,5 @@ def as_count(value: object) -> int:
 
 
 def as_text(value: object, default: str = "") -> str:
-    """Return the value if it is a text."""
+    """Return the value if it is a text, else the default."""
     return value if isinstance(value, str) else default

@@ -1,8 +1,4 @@
-"""The kinds of facts by name, and the decoder of all of them. Pure.
-
-In: a fact as a store keeps it. Out: the fact. Kinds that are not known are passed on as they are: a later version may have
-written them.
-"""
+"""Decodes stored facts of all kinds; facts of unknown kinds, from a later version, are preserved unchanged."""
 
 from __future__ import annotations
 
@@ -56,13 +52,13 @@ KINDS: Mapping[str, type[FactData]] = {
         ModelSwitched, SamplingAnswered, RunInterrupted,
     )
 }  # fmt: skip
-#: Those that are only told of runs as a whole: a store finds them however many facts a run has.
+#: Kinds that describe runs as a whole: a store finds them fast, regardless of the number of facts.
 KINDS_OF_RUN = frozenset(name for name, each in KINDS.items() if each.IS_OF_RUN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownFact(FactData):
-    """Something happened of which this version knows nothing."""
+    """A fact of a kind that this version does not support."""
 
     kind_name: str
     values: Mapping[str, object]
@@ -73,12 +69,12 @@ class UnknownFact(FactData):
         return self.kind_name
 
     def to_data(self) -> dict[str, object]:
-        """Return it as it is recorded."""
+        """Return the values unchanged."""
         return dict(self.values)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Return what is recorded; see `FactData`."""
+        """Wrap the values; the caller sets the kind."""
         del at
         return cls(kind_name="", values=data)
 
@@ -86,10 +82,10 @@ class UnknownFact(FactData):
 def read_fact(
     *, run: str, kind: str, name: str, at: float, data: Mapping[str, object], epoch: int = 0, seq: int = 0
 ) -> Fact:
-    """Return a recorded fact; the arguments are what a store keeps of it.
+    """Decode a fact from its stored values.
 
     Raises:
-        ValueError: something of it is not what it is in every record; says what, and what it should be.
+        ValueError: a value is invalid; the text names it and the required value.
     """
     require("kind", kind, TEXT)
     require("name", name, TEXT)

@@ -1,4 +1,4 @@
-"""What happened to a run as a whole. Pure."""
+"""Facts about runs, their scheduling and the ends of their tasks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _DURATION = TypeAdapter[timedelta](Duration)
 
 
 class RecordedOutput(NamedTuple):
-    """An output as its record has it, field by field; what is missing or of another type is empty."""
+    """The fields of a recorded output; a field that is missing or of another type is empty."""
 
     raw: str
     agent_role: str
     task_description: str
     #: JSON data
     parsed_output: object
-    #: full name of the type of it; empty: it has none
+    #: full name of the type of `parsed_output`; empty: no type
     output_type: str
     #: JSON data of `TaskMetrics`
     metrics: Mapping[str, object]
@@ -64,12 +64,12 @@ class RecordedOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecorded(FactData):
-    """A task gave its output."""
+    """A task produced its output."""
 
     KIND: ClassVar = "output"
     KEYS: ClassVar = {"output": Key(type_of("an object", Mapping, TaskOutput), {}, is_needed=True)}
 
-    #: the output itself, or its JSON data where it was read
+    #: the output, or its JSON data if it was read from a store
     output: TaskOutput | Mapping[str, object]
 
     def output_data(self) -> Mapping[str, object]:
@@ -77,7 +77,7 @@ class OutputRecorded(FactData):
         return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
 
     def read(self) -> RecordedOutput:
-        """Return the output field by field, without its trace, which is large."""
+        """Return the fields of the output, without its trace, which is large."""
         if isinstance(self.output, TaskOutput):
             return read_output(self.output.model_dump(mode="json", exclude={"trace"}))
         return read_output(self.output)
@@ -101,18 +101,18 @@ class FailureRecorded(FactData):
     error_type: str
     message: str
     stack_trace: str | None = None
-    #: what it had done: the trace itself, or its JSON data where it was read
+    #: trace of the task, or its JSON data if it was read from a store
     trace: TaskTrace | Mapping[str, object] | None = None
-    #: the error and its causes, as `errors_data` has them
+    #: the error and its causes, in the form of `errors_data`
     error: Mapping[str, object] | None = None
-    #: requests that its last model call took; 0: it did not end with one
+    #: requests of its last model call; 0: it did not end with a model call
     attempts: int = 0
-    #: whether a handler or a predicate of the user's failed, and no agent
+    #: whether a user's handler or predicate failed instead of an agent
     is_of_callable: bool = False
 
     @property
     def error_data(self) -> Mapping[str, object]:
-        """The error for `errors_data`; of a record without one, its class and text."""
+        """The error for `errors_data`; if none is recorded, its class and text."""
         return self.error or {"type": self.error_type, "text": self.message}
 
 
@@ -123,12 +123,12 @@ class ExitRecorded(FactData):
     KIND: ClassVar = "task_exited"
 
     reason: ExitReason
-    #: of the tool that asked for it: the name of its call, which has no result, and what it said
+    #: name of the tool call that requested the exit, which has no result, and the tool's text
     call: str = ""
     text: str = ""
 
     def to_data(self) -> dict[str, object]:
-        """Return it as it is recorded."""
+        """Return the fact's data in recorded form."""
         data: dict[str, object] = {} if self.absent else {"reason": self.reason.value}
         if self.call:
             data |= {"call": self.call, "text": self.text}
@@ -136,7 +136,7 @@ class ExitRecorded(FactData):
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Return what is recorded; see `FactData`."""
+        """Decode recorded data; see `FactData`."""
         del at
         rest = dict(data)
         require("reason", rest.pop("reason", ""), TEXT)
@@ -146,7 +146,7 @@ class ExitRecorded(FactData):
 
 
 def read_output(data: Mapping[str, object]) -> RecordedOutput:
-    """Return the fields of an output's JSON data; nothing of it is trusted, since records may be broken."""
+    """Return the fields of an output's JSON data, each validated, because records may be damaged."""
     try:
         completed_at = datetime.fromisoformat(as_text(data.get("completed_at"))).timestamp()
     except ValueError:
@@ -169,7 +169,7 @@ def read_output(data: Mapping[str, object]) -> RecordedOutput:
 
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:
-    """Return why a task ended the run early; earlier records only say whether the time was up."""
+    """Return why a task ended the run early; earlier records only contain whether it was a timeout."""
     reason = data.get("reason")
     if reason in set(ExitReason):
         return ExitReason(str(reason))
@@ -177,10 +177,10 @@ def read_reason(data: Mapping[str, object]) -> ExitReason:
 
 
 def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
-    """Return what a failed task had done; None where it is not recorded.
+    """Return the trace of a failed task; None if it is not recorded.
 
     Raises:
-        RecordError: it is no trace.
+        RecordError: the recorded data is not a trace.
     """
     data = fact.data.trace
     if isinstance(data, TaskTrace):
@@ -193,25 +193,25 @@ def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
         raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
 
 
-#: Characters that are recorded of the text of an error, and of one that caused it.
+#: Recorded characters of the text of an error, and of a cause.
 LONGEST_MESSAGE = 20_000
 _LONGEST_CAUSE = 1500
 _MOST_CAUSES = 16
-#: Errors of a run's end whose causes are recorded.
+#: Number of errors at a run's end that are recorded with their causes.
 _MOST_WITH_CAUSES = 20
 #: Errors of this package, whose texts may be shown to clients of an endpoint (S-SRV-230).
 OWN_ERRORS = (EnsembleError, IllegalStateError)
 
 
 class RecordedBudget(NamedTuple):
-    """What a run may spend; None: as much as it likes."""
+    """The budget of a run; None: unlimited."""
 
     max_tokens: int | None
     max_cost: int | None
 
 
 class RecordedFork(NamedTuple):
-    """Which run a fork is of, and from which task it does it again."""
+    """The original run of a fork, and the first task that the fork repeats."""
 
     run: str
     task: str
@@ -243,7 +243,7 @@ def _key(check: Check) -> Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecorded(FactData):
-    """A run began; everything that tells whether, and with what, it can go on. None: the record does not say."""
+    """A run started; the data needed to resume it. None: not recorded."""
 
     KIND: ClassVar = "plan"
     IS_OF_RUN: ClassVar = True
@@ -271,26 +271,26 @@ class PlanRecorded(FactData):
         "traceparent": _key(optional(TEXT)),
     }
 
-    #: what will run, as `Plan.to_dict` has it; of a run whose tasks are made while it runs, its rules
+    #: the plan, in the form of `Plan.to_dict`; of a dynamic run, its rules
     plan: Mapping[str, object] | None = None
-    #: what decides what runs and the plan does not show
+    #: parts of the definition that affect the run but are not in the plan
     definition: Mapping[str, object] | None = None
     workflow: str | None = None
     inputs: Mapping[str, object] | None = None
-    #: who takes part, as data of `AgentSummary`
+    #: the agents, as data of `AgentSummary`
     agents: Sequence[Mapping[str, object]] | None = None
-    #: what the source of the items is, for people; only of runs whose tasks are made while they run
+    #: readable description of the source of the items; only of dynamic runs
     items: Mapping[str, object] | None = None
     #: over plan and definition
     digest: str | None = None
     ensemble_id: str | None = None
-    #: what the team is called, and its own tags; the run's are among its options
+    #: name and tags of the team; the run's tags are among its options
     name: str | None = None
     tags: Mapping[str, object] | None = None
-    #: the run options that were chosen
+    #: the chosen run options
     options: Mapping[str, object] | None = None
     budget: RecordedBudget | None = None
-    #: where the definition came from, and what was chosen in place of what stands there
+    #: location of the definition, and the values that override it
     origin: str | None = None
     overrides: Mapping[str, object] | None = None
     #: name of the runtime
@@ -298,23 +298,23 @@ class PlanRecorded(FactData):
     capture_mode: str | None = None
     started_at: float | None = None
     forked_from: RecordedFork | None = None
-    #: the span of another program that asked for it, as W3C's `traceparent` names it
+    #: the span of the program that requested the run, as a W3C `traceparent`
     traceparent: str | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing: it stands for that of a run that recorded none."""
+        """Whether it has no values: it represents a run without a recorded plan."""
         return self == PlanRecorded()
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether its tasks are made while it runs."""
+        """Whether the run creates its tasks dynamically."""
         return self.items is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed(FactData):
-    """A run goes on: somebody wants it to, or its scheduler was replaced."""
+    """A run continues: a user resumed it, or its scheduler was replaced."""
 
     KIND: ClassVar = "resume"
     IS_OF_RUN: ClassVar = True
@@ -326,13 +326,13 @@ class RunResumed(FactData):
 
     #: whether only its owner's process was replaced
     is_restart: bool
-    #: what it goes on with; None: as before
+    #: new run options; None: unchanged
     options: Mapping[str, object] | None = None
     budget: RecordedBudget | None = None
 
     @classmethod
     def of(cls, header: PlanRecorded, *, is_restart: bool) -> Self:
-        """Return the fact of a run that goes on.
+        """Return the fact of a run that continues.
 
         Args:
             header: The first fact that the run would record now.
@@ -344,19 +344,19 @@ class RunResumed(FactData):
 
 
 class RecordedCause(NamedTuple):
-    """What caused an error."""
+    """A cause of an error."""
 
     error_type: str
     #: on one line, cut
     message: str
-    #: whether its class is one of `OWN_ERRORS`; False: it is not, or an earlier version recorded it
+    #: whether its class is one of `OWN_ERRORS`; False also in records of earlier versions
     is_own: bool = False
 
 
 class RecordedError(NamedTuple):
     """Why a run failed (S-ERR-66, S-ERR-67)."""
 
-    #: of the task; empty: the run itself failed
+    #: key of the task; empty: the run itself failed
     key: str
     error_type: str
     message: str
@@ -364,7 +364,7 @@ class RecordedError(NamedTuple):
     agent_role: str = ""
     task_description: str = ""
     stack_trace: str = ""
-    #: line of user code that raised, as tracebacks have it: `File "team.py", line 3, in pick`; empty: none did
+    #: line of user code that raised, in traceback form: `File "team.py", line 3, in pick`; empty: no user code raised
     place: str = ""
     #: nearest first
     causes: Sequence[RecordedCause] = ()
@@ -373,7 +373,7 @@ class RecordedError(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, *, key: str = "") -> Self:
-        """Return what is recorded of an error; `key` is of the task that raised it."""
+        """Return the recorded form of an error; `key` is the key of the task that raised it."""
         return cls(
             key,
             type(error).__name__,
@@ -389,12 +389,12 @@ class RecordedError(NamedTuple):
         )
 
     def lines(self) -> tuple[str, ...]:
-        """Return the causes whose text the message does not tell, then the line of user code that raised."""
+        """Return the causes with a text that the message does not contain, then the line of user code that raised."""
         untold = (each for each in self.causes if each.message.rstrip(".") not in self.message)
         return (*(f"caused by {each.error_type}: {each.message}" for each in untold), *filter(None, (self.place,)))
 
 
-#: Of what has no error.
+#: Placeholder for a missing error.
 NO_REASON = RecordedError("", "", "")
 
 
@@ -451,13 +451,13 @@ def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
     ]
 
 
-#: Values of `RunEnded.failure` of which no failed task is the reason: the first error is the run's own (S-ERR-49).
+#: Values of `RunEnded.failure` without a failed task as the reason: the first error is the run's own (S-ERR-49).
 OWN_FAILURES = frozenset({"source", "empty"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(FactData):
-    """A run ended. None: the record does not say."""
+    """A run ended. None: not recorded."""
 
     KIND: ClassVar = "end"
     IS_OF_RUN: ClassVar = True
@@ -473,23 +473,23 @@ class RunEnded(FactData):
 
     state: RunState | None
     exit_reason: ExitReason | None
-    #: of a run whose tasks are made while it runs: which rule failed it, empty where none did; None: of any other run
+    #: the rule that failed a dynamic run, empty if none did; None for other runs
     failure: str | None = None
     errors: Sequence[RecordedError] = ()
     trace_id: str | None = None
-    #: answers of its tasks that were cut off or empty
+    #: number of its tasks' answers that were cut off or empty
     incomplete_answers: int = 0
     #: keys of loops and graphs that ended at a cap
     capped: Sequence[str] = ()
 
     @property
     def reason(self) -> ExitReason:
-        """Why the run ended; if the record does not say, the usual reason for its state."""
+        """Why the run ended; if not recorded, the usual reason for its state."""
         return self.exit_reason or (self.state or RunState.INTERRUPTED).exit_reason
 
     @property
     def own_error(self) -> RecordedError | None:
-        """The error of the run itself; None: a task's is the reason, or there is none."""
+        """The error of the run itself; None if a task's error is the reason or there is no error."""
         first = self.errors[0] if self.errors else None
         is_own = first is not None and (
             self.failure in OWN_FAILURES or first.error_type == BudgetExhaustedError.__name__
@@ -511,7 +511,7 @@ class RunInterrupted(FactData):
         "causes": Key(list_of(OBJECT), (), is_optional=True, read=_read_causes, write=_write_causes),
     }
 
-    #: of the task whose call was refused; empty: what is around the tasks broke
+    #: key of the task with the refused call; empty: the failure was outside the tasks
     key: str
     error_type: str
     message: str
@@ -521,7 +521,7 @@ class RunInterrupted(FactData):
 
     @classmethod
     def of(cls, reason: RecordedError) -> Self:
-        """Return the fact of a run that stopped for that reason."""
+        """Return the fact of a run that was interrupted for that reason."""
         return cls(
             key=reason.key,
             error_type=reason.error_type,
@@ -532,7 +532,7 @@ class RunInterrupted(FactData):
 
     @property
     def reason(self) -> RecordedError:
-        """Why it stopped."""
+        """Why the run was interrupted."""
         return RecordedError(self.key, self.error_type, self.message, place=self.place, causes=self.causes)
 
 
@@ -558,7 +558,7 @@ _STIMULUS: Mapping[str, Check] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StimulusRecorded(FactData):
-    """Scheduling was told something."""
+    """The scheduler received a stimulus."""
 
     KIND: ClassVar = "stimulus"
     FENCE: ClassVar = RUN
@@ -567,12 +567,12 @@ class StimulusRecorded(FactData):
     type: str
     #: its fields
     fields: Mapping[str, object]
-    #: how many of the same group follow; 0: none
+    #: number of stimuli of the same group that follow
     more: object = 0
 
     @property
     def is_completion(self) -> bool:
-        """Whether a task had given its output."""
+        """Whether a task had produced its output."""
         return self.type == "TaskCompleted" or (self.type == "TaskExited" and self.fields.get("has_output") is True)
 
     @property
@@ -581,7 +581,7 @@ class StimulusRecorded(FactData):
         return self.type == "TaskCancelled"
 
     def to_data(self) -> dict[str, object]:
-        """Return it as it is recorded."""
+        """Return the fact's data in recorded form."""
         data = {"type": self.type, **self.fields}
         for name in self.absent:
             del data[name]
@@ -591,7 +591,7 @@ class StimulusRecorded(FactData):
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Return what is recorded; see `FactData`."""
+        """Decode recorded data; see `FactData`."""
         del at
         fields = dict(data)
         absent = () if "type" in fields else ("type",)
@@ -617,10 +617,10 @@ def _whole(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossAccepted(FactData):
-    """Somebody accepted that a part of the record is lost."""
+    """A user accepted the loss of a part of the record."""
 
     KIND: ClassVar = "loss"
-    #: it matters to each task, and is found at once however many facts the run has
+    #: a separate name, since the loss concerns each task and must be found fast among any number of facts
     FENCE: ClassVar = "loss"
     KEYS: ClassVar = {
         "last": Key(NUMBER, 0),
@@ -632,25 +632,25 @@ class LossAccepted(FactData):
         "kept": Key(ANY, "", is_optional=True),
     }
 
-    #: position of the last fact that was left; 0: none
+    #: position of the last remaining fact; 0: none
     last: int
-    #: position of the last fact that was committed; None: not known
+    #: position of the last committed fact; None: unknown
     expected: int | None
-    #: facts that were missing before the last one that was left
+    #: number of facts missing before the last remaining one
     gap: int
-    #: long texts that were missing
+    #: number of missing long texts
     texts: int
-    #: whether an effect on the world may have been begun in what is lost
+    #: whether the lost part may contain the start of a side effect
     has_effect: bool
-    #: what is lost and where, as people read it
+    #: readable description of the lost part and its place
     reason: str
-    #: name of the copy of the record's log; None: there was no log; empty: the store has none
+    #: name of the copy of the record's log; None: the log was missing; empty: the store uses no log
     kept: str | None = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectiveRecorded(FactData):
-    """A person gave a run a directive; tasks that start later are told."""
+    """A user sent a directive to a run; tasks that start later receive it."""
 
     KIND: ClassVar = "directive"
     IS_OF_RUN: ClassVar = True
@@ -661,19 +661,19 @@ class DirectiveRecorded(FactData):
     }
 
     text: str
-    #: Unix time, s; tasks that start then or later are not told; None: it does not expire
+    #: Unix time, s; tasks that start then or later do not receive it; None: it does not expire
     expires_at: float | None = None
-    #: empty: nobody asked who it is
+    #: name of the author; empty: unknown
     given_by: str = ""
 
     def is_active(self, at: float) -> bool:
-        """Return whether a task that starts at that time is told."""
+        """Return whether a task that starts at that time receives it."""
         return self.expires_at is None or at < self.expires_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectivesShown(FactData):
-    """The directives that a task's prompt shows; it shows them again where the task goes on."""
+    """The directives in a task's prompt; a continued task shows the same ones."""
 
     KIND: ClassVar = "directives_shown"
     IS_EFFECT: ClassVar = True
@@ -684,7 +684,7 @@ class DirectivesShown(FactData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSwitched(FactData):
-    """A person chose the model that tasks ask which start later."""
+    """A user chose the model for tasks that start later."""
 
     KIND: ClassVar = "model_switched"
     IS_OF_RUN: ClassVar = True
@@ -694,21 +694,21 @@ class ModelSwitched(FactData):
         "given_by": Key(TEXT, "", is_optional=True),
     }
 
-    #: its name in the run's catalog; None: each agent's own again
+    #: its name in the run's catalog; None: each agent's own model again
     model: str | None
-    #: role of the agent whose tasks are meant; None: those of all
+    #: role of the agent that the choice applies to; None: all agents
     agent: str | None = None
-    #: empty: nobody asked who it is
+    #: name of the author; empty: unknown
     given_by: str = ""
 
 
-#: What people told a run, in its record.
+#: Facts about users' directives to a run.
 DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewRequested(FactData):
-    """Somebody is asked, from the time of the fact on; noted before anybody hears of it."""
+    """A review was requested at the time of the fact; recorded before any reviewer is notified."""
 
     KIND: ClassVar = "review"
     IS_EFFECT: ClassVar = True
@@ -725,19 +725,19 @@ class ReviewRequested(FactData):
         "detached": Key(FLAG, default=False, is_optional=True),
     }
 
-    #: id of the gate; unique in its store
+    #: id of the gate, unique in its store
     review_id: str
     timing: ReviewTiming
     task_description: str
     task_output: str = ""
     prompt: str | None = None
-    #: how long it waits from the time of the fact on, s; None: without limit
+    #: timeout from the time of the fact on, s; None: unlimited
     timeout_s: float | None = None
     on_timeout: OnTimeoutAction = OnTimeoutAction.EXIT_EARLY
     required_role: str | None = None
-    #: whether `ExitEarly` ends the run, or only refuses a tool's call
+    #: whether `ExitEarly` ends the run; otherwise it only refuses a tool call
     ends_run: bool = True
-    #: whether its task was put down there (S-REV-115)
+    #: whether the task was suspended at the gate (S-REV-115)
     detached: bool = False
 
     @classmethod
@@ -757,10 +757,10 @@ class ReviewRequested(FactData):
         )
 
     def open_since(self, run_id: str, asked_at: float) -> OpenReview:
-        """Return the gate as it stands until somebody decides.
+        """Return the open gate.
 
         Args:
-            run_id: Its run.
+            run_id: Id of the run.
             asked_at: The time of the fact, Unix time, s.
         """
         return OpenReview(
@@ -779,7 +779,7 @@ class ReviewRequested(FactData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewDecided(FactData):
-    """Somebody decided at a gate, at the time of the fact."""
+    """A gate was decided at the time of the fact."""
 
     KIND: ClassVar = "review_decision"
     IS_EFFECT: ClassVar = True
@@ -794,14 +794,14 @@ class ReviewDecided(FactData):
 
     #: `approve`, `edit` or `exit`
     verdict: str
-    #: of an edit: the text that takes the place of the old one
+    #: of an edit: the new text
     text: str | None = None
-    #: of an exit: whether it follows from nobody having answered
+    #: of an exit: whether a timeout caused it
     timed_out: bool = False
-    #: the handler that was called, or the person
+    #: the handler or the reviewer
     by: str = ""
     comment: str = ""
-    #: whether it was taken while nothing of its task ran, by somebody else than the run's own process (S-REV-117)
+    #: whether a process other than the run's made the decision, while its task did not run (S-REV-117)
     outside: bool = False
 
     @classmethod
@@ -819,7 +819,7 @@ class ReviewDecided(FactData):
 
     @property
     def answer(self) -> ReviewAnswer:
-        """What was decided, and by whom."""
+        """The decision and its author."""
         data = {"verdict": self.verdict, "text": self.text or "", "timed_out": self.timed_out, "by": self.by}
         return ReviewAnswer.from_data(data)
 
@@ -830,7 +830,7 @@ def _is_true(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsRecorded(FactData):
-    """Items were pulled from the source; on record before their maps start (S-MR-162)."""
+    """Items were pulled from the source; recorded before their maps start (S-MR-162)."""
 
     KIND: ClassVar = "items"
     IS_OF_RUN: ClassVar = True
@@ -841,13 +841,13 @@ class ItemsRecorded(FactData):
         "are_all": Key(ANY, default=False, is_optional=True, read=_is_true),
     }
 
-    #: index of the first one, where they follow each other
+    #: index of the first item, if the indices are consecutive
     first: int | None = None
-    #: indices of all, where they do not
+    #: all indices, if they are not consecutive
     indices: Sequence[int] | None = None
-    #: what `item_digest` gave of each
+    #: the `item_digest` of each item
     digests: Sequence[str]
-    #: whether the source had no more than those so far
+    #: whether the source is exhausted
     are_all: bool = False
 
     @classmethod
@@ -862,7 +862,7 @@ class ItemsRecorded(FactData):
         """Return the index of each item.
 
         Raises:
-            RecordError: they are not as many as their hashes.
+            RecordError: the numbers of indices and hashes differ, or an index is negative.
         """
         first = -1 if self.first is None else self.first
         found = range(first, first + len(self.digests)) if self.indices is None else self.indices
@@ -873,7 +873,7 @@ class ItemsRecorded(FactData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecorded(FactData):
-    """Outputs come together; on record before the reduce starts (S-MR-161)."""
+    """Outputs were grouped for a reduce; recorded before the reduce starts (S-MR-161)."""
 
     KIND: ClassVar = "group"
     KEYS: ClassVar = {
@@ -883,29 +883,29 @@ class GroupRecorded(FactData):
         "is_final": Key(FLAG, default=False),
     }
 
-    #: of the reduce, the final one too
+    #: level of the reduce, also of the final one
     level: int
-    #: of the reduce on that level
+    #: number of the reduce on that level
     number: int
-    #: keys of what it reduces, in the order in which its factory gets them
+    #: keys of its inputs, in the order that its factory receives
     inputs: Sequence[str]
     is_final: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemOutputRecorded(FactData):
-    """An item that is more than one task has its output, which is that of tasks that are on record (S-MR-193)."""
+    """An item of several tasks has its output, made of recorded outputs of its tasks (S-MR-193)."""
 
     KIND: ClassVar = "item_output"
     KEYS: ClassVar = {"outputs": Key(list_of(TEXT), ())}
 
-    #: instances of those tasks; the outputs of several arrive as one, as the iterations of a loop do
+    #: instances of these tasks; several outputs arrive as one, like the iterations of a loop
     outputs: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsJoined(FactData):
-    """Agents are about to take part for the first time."""
+    """Agents are about to join the run."""
 
     KIND: ClassVar = "agents"
     KEYS: ClassVar = {"agents": Key(list_of(OBJECT), ())}
@@ -919,10 +919,10 @@ class AgentsJoined(FactData):
         return cls(agents=[agent.model_dump(mode="json") for agent in agents])
 
     def summaries(self) -> list[AgentSummary]:
-        """Return who they are.
+        """Return the agents.
 
         Raises:
-            RecordError: it does not tell.
+            RecordError: the recorded data does not describe agents.
         """
         try:
             return [AgentSummary(**cast("dict[str, Any]", each)) for each in self.agents]

@@ -1,4 +1,4 @@
-"""Modules that were merged into others keep their old names until 1.0: imports and pickled submissions use them."""
+"""Old names of merged modules; imports and pickled submissions may use them until 1.0."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Packages that are gone, and the packages that replace them.
+#: Removed packages, and the packages that replace them.
 _PACKAGES = {"coordinator": "runs", "inline": "runs", "limits": "llm.limits", "loader": "teamfile"}
-#: Modules, each with the modules that were merged into it; names without a package were in the same one.
+#: Modules, each with the modules that were merged into it; names without a package were in the same package.
 _MERGED = {
     "definition.agent": "own_runner process_fields questions remote_agent",
     "definition.ensemble": "hierarchy levels",
@@ -173,7 +173,7 @@ _MERGED = {
 
 
 def new_name(name: str) -> str | None:
-    """Return where a module or a package is now; None: it never had another name.
+    """Return the new name of a module or package; None if it was never renamed.
 
     Examples:
         >>> new_name("ensemble_ray.definition.graph_edges")
@@ -190,7 +190,7 @@ def new_name(name: str) -> str | None:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return how to import a module under its old name; None: there was no such module."""
+    """Return the import spec of a module under its old name; None if the name is unknown."""
     new = new_name(name)
     return None if new is None else ModuleSpec(name, _Alias(new), is_package=name.count(".") == 1)
 
@@ -202,10 +202,10 @@ class _Alias(Loader):
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let the import system create a module, which is replaced."""
+        """Let the import system create a module; `exec_module` replaces it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace a module by the new one. A package that is gone keeps its own, since its modules are looked up in it."""
+        """Replace a module by the new one. A removed package keeps its module, because Python looks up submodules in it."""
         new = importlib.import_module(self._new)
         if hasattr(module, "__path__"):
             module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]

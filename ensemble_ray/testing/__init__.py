@@ -1,4 +1,4 @@
-"""Public doubles for tests of agent teams: a scripted model, a protocol server, a clock, a sink; and `replay`."""
+"""Public test doubles for agent teams (scripted model, protocol server, clock, event sink), and `replay`."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the server and `replay` when they are asked for: one needs an HTTP library, the other runs tasks."""
+    """Import the server and `replay` lazily: one needs an HTTP library, the other runs tasks."""
     if name in {"Difference", "Replay", "replay"}:
         from ensemble_ray.testing import replaying
 

@@ -1,8 +1,6 @@
-"""What a replayed task touches in place of journal, model and memory.
+"""The journal, model and memory of a replayed task: they return recorded effects and report unrecorded requests.
 
-In: the facts of a run. Out: its recorded answers and results on request; the first thing that is asked
-for and not recorded, as a difference.
-Never: a fact that is kept, a model that is asked.
+A replay writes no fact and calls no model.
 """
 
 from __future__ import annotations
@@ -28,27 +26,27 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=FactData)
 
-#: Kinds that say how a task ended: the runner would take them as they are and do nothing.
+#: Kinds that end a task: the runner would reuse them and execute no step.
 _ENDS = (OutputRecorded, FailureRecorded, ExitRecorded)
-#: Kinds that a task asks for, and does nothing again where they are there.
+#: Kinds of recorded effects that a task reuses instead of repeating the effect.
 _ANSWERS = frozenset(kinds_of(ModelAnswered, ToolReturned))
-#: The instance that is at work; several are at the same time where one hands on work to others.
+#: The running instance; a context variable, because several run at the same time when work is delegated.
 _AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
-#: Characters shown of a text, and before the place where two differ.
+#: Characters shown of a text, and before the first difference of two texts.
 _SHOWN, _BEFORE = 80, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where today's code does something else than what is recorded."""
+    """A place where today's code differs from the record."""
 
     #: `the plan`, or the task with turn and call
     where: str
-    #: what differs there
+    #: the part that differs
     what: str
-    #: as it is recorded; cut
+    #: the recorded value; cut
     recorded: str
-    #: as it is today; cut
+    #: today's value; cut
     current: str
 
     def __str__(self) -> str:
@@ -56,7 +54,7 @@ class Difference:
 
 
 def cut_to_difference(recorded: object, current: object) -> tuple[str, str]:
-    """Return two values that differ, cut to where they do."""
+    """Return two different values, cut to the first difference."""
     old, new = (each if isinstance(each, str) else repr(each) for each in (recorded, current))
     same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, same - _BEFORE)
@@ -69,7 +67,7 @@ def _window(text: str, start: int) -> str:
 
 
 class _Recorded(Mapping[tuple[str, str], Fact]):
-    """What is recorded of a task; knows what of it was asked for."""
+    """The recorded facts of a task; `used` contains the keys that were looked up."""
 
     def __init__(self, facts: Mapping[tuple[str, str], Fact]) -> None:
         self._facts = facts
@@ -87,7 +85,7 @@ class _Recorded(Mapping[tuple[str, str], Fact]):
         return len(self._facts)
 
     def find_unused(self) -> Fact | None:
-        """Return the first recorded answer or result that was not asked for."""
+        """Return the first recorded answer or result that was not looked up."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
 
@@ -97,15 +95,15 @@ class _Note:
     """The first difference of a task."""
 
     difference: Difference
-    #: whether it is that the record ends where something is asked for
+    #: whether the task requested an effect at the end of its record
     is_at_end: bool
 
 
 class ReplayJournal:
-    """Gives what is recorded, keeps nothing, and notes the first thing that is not recorded.
+    """Returns recorded facts, stores none, and notes the first difference per task.
 
-    Work that a task hands on is done again too, on its own record: what was decided of it is decided again, and what
-    came of it is asked of the worker again; both are compared when the task would record them.
+    Delegated work is replayed, too, on its own record: the delegation is decided again and the worker executed again.
+    Decision and result are compared when the task would record them.
     """
 
     def __init__(self, facts: Sequence[Fact]) -> None:
@@ -116,7 +114,7 @@ class ReplayJournal:
             if instance == RUN or isinstance(fact.data, StimulusRecorded) or is_making_agent(fact):
                 continue
             if isinstance(fact.data, _ENDS):
-                if not self.has_output(instance):  # an exit behind it is at a gate
+                if not self.has_output(instance):  # an exit after the output happened at a gate
                     self._ends[instance] = fact
             else:
                 self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
@@ -126,13 +124,13 @@ class ReplayJournal:
 
     @property
     def used(self) -> int:
-        """Recorded answers and results that were used, of all tasks."""
+        """Number of recorded answers and results that all tasks used."""
         answered = sum(kind in _ANSWERS for recorded in self._at.values() for _, kind in recorded.used)
         return answered + sum(kind in _ANSWERS for _, kind in self._compared)
 
     @contextmanager
     def at(self, instance: str) -> Generator[None]:
-        """In the block, what is asked for is asked for by that task."""
+        """Attribute all requests of the block to that task."""
         token = _AT_WORK.set(instance)
         try:
             yield
@@ -140,7 +138,7 @@ class ReplayJournal:
             _AT_WORK.reset(token)
 
     def report(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
-        """Note a difference, if it is the task's first, and stop the task; default: the one at work.
+        """Note a task's first difference and stop the task; default: the running task.
 
         Raises:
             AgentExecutionError: always.
@@ -149,14 +147,14 @@ class ReplayJournal:
         raise AgentExecutionError(f"Replay: {difference.what}")
 
     def find_difference(self, instance: str) -> Difference | None:
-        """Return the first difference of a task: what it did otherwise, else what is recorded and it did not ask for."""
+        """Return the first difference of a task: a deviating step, else a recorded effect that it did not request."""
         note, unused = self._notes.get(instance), self._find_unused(instance)
         if note is not None or unused is None:
             return None if note is None else note.difference
         return Difference(where=unused, what="a call", recorded="made", current="not made")
 
     def is_at_end(self, instance: str) -> bool:
-        """Whether a task asked for something where its record ends."""
+        """Return whether a task requested an effect at the end of its record."""
         note = self._notes.get(instance)
         return note is not None and note.is_at_end
 
@@ -169,26 +167,26 @@ class ReplayJournal:
         return None if left is None else place_of(left.name)
 
     def find_recorded(self, name: str, wanted: type[D]) -> D | None:
-        """Return what is recorded under that name."""
+        """Return the recorded fact of that name and kind, or None."""
         fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
         return None if fact is None else fact.data
 
     def end_of(self, instance: str) -> Fact | None:
-        """How a task ended, as far as its own facts tell."""
+        """Return the fact that ended a task, or None."""
         return self._ends.get(instance)
 
     def has_output(self, instance: str) -> bool:
-        """Whether a task has a recorded output."""
+        """Return whether a task has a recorded output."""
         end = self._ends.get(instance)
         return end is not None and isinstance(end.data, OutputRecorded)
 
-    # The journal, as the runner sees it.
+    # The runner's interface of the journal.
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Keep nothing; the beginning of a call means that its result is not recorded.
+        """Store no fact. The start of a call means that its result is not recorded.
 
         Raises:
-            AgentExecutionError: it is, or a delegation is another one; the task must stop before the call.
+            AgentExecutionError: a call starts or a delegation differs; the task must stop before the call.
         """
         del epoch, until
         for fact in facts:
@@ -207,13 +205,13 @@ class ReplayJournal:
                 self.report(difference, instance=fact.instance, is_at_end=True)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
+        """Return the recorded facts of a task, without its end and the results of its delegations."""
         facts = self._of.get(instance, {})
 
         def is_shown(name: str, kind: str) -> bool:
             if (
                 kind == ToolIntended.KIND
-            ):  # a call that never came back, as when it ended the run: the record ends there
+            ):  # the call never returned, for example because it ended the run: the record ends there
                 return (name, ToolReturned.KIND) in facts
             return kind != DelegationDecided.KIND and not (kind == ToolReturned.KIND and self._is_performed(name))
 
@@ -221,7 +219,7 @@ class ReplayJournal:
         return self._at[instance]
 
     def _is_performed(self, name: str) -> bool:
-        """Whether a call handed work to somebody."""
+        """Return whether a call delegated work to a worker."""
         decided = self.find_recorded(name, DelegationDecided)
         return decided is not None and decided.worker is not None
 
@@ -255,20 +253,20 @@ class ReplayJournal:
                 self.report(found, instance=fact.instance)
 
     async def flush(self) -> None:
-        """Nothing is kept."""
+        """Return immediately: no fact is stored."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Return immediately: no resource is open."""
 
 
 class UnaskedModel:
-    """Stands for a model: being asked means that the answer is not recorded."""
+    """Replaces a model: a call means that the answer is not recorded."""
 
     def __init__(self, journal: ReplayJournal) -> None:
         self._journal = journal
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Tell that nothing is recorded.
+        """Report an unrecorded request.
 
         Raises:
             AgentExecutionError: always.
@@ -287,13 +285,13 @@ class UnaskedModel:
 
 
 class UnaskedMemory:
-    """Stands for a run's memory: being asked means that what a task was reminded of is not recorded. Fulfils `RunMemory`."""
+    """Implements `RunMemory`: a recall means that the recalled memory is not recorded."""
 
     def __init__(self, journal: ReplayJournal) -> None:
         self._journal = journal
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
-        """Tell that nothing is recorded.
+        """Report an unrecorded request.
 
         Raises:
             AgentExecutionError: always.
@@ -304,13 +302,13 @@ class UnaskedMemory:
         self._journal.report(difference, is_at_end=True)
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
-        """Keep nothing."""
+        """Store no note."""
         del note
         return RememberedNote()
 
 
 def _describe_decision(decision: DelegationDecided) -> str:
-    """Describe what was decided of a call, as people read it."""
+    """Describe a delegation for people."""
     request, refusal = decision.request, decision.refusal
     asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
     reason = "refused" if refusal is None else refusal.reason
@@ -318,7 +316,7 @@ def _describe_decision(decision: DelegationDecided) -> str:
 
 
 def place_of(effect: str) -> str:
-    """`facts#0/2/call-1` as people read it."""
+    """Return a readable form of an effect's name such as `facts#0/2/call-1`."""
     _, turn, call = effect.rsplit("/", 2)
     return f"turn {turn}, {'model call' if call == 'model' else call.replace('-', ' ')}"
 
@@ -326,7 +324,7 @@ def place_of(effect: str) -> str:
 def request_difference(
     journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], trace: TaskTrace | None
 ) -> Difference:
-    """How a request differs from the recorded one, as far as the record has its texts: which message, and where."""
+    """Return the first difference of a request from the recorded one, as far as the record contains its texts."""
     where = place_of(name)
     recorded = [] if trace is None else _recorded_messages(journal, name, trace)
     for position, (message, (role, content)) in enumerate(zip(messages, recorded, strict=False), start=1):
@@ -344,7 +342,7 @@ def request_difference(
 
 
 def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> list[tuple[str, str | None]]:
-    """Return a request: as it was captured, else made of the task's prompts, answers and results."""
+    """Return a recorded request: the captured one, else rebuilt from the task's prompts, answers and results."""
     instance, number, _ = name.rsplit("/", 2)
     turn, prompts = int(number), trace.prompts
     if captured := [each for calls in trace.llm_interactions[turn : turn + 1] for each in calls.messages]:
@@ -359,7 +357,7 @@ def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> l
     for previous in range(turn):
         answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
         if answer is None or not answer.tool_calls:
-            return conversation[:1]  # a correction: a conversation of its own, of which only the system prompt is known
+            return conversation[:1]  # a correction: a separate conversation; only its system prompt is known
         conversation.append(("assistant", answer.text))
         for index in range(len(answer.tool_calls)):
             result = journal.find_recorded(f"{instance}/{previous}/call-{index}", ToolReturned)

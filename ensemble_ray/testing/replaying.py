@@ -1,9 +1,6 @@
-"""Checks a recorded run against today's code (S-DUR-55).
+"""Replays a recorded run with today's code and returns the first difference (S-DUR-55).
 
-In: a run's id and today's definition. Out: the first difference, if there is one: a changed plan, a request that
-differs, a call or an output that differs. Every task is done again by the runner that does it in a run, on recorded
-answers and results; the outputs that it is given are the recorded ones.
-Never: a model that is asked, a tool or a handler that is called, a fact that is written.
+The usual runner executes each task on recorded inputs, answers and results: no model, tool or handler is called.
 """
 
 from __future__ import annotations
@@ -80,11 +77,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedQuestion:
-    """A question to the user's code, as it is recorded."""
+    """A recorded evaluation of a user's predicate or condition."""
 
     question: UntilHolds | EdgeMatches
     answered: Evaluated
-    #: what it was asked about
+    #: history that was passed to it
     history: Sequence[HistoryEntry]
 
 
@@ -92,12 +89,12 @@ Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at
 
 
 def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOutput]) -> Iterator[Step]:
-    """Return what a run did, in its order; of a plan without units its tasks, in the order of the plan.
+    """Yield the steps of a run in its order; for a plan without units, the tasks in the order of the plan.
 
     Args:
-        plan: What ran.
-        facts: All of the run.
-        outputs: Those that are recorded.
+        plan: The plan of the run.
+        facts: All facts of the run.
+        outputs: The recorded outputs.
     """
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
@@ -115,18 +112,18 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOu
 
 
 class RepeatedPredicates:
-    """The predicates and conditions of today's code, asked what those of the record were asked."""
+    """Evaluates today's predicates and conditions on the recorded questions."""
 
     def __init__(self, units: Mapping[str, Loop | Phase | Graph], output_of: Callable[[str], TaskOutput]) -> None:
-        """Make them.
+        """Collect the predicates.
 
         Args:
-            units: As the user declared them, by key.
+            units: The declared units, by key.
             output_of: Returns a recorded output by instance.
         """
         self._predicates = LocalPredicates(list_predicates(units))
         self._output_of = output_of
-        #: by unit path: how many parts of its history were sent
+        #: number of sent parts of the history, by unit path
         self._sent: dict[str, int] = {}
 
     async def difference(self, asked: AskedQuestion) -> Difference | None:
@@ -171,17 +168,17 @@ _STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
 
 
 class ReplayedWorkers:
-    """Fulfils `Peers` for a replay."""
+    """Implements `Peers` for a replay."""
 
     def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
         self._journal = journal
         self._runner = runner
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Do a worker's task again on its record.
+        """Replay a worker's task on its record.
 
         Raises:
-            AgentExecutionError: something differs, or is not recorded; it is noted for the asking task.
+            AgentExecutionError: a step differs or is not recorded; the difference is noted for the delegating task.
         """
         with self._journal.at(order.instance):
             result = await self._runner.run(order, is_stopped=lambda: False)
@@ -195,27 +192,27 @@ class ReplayedWorkers:
         self._compare(order, call, result, end)
         told = self._journal.find_recorded(call, ToolReturned)
         if told is not None and not told.is_success and self._journal.has_output(order.instance):
-            return _make_stopped(result, told)  # it was done when it was stopped, or when its process was lost
+            return _make_stopped(result, told)  # it had finished when it was stopped or its process was lost
         return result
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Nothing: what a replay asks for is there at once, so that no time runs out."""
+        """Ignore: a replay has no timeouts, because recorded effects are available immediately."""
 
     def _recorded_end(
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
     ) -> TaskResult:
-        """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
+        """Return the recorded end of a worker that has no output and reached the end of its record."""
         if end is not None and isinstance(end.data, ExitRecorded):
             return _make_end(result, "exited", exit_of(end.data.reason))
         if end is not None and isinstance(end.data, FailureRecorded):
             return _make_end(result, "failed", error_from(end.data.error_data))
         recorded_result = self._journal.find_recorded(call, ToolReturned)
-        if recorded_result is None:  # the run died while it was at work
+        if recorded_result is None:  # the run died while the worker was running
             self._report(order, call, found, is_at_end=True)
         return _make_stopped(result, recorded_result)  # or its process was lost
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
-        """How what the worker gave differs from what is recorded."""
+        """Report a difference between the worker's result and the record."""
         if end is None:
             return
         recorded = end.data.read().raw if isinstance(end.data, OutputRecorded) else None
@@ -244,19 +241,19 @@ def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What came of a replay; its text says it for people."""
+    """The result of a replay; `str()` returns a readable report."""
 
     run_id: str
-    #: the first difference in the order of the plan; None: there is none
+    #: the first difference in the order of the plan, or None
     difference: Difference | None
-    #: tasks that were done again on their record
+    #: number of replayed tasks
     tasks: int = 0
-    #: recorded model answers and tool results that were used
+    #: number of used model answers and tool results of the record
     effects: int = 0
 
     @property
     def is_same(self) -> bool:
-        """Whether today's code does what was recorded."""
+        """Whether today's code behaves as recorded."""
         return self.difference is None
 
     def __str__(self) -> str:
@@ -272,21 +269,21 @@ def replay(
     home: str | Path | None = None,
     store: str | None = None,
 ) -> Replay:
-    """Do a recorded run again on what is recorded of it, and compare.
+    """Replay a run on its record and compare it with today's code.
 
-    What is not recorded, such as the rest of a task that was interrupted, is not compared. Guardrails and delegation
-    policies are called, as they are part of what is checked, and so are predicates of loops and conditions of graphs; who is
-    asked by a task does its work again on its record.
+    Unrecorded steps, such as the rest of an interrupted task, are not compared. The replay calls guardrails, delegation
+    policies, predicates of loops and conditions of graphs, because it checks them, too. Workers are replayed on their
+    own records.
 
     Args:
-        run: The run: its id, the beginning of it, `latest`, its handle or its output.
-        ensemble: Today's definition; None: loaded from where the run's record says that it came from.
+        run: The run: its id, a prefix of the id, `latest`, its handle or its output.
+        ensemble: Today's definition; None: loaded from the location in the run's record.
         home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
-        store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
+        store: URL of a database that stores them instead; default: `ENSEMBLE_RAY_STORE`.
 
     Raises:
-        ValidationError: there is no such run, or its definition is not known here.
-        RecordError: its record is damaged or holds nothing.
+        ValidationError: the run does not exist, or its definition is unknown here.
+        RecordError: its record is damaged or empty.
     """
     run_id = run if isinstance(run, str) else run.id if isinstance(run, Run) else run.run_id
     if not run_id:
@@ -341,7 +338,7 @@ def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | Non
 
 
 class _Repetition:
-    """All tasks of a run, one after the other, each on its record."""
+    """Replays all tasks of a run sequentially, each on its record."""
 
     def __init__(self, recorded: RunHistory, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
         self._recorded = recorded
@@ -367,7 +364,7 @@ class _Repetition:
         self._context = replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
-        """Return the first difference, in the order of the plan; of one with units, in the order of the run."""
+        """Return the first difference in the order of the plan; with units, in the order of the run."""
         cpu = LokyCpuPool()
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -403,7 +400,7 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{order.instance if is_inside_unit(order.instance) else order.key}'"
-        # Its record ends where it asked for more, or it waits at its gate, as it did.
+        # The task requested more than its record contains, or it waits at its gate as before.
         has_stopped = self.journal.is_at_end(order.instance) or result.status == "waiting"
         if has_stopped and not self.journal.has_output(order.instance):
             return None
@@ -411,7 +408,7 @@ class _Repetition:
         return self._ending(where, result) if found is None else replace(found, where=f"{where}, {found.where}")
 
     def _ending(self, where: str, result: TaskResult) -> Difference | None:
-        """How what the task gave differs from what is recorded."""
+        """Return the difference between the task's result and the record."""
         instance = result.instance
         if instance not in self._outputs:
             end = self.journal.end_of(instance)
@@ -439,13 +436,13 @@ class _Repetition:
             TaskBody(task, len(task.input_guardrails), len(task.output_guardrails)),
             self._outputs,
             run_id=self._context.run_id,
-            epoch=1,  # so that the runner looks at what is recorded
+            epoch=1,  # so that the runner reads the record
             is_sequential=self._planned.plan.workflow == "sequential",
         )
         return replace(order, is_streaming=False)
 
     def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
-        """Told where a recorded answer is used: the request must be the recorded one."""
+        """Check that the request of a reused answer is the recorded one."""
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
             trace = RecordedWork(self._recorded, instance).recorded_trace()
@@ -457,7 +454,7 @@ def _describe_error(error: BaseException | None) -> str:
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
-    """Return the first pair whose values differ."""
+    """Return the first pair with different values."""
     for what, old, new in pairs:
         if old != new:
             recorded, current = cut_to_difference(old, new)

@@ -1,7 +1,6 @@
-"""A model that answers from a script. Package: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
+"""Test doubles for agent teams: a scripted model, a manual clock and a recording event sink.
 
-One script is one script: a pickled copy is a handle, and calls of a handle go back to the process that owns the
-script, through the `DriverServices` port, as data. It must never be copied, and never call anything outside.
+A script is never copied: a pickled model is a handle that calls the owning process through the `DriverServices` port.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ensemble_ray.values.messages import (
 )
 
 _WORDS = re.compile(r"\S+\s*|\s+")
-#: name under which a handle asks the owner of its script
+#: service name for calls of handles to the owner of the script
 SERVICE = "scripted_model.chat"
 #: a response, and the fragments of its text; None: words
 _Scripted = tuple[ChatResponse, Sequence[str] | None]
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCall:
-    """One call that a scripted model got."""
+    """One call that a scripted model received."""
 
     #: position in order of arrival, from 0
     number: int
@@ -76,13 +75,13 @@ ScriptEntry = (
 class ScriptedModel:
     """A model that answers from a script, for tests of agent teams without any model.
 
-    Each call takes the next entry: a text, a `ToolCall` or several, a `ChatResponse`, a `Reply` (to say how it
-    streams), an exception to raise, or a callable that gets the `ScriptedCall` and gives one of these (it may be
-    async). Where calls come in parallel their order is not fixed: use one callable for all of them then.
+    Each call uses the next entry: a text, a `ToolCall` or several, a `ChatResponse`, a `Reply` (to control its
+    streaming), an exception to raise, or a callable that receives the `ScriptedCall` and returns one of these (it may
+    be async). The order of parallel calls is not fixed: use one callable for all of them.
 
     Args:
         entries: The script, in order.
-        otherwise: Answers every call after the script is used up; without it such a call fails.
+        otherwise: Answers every call after the last entry; without it such a call fails.
 
     Examples:
         >>> import asyncio
@@ -105,13 +104,13 @@ class ScriptedModel:
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
-        """Every call so far, in order of arrival, wherever it came from."""
+        """All calls so far from all processes, in order of arrival."""
         with self._lock:
             return tuple(self._calls)
 
     @property
     def remaining(self) -> int:
-        """Entries not used yet."""
+        """Number of unused entries."""
         with self._lock:
             return max(0, len(self._entries) - len(self._calls))
 
@@ -126,7 +125,7 @@ class ScriptedModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
+        """Yield the next entry as fragments (words, or the fragments of a `Reply`), then the whole response.
 
         Raises:
             IllegalStateError: the script is used up.
@@ -171,7 +170,7 @@ class ScriptedModelHandle:
     double_id: str
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Ask the owner of the script.
+        """Call the owner of the script.
 
         Raises:
             IllegalStateError: the owner cannot be reached from here.
@@ -181,7 +180,7 @@ class ScriptedModelHandle:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Ask the owner of the script; the fragments come at once, in order."""
+        """Call the owner of the script; the fragments arrive together, in order."""
         response, fragments = await self._ask(messages, tools)
         for fragment in _fragments(response, fragments):
             yield fragment
@@ -208,7 +207,7 @@ class ScriptedModelHandle:
 async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
     """Answer a handle's call in the process that owns the script; the reply is JSON-able.
 
-    The Ray runtime calls it for services whose name begins with `scripted_model.`.
+    The Ray runtime calls it for services with a name that begins with `scripted_model.`.
     """
     double = live_double(str(payload["id"]))
     if double is None:
@@ -218,7 +217,7 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
         messages = [_rebuild(ChatMessage, data) for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])]
         tools = [ToolSpec(**data) for data in cast("Sequence[dict[str, Any]]", payload["tools"])]
         response, fragments = await double.reply(messages, tools)
-    except Exception as error:  # noqa: BLE001  whatever the script raises belongs to the caller
+    except Exception as error:  # noqa: BLE001  the caller receives any error of the script
         return {"error": _error_data(error)}
     return {"response": asdict(response), "fragments": None if fragments is None else list(fragments)}
 
@@ -228,19 +227,19 @@ _doubles: weakref.WeakValueDictionary[str, ScriptedModel] = weakref.WeakValueDic
 
 
 def live_double(double_id: str) -> ScriptedModel | None:
-    """Return the scripted model of that id, if this process owns it and it is alive."""
+    """Return the scripted model of that id if this process owns it and it is alive, else None."""
     double = _doubles.get(double_id)
-    # A forked child inherits the table, but not the script: that stays with its parent.
+    # A forked child inherits the table, but the script stays with the parent.
     return double if double is not None and double.process_id == os.getpid() else None
 
 
 def has_live_doubles() -> bool:
-    """Whether this process owns scripted models; a runtime then has to listen for their calls."""
+    """Return whether this process owns scripted models; a runtime must then listen for their calls."""
     return any(live_double(double_id) is not None for double_id in list(_doubles))
 
 
 def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
-    """Rebuild a pickled scripted model: itself at home, a handle elsewhere."""
+    """Rebuild a pickled scripted model: the model itself in its process, a handle elsewhere."""
     return live_double(double_id) or ScriptedModelHandle(double_id)
 
 
@@ -277,7 +276,7 @@ def _fragments(response: ChatResponse, fragments: Sequence[str] | None) -> Seque
 
 
 def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
-    """Return the message or response whose `asdict` it was."""
+    """Rebuild a message or response from its `asdict` form."""
     calls = tuple(ToolCall(**each) for each in data["tool_calls"])
     fields = data["provider_fields"]
     known = None if fields is None else ProviderFields(**fields)
@@ -289,11 +288,11 @@ def _error_data(error: Exception) -> Mapping[str, str]:
 
 
 def _reply_from(data: Mapping[str, Any]) -> _Scripted:
-    """Return what the script answers as the owner sent it, or raise its error as it was there, if its class can be had here."""
+    """Return the owner's reply or raise its error; a `RuntimeError` if the error cannot be unpickled here."""
     failed = data.get("error")
     if failed is not None:
         try:
-            # The bytes come from the process that owns the script and this very process: nobody else's.
+            # The bytes are trusted: they come from the process that owns the script and started this process.
             error = pickle.loads(base64.b64decode(failed["pickled"]))  # noqa: S301
         except Exception as missing:
             raise RuntimeError(failed["text"]) from missing
@@ -304,13 +303,12 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
 
 
 class ManualClock:
-    """A `Clock` whose time changes only by `advance`.
+    """A `Clock` that changes its time only by `advance`.
 
-    Sleepers wake in order of their time, each at its own instant, on the loop they sleep on; `advance` may be called
-    from any thread.
+    Sleepers wake in order of their due time, on the loop that they sleep on. `advance` is thread-safe.
 
     Args:
-        start: Unix time at which it stands, s.
+        start: Initial Unix time, s.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -320,17 +318,17 @@ class ManualClock:
         self._sleepers: list[tuple[float, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def now(self) -> float:
-        """Unix time of this clock, s."""
+        """Return the Unix time of this clock, s."""
         return self._now
 
     @property
     def sleepers(self) -> int:
-        """How many wait for this clock."""
+        """Number of coroutines that wait for this clock."""
         with self._lock:
             return sum(not future.done() for _, _, _, future in self._sleepers)
 
     async def sleep(self, delay_s: float) -> None:
-        """Return once the clock has been advanced by that much; at once for no delay."""
+        """Return when the clock has advanced by the delay; immediately for a delay of 0 or less."""
         if delay_s <= 0:
             await asyncio.sleep(0)
             return
@@ -341,10 +339,10 @@ class ManualClock:
         await future
 
     def advance(self, by_s: float) -> None:
-        """Move time forward and wake everybody whose time has come.
+        """Advance the time and wake all due sleepers.
 
         Raises:
-            ValueError: time does not run backwards.
+            ValueError: `by_s` is negative.
         """
         if by_s < 0:
             raise ValueError(f"by_s must be >= 0, got: {by_s}")
@@ -366,10 +364,10 @@ E = TypeVar("E", bound=Event)
 
 
 class RecordingSink:
-    """A `RunEventSink` that keeps every event in order.
+    """A `RunEventSink` that stores every event in order.
 
     Args:
-        kinds: The types it wants; None: all.
+        kinds: The event types that it accepts; None: all.
     """
 
     def __init__(self, kinds: Collection[type[Event]] | None = None) -> None:
@@ -379,21 +377,21 @@ class RecordingSink:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Everything emitted so far, in order."""
+        """All events so far, in order."""
         with self._lock:
             return tuple(self._events)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether that type is among the kinds."""
+        """Return whether that type is among the kinds."""
         return self._kinds is None or event_type in self._kinds
 
     def emit(self, event: Event) -> None:
-        """Keep one event."""
+        """Store one event."""
         with self._lock:
             self._events.append(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return: what is emitted is here."""
+        """Return immediately: emitted events are already stored."""
 
     def of(self, event_type: type[E]) -> tuple[E, ...]:
         """Return the events of one type, in order."""

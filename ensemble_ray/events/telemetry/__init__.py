@@ -1,1 +1,1 @@
-"""Runs for OpenTelemetry: their spans and figures by the conventions for generative AI, sent as they happen or from a record."""
+"""OpenTelemetry export of runs: spans and metrics by the conventions for generative AI, live or from a record."""

@@ -1,7 +1,6 @@
-"""The span that work in this process is part of.
+"""The active span of this process: model requests carry its `traceparent`.
 
-In: a `traceparent`. Out: a block in which requests to models carry it, and in which spans that other libraries begin (a tool's own,
-an instrumented HTTP client's) are its children, where OpenTelemetry's API is installed. Without tracing nothing is entered at all.
+If OpenTelemetry's API is installed, spans of other libraries (a tool, an instrumented HTTP client) become its children.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def execution_span(tracing: RunTracing | None, instance: str) -> AbstractContextManager[None]:
-    """Do the work of the block as part of the span of an execution; without tracing, do it as it is."""
+    """Run the block within the span of an execution; without tracing, do no more than run it."""
     return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.execution_span(instance)))
 
 
 def effect_span(tracing: RunTracing | None, name: str) -> AbstractContextManager[None]:
-    """Do the work of the block as part of the span of an effect; without tracing, do it as it is."""
+    """Run the block within the span of an effect; without tracing, do no more than run it."""
     return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.effect_span(name)))
 
 
 @contextlib.contextmanager
 def use_span(traceparent: str) -> Generator[None]:
-    """Do the work of the block as part of that span; an empty or wrong `traceparent` changes nothing."""
+    """Run the block within that span; an empty or invalid `traceparent` has no effect."""
     span = parse_traceparent(traceparent) if traceparent else None
     if span is None:
         yield
@@ -43,12 +42,13 @@ def use_span(traceparent: str) -> Generator[None]:
 
 
 def caller_here() -> TraceParent | None:
-    """Return the span that a run begun here is part of; None: there is none.
+    """Return the parent span of a run that starts here, or None.
 
-    It is the active one of OpenTelemetry, which in a tool of a run is the tool's or one that the tool began; else that of a request that
-    asks for the run, or of a run in whose tool it begins where OpenTelemetry is not installed.
+    This is OpenTelemetry's active span; inside a tool of a run, that is the tool's span or a span that the tool started.
+    Otherwise it is the span of the request that starts the run. Without OpenTelemetry it can also be the span of the
+    run whose tool starts this run.
     """
-    if "opentelemetry.trace" in sys.modules:  # else nobody has begun a span
+    if "opentelemetry.trace" in sys.modules:  # otherwise no span can be active
         from opentelemetry import trace
 
         active = trace.get_current_span().get_span_context()
@@ -60,7 +60,7 @@ def caller_here() -> TraceParent | None:
 
 @contextlib.contextmanager
 def _attach(span: TraceParent) -> Generator[None]:
-    """Make a span the active one of OpenTelemetry's API for the block, where that is installed."""
+    """Activate a span in OpenTelemetry's API for the block, if the API is installed."""
     try:
         from opentelemetry import context, trace
     except ImportError:
@@ -84,9 +84,9 @@ _log = bounded_logger(__name__)
 
 
 def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
-    """Return the listener that the environment adds to those of a run; none where one of them traces it already.
+    """Return the listener that the environment adds to a run; empty if one of its listeners already traces the run.
 
-    It is the same for all runs of this process.
+    All runs of this process share the listener.
 
     Raises:
         ValidationError: the variable is neither on nor off.
@@ -99,7 +99,7 @@ def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
 
 @functools.cache
 def _make_exporter() -> object | None:
-    """Make it, once; what is wrong with it is told once, and concerns no run."""
+    """Create the listener once. An error is logged once and affects no run."""
     from ensemble_ray.events.telemetry.listener import OpenTelemetryListener
 
     try:

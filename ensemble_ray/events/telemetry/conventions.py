@@ -1,6 +1,6 @@
-"""Names of OpenTelemetry's conventions for generative AI, as far as runs have them. Constants only.
+"""Names of OpenTelemetry's conventions for generative AI that runs use.
 
-They stand here, since the SDK that has them is no part of a plain installation; a test compares them with it.
+They are copied because the SDK is optional; a test compares them with the SDK.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 ERROR_TYPE = "error.type"
-#: The event that has what was said.
+#: The event that carries content.
 CONTENT_EVENT = "gen_ai.client.inference.operation.details"
 
 TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105  no secret
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105  same
 OPERATION_DURATION = "gen_ai.client.operation.duration"
-#: Boundaries of the histograms, as the conventions ask for: tokens, and seconds.
+#: Histogram boundaries that the conventions require, in tokens and in seconds.
 TOKEN_BUCKETS = tuple(4**power for power in range(14))
 DURATION_BUCKETS = tuple(0.01 * 2**power for power in range(14))

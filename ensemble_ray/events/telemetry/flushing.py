@@ -1,7 +1,6 @@
-"""A thread that sends what waits when a run has ended, so that nobody waits for a receiver.
+"""A thread that flushes span processors and meter providers when a run has ended, so that no run waits for a receiver.
 
-In: what takes spans, and what takes figures. Must never happen: an error of theirs that ends the thread, or that a run hears of; a
-reference to the listener, which could not be collected then.
+Their errors are logged and neither end the thread nor reach a run. The thread holds no reference to the listener.
 """
 
 from __future__ import annotations
@@ -20,48 +19,48 @@ _log = bounded_logger(__name__)
 
 
 class Flushable(Protocol):
-    """What sends: a processor of spans, a provider of meters."""
+    """A sender: a span processor or a meter provider."""
 
     def force_flush(self) -> object:
-        """Send what waits."""
+        """Send pending data."""
         ...
 
     def shutdown(self) -> object:
-        """End for good."""
+        """Stop permanently."""
         ...
 
 
 class Flusher:
-    """Has what waits sent by a thread of its own when asked to; asked while that works, it sends once more.
+    """Flushes senders on its own thread on request; a request during a flush starts another flush.
 
-    The thread begins with `begin` or the first wish, and ends with `close`, or when nobody holds the flusher any more. It is there when
-    the process ends, since from Python 3.12 on no thread can begin then.
+    The thread starts with `begin` or the first request. It ends with `close`, or when the flusher is garbage-collected.
+    It must exist before the process exits, because from Python 3.12 on no thread can start then.
     """
 
     def __init__(self, senders: Sequence[Flushable]) -> None:
-        """Make one for what sends."""
+        """Create a flusher of these senders."""
         self._work = _Work(senders)
         weakref.finalize(self, self._work.end).atexit = False
 
     def begin(self) -> None:
-        """Start the thread: there is something to send."""
+        """Start the thread: there is data to send."""
         self._work.begin()
 
     def ask(self) -> int:
-        """Ask for what waits now to be sent, and return at once; gives the number of the wish."""
+        """Request a flush of the pending data and return the number of the request immediately."""
         return self._work.ask()
 
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until that wish is fulfilled; return whether what waited was sent, and in time. That it was not is told once."""
+        """Wait for a request; return whether its data was sent in time. A timeout is logged once."""
         return self._work.wait(number, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits and shut down what sends; return whether it was sent, and all is over in time."""
+        """Flush and shut down the senders; return whether the data was sent and the thread ended in time."""
         return self._work.close(timeout_s)
 
 
 def flush_all(flushers: Sequence[Flusher], timeout_s: float) -> None:
-    """Have what waits sent by all of them side by side, and wait for it; that the time was too short is told once."""
+    """Flush all of them in parallel and wait; a timeout is logged once."""
     ends_at = time.monotonic() + timeout_s
     wishes = [(each, each.ask()) for each in flushers]
     for flusher, number in wishes:
@@ -71,25 +70,25 @@ def flush_all(flushers: Sequence[Flusher], timeout_s: float) -> None:
 
 
 class _Work:
-    """The wishes of a flusher, and the thread that fulfils them."""
+    """The requests of a flusher, and the thread that serves them."""
 
     def __init__(self, senders: Sequence[Flushable]) -> None:
         self._senders = senders
-        self._changed = threading.Condition()  # its lock may be taken again by who has it
+        self._changed = threading.Condition()  # with a reentrant lock
         self._asked = 0
         self._done = 0
-        #: the last wish that failed
+        #: number of the last request that failed
         self._failed = 0
         self._thread: threading.Thread | None = None
-        #: whether the thread ends when no wish is left
+        #: whether the thread ends when no request is left
         self._is_ending = False
-        #: the last wish there is, behind which what sends is shut down
+        #: number of the final request, after which the senders are shut down
         self._last: int | None = None
         self._has_told = False
         track(self)
 
     def after_fork(self) -> None:
-        """Begin without a thread and wishes; the SDK renews its own threads."""
+        """Reset the thread and the requests; the SDK restarts its own threads."""
         self._changed = threading.Condition()
         self._done, self._thread = self._asked, None
 
@@ -107,8 +106,8 @@ class _Work:
             is_told, self._has_told = self._has_told, True
         if not is_told:
             _log.warning(
-                "Spans or metrics have not been sent in time: their receiver does not answer. What is left is sent beside the program, "
-                "and lost when it ends. What to do: check the receiver and OTEL_EXPORTER_OTLP_ENDPOINT"
+                "Spans or metrics have not been sent in time: their receiver does not answer. Pending data is sent in the background, "
+                "and lost when the program ends. What to do: check the receiver and OTEL_EXPORTER_OTLP_ENDPOINT"
             )
         return False
 
@@ -135,7 +134,7 @@ class _Work:
             self._begin()
 
     def _begin(self) -> None:
-        """See that somebody works: the thread, or this one where none can begin since the process ends."""
+        """Start the thread; at process exit, when no thread can start, serve the requests on this one."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="ensemble-ray-telemetry", daemon=True)
@@ -167,12 +166,12 @@ class _Work:
             self._changed.notify_all()
 
     def _try(self, calls: Sequence[Callable[[], object]]) -> bool:
-        """Call all of them; return whether none failed. That one did is told once, until none does (S-INT-34)."""
+        """Call all of them; return whether none failed. Failures are logged once until a success (S-INT-34)."""
         failure: Exception | None = None
         for each in calls:
             try:
                 each()
-            except Exception as error:  # noqa: BLE001  what the user or the SDK has there raises what it likes
+            except Exception as error:  # noqa: BLE001  senders of the user or the SDK may raise any error
                 failure = failure or error
         if failure is not None and not self._has_told:
             _log.warning("Spans or metrics cannot be sent: %s: %s", type(failure).__name__, message_of(failure))

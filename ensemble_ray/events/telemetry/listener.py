@@ -1,7 +1,6 @@
-"""OpenTelemetryListener: sends the spans and figures of runs as they happen.
+"""OpenTelemetryListener sends the spans and metrics of runs live, through a span processor of OpenTelemetry's SDK.
 
-In: executions and runs that are over. Out: their spans, handed to a processor of OpenTelemetry's SDK, which sends them in batches on its
-own thread. Must never happen: a run that waits for a receiver, or that fails because of one.
+The SDK sends batches on its own thread: no run waits for a receiver or fails because of one.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import TraceParent
 
 
-#: How long the end of a process waits for what has not been sent.
+#: How long process exit waits for unsent spans and metrics, s.
 FLUSH_S = 5.0
 
 
 def missing_packages(error: ModuleNotFoundError) -> ValidationError:
-    """Return what tells that OpenTelemetry's packages are not installed."""
+    """Return the error for missing OpenTelemetry packages."""
     return ValidationError(
         f"Sending spans needs packages that are not installed ({error.name}). What to do: pip install 'ensemble-ray[otel]'"
     )
 
 
 class OpenTelemetryListener(EnsembleListener):
-    """Sends each run to an OpenTelemetry receiver as spans and figures of the conventions for generative AI.
+    """Sends each run to an OpenTelemetry receiver as spans and metrics of the conventions for generative AI.
 
-    Where to, as whom and how many is said by the variables `OTEL_*`. Needs the extra `otel`.
+    The variables `OTEL_*` configure the receiver, the service name and the sampling. Needs the extra `otel`.
 
     Args:
-        content: Whether prompts, answers, arguments and results are sent; None: as
-            `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` says, else not.
-        span_processor: What takes the spans, in place of what sends them by OTLP/HTTP where the environment says.
-        meter_provider: What takes the figures, likewise.
+        content: Whether to send prompts, answers, arguments and results; None: as configured by
+            `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`, by default no.
+        span_processor: Receives the spans, instead of the OTLP/HTTP exporter that the environment configures.
+        meter_provider: Receives the metrics, instead of the exporter that the environment configures.
 
     Raises:
-        ValidationError: the packages are not installed, a variable is wrong, or `content` is.
+        ValidationError: the packages are not installed, or a variable or `content` is invalid.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class OpenTelemetryListener(EnsembleListener):
             self._is_off = sdk.is_switched_off()
             self._resource = sdk.own_resource()
             if not self._is_off:
-                sdk.samples("", None)  # no run is to be the first that hears of a wrong variable
+                sdk.samples("", None)  # fail here, and not in the first run, if a variable is invalid
                 self._fill_in()
         except ModuleNotFoundError as error:
             raise missing_packages(error) from error
@@ -86,17 +85,17 @@ class OpenTelemetryListener(EnsembleListener):
                 f"A variable OTEL_* is wrong: {message_of(error).rstrip('.')}. What to do: correct it, or unset it"
             ) from error
         self._figures = None if self._is_off or self._meters is None else sdk.Figures(self._meters)
-        #: of runs that go on
+        #: of running runs, by run id
         self._units: dict[str, UnitTimes] = {}
         self._lock = new_lock()
         self._is_closed = False
-        #: sends what waits
+        #: sends pending spans and metrics
         self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
-        # A listener that nobody holds any more has sent what it had, and is collected. The SDK's threads of one that was not closed stay.
+        # Weak: an unreferenced listener flushes and is collected. If it was not closed, the SDK's threads stay.
         _open.add(self._flusher)
 
     def _fill_in(self) -> None:
-        """Take what the environment says where the user has nothing of it."""
+        """Use the environment's exporters if the user passed none."""
         if self._processor is not None and self._meters is not None:
             return
         from ensemble_ray.events.telemetry import otlp
@@ -105,11 +104,11 @@ class OpenTelemetryListener(EnsembleListener):
         self._meters = self._meters or otlp.meters_here(self._resource)
 
     def samples(self, run_id: str, caller: TraceParent | None, /) -> bool:
-        """Return whether the spans of a run are sent, as `OTEL_TRACES_SAMPLER` says."""
+        """Return whether `OTEL_TRACES_SAMPLER` samples a run."""
         return self._sends and self._sdk.samples(run_id, caller)
 
     def on_task_traced(self, event: TaskTracedEvent, /) -> None:
-        """Send the spans of an execution that is over."""
+        """Send the spans of an execution that ended."""
         if not self._sends:
             return
         with self._lock:
@@ -120,7 +119,7 @@ class OpenTelemetryListener(EnsembleListener):
                 self._figures.add(interaction)
 
     def on_run_traced(self, event: RunTracedEvent, /) -> None:
-        """Send the span of a run that is over, and those of its units; nobody waits until they have arrived."""
+        """Send the spans of a run that ended and of its units, without waiting for the receiver."""
         if not self._sends:
             return
         with self._lock:
@@ -129,16 +128,16 @@ class OpenTelemetryListener(EnsembleListener):
         self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent; return whether that was done in time. The end of the process does so by itself.
+        """Send pending spans and metrics; return whether they were sent in time. Process exit does so automatically.
 
-        A closed listener sends nothing.
+        A closed listener sends no spans and returns False.
         """
         return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent, and end the threads that send; return whether that was done in time.
+        """Send pending spans and metrics and end the sending threads; return whether both finished in time.
 
-        What takes longer goes on beside the program. What is traced later is not sent.
+        After the timeout, sending continues in the background. Later spans are not sent.
         """
         self._is_closed = True
         _open.discard(self._flusher)
@@ -155,11 +154,11 @@ class OpenTelemetryListener(EnsembleListener):
                 self._processor.on_end(self._sdk.readable(span, self._resource))
 
 
-#: Of listeners that were not closed.
+#: Flushers of listeners that are not closed.
 _open = weakref.WeakSet[Flusher]()
 
 
 @atexit.register
 def flush_at_exit() -> None:
-    """Send what no listener has sent; all of them together wait for `FLUSH_S`."""
+    """Flush all open listeners, within `FLUSH_S` in total."""
     flush_all(list(_open), FLUSH_S)

@@ -1,7 +1,6 @@
-"""Exporters to an OTLP/HTTP receiver, by the SDK's.
+"""Exporters to the OTLP/HTTP receiver that `OTEL_EXPORTER_OTLP_*` configures, based on the SDK's exporters.
 
-They read where the receiver is from `OTEL_EXPORTER_OTLP_*`. Must never happen: a line in the log for each attempt that failed; that the
-receiver cannot be had is told once (S-INT-34).
+An unreachable receiver is logged once, not for each failed attempt (S-INT-34).
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ _log = bounded_logger(__name__)
 _EXPORTER_LOGS = "opentelemetry.exporter"
 _TRACES_PATH = "/v1/traces"
 _DEFAULT_RECEIVER = "http://localhost:4318"
-#: Characters of a value that is looked for in what others say: a shorter one would be found in any word.
+#: Characters of the shortest secret that is masked in foreign texts: shorter ones would match any word.
 _SHORTEST_SECRET = 6
-#: Spans in one request of a record that is sent.
+#: Spans per request when a record is sent.
 _BATCH = 512
 
 
 def processor_here() -> BatchSpanProcessor | None:
-    """Return what sends spans where the environment says; None: it says nowhere."""
+    """Return the span processor that the environment configures, or None."""
     if _says(OTEL_TRACES_EXPORTER) == "none":
         return None
     if _says(OTEL_EXPORTER_OTLP_PROTOCOL) not in ("", "http/protobuf"):
@@ -72,7 +71,7 @@ def processor_here() -> BatchSpanProcessor | None:
 
 
 def meters_here(resource: Resource) -> MeterProvider | None:
-    """Return what sends figures where the environment says; None: it says nowhere."""
+    """Return the meter provider that the environment configures, or None."""
     if _says(OTEL_METRICS_EXPORTER) == "none":
         return None
     reader = PeriodicExportingMetricReader(_MetricExporter())
@@ -80,11 +79,11 @@ def meters_here(resource: Resource) -> MeterProvider | None:
 
 
 class UnsentError(Exception):
-    """A receiver cannot be reached or refuses spans; says why."""
+    """A receiver cannot be reached or refuses spans; the text contains the reason."""
 
 
 def receiver_here(of: str = OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) -> str:
-    """Return where the environment sends spans, or what that variable is of; it may hold a user, a password and a key."""
+    """Return the receiver's URL for spans, or for that variable's data; it may contain a user, a password and a key."""
     named = (os.environ.get(each) for each in (of, OTEL_EXPORTER_OTLP_ENDPOINT))
     return next((url for url in named if url), _DEFAULT_RECEIVER)
 
@@ -93,11 +92,11 @@ def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
     """Send spans now, and return when the receiver has them.
 
     Args:
-        spans: What is sent.
-        url: Of the receiver, with or without `/v1/traces`; None: where the environment says.
+        spans: The spans.
+        url: URL of the receiver, with or without `/v1/traces`; None: the environment's receiver.
 
     Raises:
-        UnsentError: it cannot be reached, or refuses them.
+        UnsentError: the receiver cannot be reached or refuses the spans.
     """
     exporter = OTLPSpanExporter(endpoint=None if url is None else _traces_url(url))
     try:
@@ -117,7 +116,7 @@ def _traces_url(url: str) -> str:
 
 
 def _hide_secrets(text: str, url: str) -> str:
-    """Return what was said of a request without what may be secret in its URL."""
+    """Return a text about a request without the parts of its URL that may be secret."""
     parts = urlsplit(url)
     user, _, _ = parts.netloc.rpartition("@")
     values = (each for _, each in parse_qsl(parts.query))
@@ -132,7 +131,7 @@ def _says(variable: str) -> str:
 
 
 class _OutageNotice:
-    """Logs that a receiver cannot be reached, once until it can again."""
+    """Logs an unreachable receiver, once per outage."""
 
     def __init__(self, what: str, receiver: str) -> None:
         self._what = what
@@ -147,14 +146,13 @@ class _OutageNotice:
 
 
 class _SpanExporter(OTLPSpanExporter):
-    """Sends spans."""
+    """Sends spans; logs an outage once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._outage_notice = _OutageNotice("Spans", receiver_here())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch."""
         with _Quiet() as said:
             result = super().export(spans)
         self._outage_notice.note(said.text, is_sent=result is SpanExportResult.SUCCESS)
@@ -162,7 +160,7 @@ class _SpanExporter(OTLPSpanExporter):
 
 
 class _MetricExporter(OTLPMetricExporter):
-    """Sends figures."""
+    """Sends metrics; logs an outage once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +169,6 @@ class _MetricExporter(OTLPMetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Send what was counted."""
         with _Quiet() as said:
             result = super().export(metrics_data, timeout_millis, **kwargs)
         self._outage_notice.note(said.text, is_sent=result is MetricExportResult.SUCCESS)
@@ -179,7 +176,7 @@ class _MetricExporter(OTLPMetricExporter):
 
 
 class _Lines(threading.local):
-    #: where lines of this thread go; None: into the log
+    #: collects log lines of this thread; None: they are logged
     taken: list[str] | None = None
 
 
@@ -188,14 +185,14 @@ _filtered: set[str] = set()
 
 
 class _Quiet:
-    """Keeps what the SDK's exporters log on this thread out of the log, for a block, and remembers it."""
+    """Collects the log lines of the SDK's exporters on this thread during a block, instead of logging them."""
 
     def __init__(self) -> None:
         self._taken: list[str] = []
 
     @property
     def text(self) -> str:
-        """What was said last, as one line."""
+        """The last log record, as one line."""
         return str(one_line(self._taken[-1])) if self._taken else ""
 
     def __enter__(self) -> Self:
@@ -208,7 +205,7 @@ class _Quiet:
 
 
 class _Filter(logging.Filter):
-    """Takes lines of exporters that work for us; those of others pass."""
+    """Collects log lines of this project's exporters; other lines pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if _lines.taken is None:
@@ -218,17 +215,17 @@ class _Filter(logging.Filter):
 
 
 def _filter_loggers() -> None:
-    """Have each logger of the exporters filtered, once; a filter of a logger does not concern those below it."""
+    """Add the filter to each logger of the exporters once; filters do not apply to child loggers."""
     for name in list(logging.Logger.manager.loggerDict):
         if name.startswith(_EXPORTER_LOGS) and name not in _filtered:
             _filtered.add(name)
-            # Before the SDK's own filter, which drops what was said a moment ago.
+            # Before the SDK's own filter, which drops repeated lines.
             logging.getLogger(name).filters.insert(0, _Filter())
 
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 _US, _NS_PER_US = 1_000_000, 1_000
-#: What the SDK calls a service that nobody names, with the process behind it.
+#: Prefix of the SDK's name for an unnamed service; the process name follows.
 _UNNAMED = "unknown_service"
 _SCOPE = InstrumentationScope("ensemble_ray", package_version())
 
@@ -239,7 +236,7 @@ def is_switched_off() -> bool:
 
 
 def own_resource() -> Resource:
-    """Return what sends spans, as the environment says; without a name it is this library."""
+    """Return the environment's resource; the default service name is `ensemble-ray`."""
     named = Resource.create()
     name = str(named.attributes.get(SERVICE_NAME, "")).strip()
     if name and not name.startswith(_UNNAMED):
@@ -248,7 +245,7 @@ def own_resource() -> Resource:
 
 
 def samples(run_id: str, caller: TraceParent | None) -> bool:
-    """Return whether the environment's sampler wants the spans of a run (`OTEL_TRACES_SAMPLER`)."""
+    """Return whether the environment's sampler selects a run (`OTEL_TRACES_SAMPLER`)."""
     tracing = RunTracing(run_id=run_id, caller=caller)
     around = None
     if caller is not None:
@@ -264,7 +261,7 @@ def _context(span: TraceParent, *, is_remote: bool = False) -> SpanContext:
 
 
 def readable(span: SpanData, resource: Resource) -> ReadableSpan:
-    """Return a span as the SDK's exporters take it."""
+    """Convert a span for the SDK's exporters."""
 
     def named(span_id: str, *, is_remote: bool = False) -> SpanContext:
         return _context(TraceParent(span.trace_id, span_id, span.is_sampled), is_remote=is_remote)
@@ -288,15 +285,15 @@ def readable(span: SpanData, resource: Resource) -> ReadableSpan:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Convert the time since the epoch, to microseconds as traces have it: a span must not end after a parent of the same time."""
+    """Convert Unix time, rounded to microseconds as in traces: a span must not end after a parent with the same end."""
     return round(seconds * _US) * _NS_PER_US
 
 
 class Figures:
-    """The histograms of the conventions: tokens of model calls, and how long those took (S-INT-35)."""
+    """The histograms of the conventions: tokens and durations of model calls (S-INT-35)."""
 
     def __init__(self, provider: MeterProvider) -> None:
-        """Make them; the provider sends them."""
+        """Create the histograms; the provider sends them."""
         meter = provider.get_meter("ensemble_ray", package_version())
         self._tokens = meter.create_histogram(
             gen_ai.TOKEN_USAGE,
@@ -312,7 +309,7 @@ class Figures:
         )
 
     def add(self, interaction: LlmInteraction) -> None:
-        """Count a call of a model."""
+        """Record a model call."""
         named = {gen_ai.OPERATION: gen_ai.CHAT, gen_ai.PROVIDER: interaction.provider or "_OTHER"}
         if interaction.model:
             named[gen_ai.REQUEST_MODEL] = interaction.model

@@ -1,4 +1,4 @@
-"""A span as plain data. Pure; knows no SDK, so that what is sent can be compared without one."""
+"""Spans as plain data, independent of the SDK so that tests can compare them without it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace, ToolCallTrace
 
 
-#: What an attribute may hold.
+#: Types of attribute values.
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanEvent:
-    """Something that happened within a span."""
+    """An event within a span."""
 
     name: str
     #: Unix time, s
@@ -37,39 +37,39 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanData:
-    """One span. Ids are hexadecimal digits, times Unix time, s."""
+    """One span. Ids are hexadecimal digits; times are Unix time, s."""
 
     name: str
     trace_id: str
     span_id: str
-    #: None: it has no parent
+    #: None for a root span
     parent_id: str | None
     started_at: float
     ended_at: float
     kind: Literal["internal", "client"] = "internal"
     attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
     events: Sequence[SpanEvent] = ()
-    #: spans of the same trace that it follows
+    #: ids of spans of the same trace that this span follows
     links: Sequence[str] = ()
     is_error: bool = False
-    #: why, where that may be told
+    #: reason of the error, if content may be sent
     status_text: str = ""
     is_sampled: bool = True
-    #: whether the parent is another program's
+    #: whether the parent belongs to another program
     has_remote_parent: bool = False
 
 
 def drop_empty(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
-    """Return the attributes that say something."""
+    """Return the attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None and value not in ("", ())}
 
 
-#: The variable of the conventions that asks for content.
+#: The conventions' variable that enables content.
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 class Content(StrEnum):
-    """Where prompts, answers, arguments and results are told."""
+    """Where prompts, answers, arguments and results are sent."""
 
     NO_CONTENT = "no_content"
     #: as attributes of their spans
@@ -80,12 +80,12 @@ class Content(StrEnum):
 
     @property
     def is_on_spans(self) -> bool:
-        """Whether spans have it as attributes."""
+        """Whether spans carry content as attributes."""
         return self in (Content.SPAN_ONLY, Content.SPAN_AND_EVENT)
 
     @property
     def is_in_events(self) -> bool:
-        """Whether events have it."""
+        """Whether events carry content."""
         return self in (Content.EVENT_ONLY, Content.SPAN_AND_EVENT)
 
 
@@ -98,10 +98,10 @@ _WORDS = {
 
 
 def content_mode(wanted: bool | Content | str | None, environment: Mapping[str, str]) -> Content:  # noqa: FBT001  as the setting is
-    """Return where content is told: as is asked for, else as the environment says, else nowhere.
+    """Return the requested content mode, else the environment's, else `NO_CONTENT`.
 
     Raises:
-        ValidationError: that is no such place.
+        ValidationError: the mode is unknown.
     """
     if isinstance(wanted, bool):
         return Content.SPAN_AND_EVENT if wanted else Content.NO_CONTENT
@@ -119,7 +119,7 @@ def content_mode(wanted: bool | Content | str | None, environment: Mapping[str, 
 def place_content(
     said: Mapping[str, str], content: Content, *, at: float
 ) -> tuple[Mapping[str, Attribute], Sequence[SpanEvent]]:
-    """Return what is said as attributes of a span, and as events of it."""
+    """Return content as attributes and as events of a span."""
     attributes = dict(said) if content.is_on_spans else {}
     if not content.is_in_events or not said:
         return attributes, ()
@@ -127,9 +127,9 @@ def place_content(
 
 
 def chat_content(trace: TaskTrace, index: int, call_ids: Sequence[Sequence[str]] = ()) -> dict[str, str]:
-    """Return what a model was told and what it answered, as far as the trace has kept it.
+    """Return the input and output messages of a model call, as far as the trace contains them.
 
-    The messages of all its calls are kept by the capture mode `standard`; else those of the first alone.
+    The capture mode `standard` stores the messages of all calls; otherwise only the first call has messages.
     """
     interaction = trace.llm_interactions[index]
     told, system = _messages_of(trace, index)
@@ -142,21 +142,21 @@ def chat_content(trace: TaskTrace, index: int, call_ids: Sequence[Sequence[str]]
 
 
 def call_id_of(call_ids: Sequence[Sequence[str]], turn: int, number: int) -> str:
-    """Return a model's own id of a tool request; empty where it is not known."""
+    """Return the model's id of a tool request; empty if unknown."""
     ids = call_ids[turn] if turn < len(call_ids) else ()
     return ids[number] if number < len(ids) else ""
 
 
 def tool_content(call: ToolCallTrace) -> dict[str, str]:
-    """Return what a tool was asked and what it gave."""
+    """Return the arguments and the result of a tool call."""
     return {gen_ai.TOOL_ARGUMENTS: call.arguments, gen_ai.TOOL_RESULT: call.result}
 
 
 def _messages_of(trace: TaskTrace, index: int) -> tuple[list[dict[str, object]], str]:
-    """Return the messages before an answer, and the system's."""
+    """Return the messages before an answer, and the system prompt."""
     captured = trace.llm_interactions[index].messages
     if captured:
-        # They were kept behind the answer, and behind the results of what it asked for.
+        # They were captured after the answer and after the results of its tool requests.
         last = max((place for place, each in enumerate(captured) if each.role == "assistant"), default=len(captured))
         told = [each for each in captured[:last] if each.role != "system"]
         return [_message(each) for each in told], next((m.content or "" for m in captured if m.role == "system"), "")
@@ -192,7 +192,7 @@ def _request(call_id: str, name: str, arguments: str) -> dict[str, object]:
 
 
 def finish_reason(interaction: LlmInteraction) -> str:
-    """Return why a model stopped, in the conventions' words where it is usual."""
+    """Return why a model stopped; by default the conventions' word for the response type."""
     usual = "tool_call" if interaction.response_type == "tool_calls" else "stop"
     return interaction.finish_reason or usual
 
@@ -205,15 +205,15 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-#: Attributes of ours.
+#: Attributes of this project.
 RUN_ID, INSTANCE, STATUS = "ensemble_ray.run.id", "ensemble_ray.task.instance", "ensemble_ray.task.status"
 _OUTCOME = "ensemble_ray.tool.outcome"
-#: One round of a unit, in the path of what is in it.
+#: One round of a unit, as a part of an instance path.
 _ROUND = re.compile(r"(?:loop|phase|graph):[^/]*#\d+")
 
 
 def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the span of an execution, and those of what it did, in the order in which that began."""
+    """Return the span of an execution and the spans of its effects, in order of their start."""
     spans = [_execution(event, content)]
     for interaction in event.trace.llm_interactions:
         if _is_new(event, interaction.started_at):
@@ -225,22 +225,22 @@ def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) ->
 
 
 def new_interactions(event: TaskTracedEvent) -> Iterator[LlmInteraction]:
-    """Yield the model calls that no earlier beginning of the run has told of (S-INT-36)."""
+    """Yield the model calls that no earlier beginning of the run has reported (S-INT-36)."""
     for interaction in event.trace.llm_interactions:
         if _is_new(event, interaction.started_at):
             yield interaction
 
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
-    """Return whether something happened behind what an earlier beginning has told of."""
+    """Return whether no earlier beginning of the run has reported an effect of that time."""
     return at.timestamp() >= event.tracing.told_until
 
 
 def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:
-    """Return whether no earlier beginning has told of the tool calls of an answer, which it may have told of.
+    """Return whether no earlier beginning has reported the tool calls of an answer; it may have reported the answer.
 
-    A turn's calls are told of when all of them have ended: one that the end of that beginning cut short is made again, or has an
-    unknown outcome. Calls that took no time reached no tool, and have the time of who says so.
+    A beginning reports the calls of a turn when all of them have ended. A call that was cut short by the end of that
+    beginning is repeated or has an unknown outcome. Calls without duration reached no tool; they carry the report's time.
     """
     if _is_new(event, interaction.started_at):
         return True
@@ -249,7 +249,7 @@ def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:
 
 
 def parent_of(event: TaskTracedEvent) -> str:
-    """Return the parent of an execution: the call that asked for it, the unit that it is in, or the run."""
+    """Return the parent of an execution: the delegating call, the enclosing unit, or the run."""
     tracing = event.tracing
     call = delegating_call(event.instance)
     if call is not None:
@@ -259,7 +259,7 @@ def parent_of(event: TaskTracedEvent) -> str:
 
 
 def rounds_around(instance: str) -> list[str]:
-    """Return the rounds of units that an execution is in, outer ones first; names of tasks may have slashes, too.
+    """Return the rounds of units around an execution, outer ones first; task names may contain slashes, too.
 
     Examples:
         >>> rounds_around("graph:triage#3/loop:refine#1/writer#0")
@@ -336,7 +336,7 @@ def _chat(event: TaskTracedEvent, interaction: LlmInteraction, content: Content)
 
 
 def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, content: Content) -> SpanData:
-    """Return the span of a tool call; `place`: of the model call that asked for it, and among its requests."""
+    """Return the span of a tool call; `place`: index of the requesting model call, and of the request within it."""
     tracing, (turn, number) = event.tracing, place
     is_error = call.outcome != "success"
     own: dict[str, Attribute | None] = {
@@ -346,7 +346,7 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
         gen_ai.TOOL_CALL_ID: call_id_of(event.call_ids, *place),
         gen_ai.AGENT_NAME: event.trace.agent_role,
         _OUTCOME: call.outcome,
-        # What a tool raised is told to the model as text; its class is not kept.
+        # The model receives a tool's error as text; its class is not recorded.
         gen_ai.ERROR_TYPE: call.outcome if is_error else None,
     }
     ended_at = call.completed_at.timestamp()
@@ -356,7 +356,7 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
         name=f"{gen_ai.EXECUTE_TOOL} {call.tool_name}",
         trace_id=tracing.trace_id,
         span_id=tracing.effect_span(effect_name(event.instance, turn, f"call-{number}")),
-        # The conventions know tool calls as work of the agent, beside the answers that ask for them.
+        # In the conventions, tool calls are children of the agent and siblings of the requesting answers.
         parent_id=tracing.execution_span(event.instance),
         started_at=call.started_at.timestamp(),
         ended_at=ended_at,
@@ -368,21 +368,20 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
 
 
 def _drop_unknown(tokens: int) -> int | None:
-    """Return a count that is known."""
     return None if tokens < 0 else tokens
 
 
 _WORKFLOW, _EXIT_REASON, _BEGINNING = "ensemble_ray.workflow", "ensemble_ray.exit_reason", "ensemble_ray.run.beginning"
-_UNIT, _UNIT_NAME, _ROUND_RUN_SPANS = "ensemble_ray.unit", "ensemble_ray.unit.name", "ensemble_ray.unit.round"
-#: What the rounds of a unit are called.
+_UNIT, _UNIT_NAME, _UNIT_ROUND = "ensemble_ray.unit", "ensemble_ray.unit.name", "ensemble_ray.unit.round"
+#: Names of the rounds of each kind of unit.
 _ROUNDS = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
 class UnitTimes:
-    """When the units of a run were at work, by path, as far as their executions tell."""
+    """Start and end of the units of a run, by path, derived from their executions."""
 
     def __init__(self, events: Iterable[TaskTracedEvent] = ()) -> None:
-        """Take the executions, in any order."""
+        """Add the executions, in any order."""
         self._times: dict[str, tuple[float, float]] = {}
         self._first: float | None = None
         for event in events:
@@ -390,13 +389,13 @@ class UnitTimes:
 
     @property
     def first(self) -> float | None:
-        """When the first execution of the run's first beginning began, Unix time, s; None: there was none."""
+        """Start of the first execution in the run's first beginning, Unix time, s, or None."""
         return self._first
 
     def add(self, event: TaskTracedEvent) -> None:
-        """Take an execution."""
+        """Add an execution."""
         began, ended = event.trace.started_at.timestamp(), event.trace.completed_at.timestamp()
-        if not event.tracing.beginning:  # of a later one it may be a task that waited for days
+        if not event.tracing.beginning:  # in a later beginning, a task may have waited for days
             self._first = began if self._first is None else min(self._first, began)
         if delegating_call(event.instance) is not None:
             return
@@ -405,20 +404,20 @@ class UnitTimes:
             self._times[path] = min(first, began), max(last, ended)
 
     def __iter__(self) -> Iterator[tuple[str, float, float]]:
-        """Yield path, beginning and end, outer ones first."""
+        """Yield path, start and end, outer units first."""
         for path in sorted(self._times):
             yield path, *self._times[path]
 
 
 def _units_around(instance: str) -> Iterable[str]:
-    """Yield the paths of units and rounds that an execution is in: `loop:refine`, `loop:refine#2`."""
+    """Yield the paths of units and rounds around an execution: `loop:refine`, `loop:refine#2`."""
     for path in rounds_around(instance):
         yield path.rpartition("#")[0]
         yield path
 
 
 def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the span of a run, and those of its units."""
+    """Return the spans of a run and its units."""
     tracing = event.tracing
     is_error = event.exit_reason is ExitReason.ERROR
     own: dict[str, Attribute | None] = {
@@ -430,7 +429,7 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
         _BEGINNING: tracing.beginning or None,
         gen_ai.ERROR_TYPE: (event.error_type or "_OTHER") if is_error else None,
     }
-    # The clock of a process that did a task may differ from that of who tells of the run.
+    # The clock of the process that executed a task may differ from the clock of the process that reports the run.
     started_at = event.started_at if units.first is None else min(event.started_at, units.first)
     run = SpanData(
         name=f"{gen_ai.INVOKE_WORKFLOW} {event.name}".rstrip(),
@@ -450,7 +449,7 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
 
 
 def _unit(event: RunTracedEvent, path: str, started_at: float, ended_at: float) -> SpanData:
-    """Return the span of a unit, or of one of its rounds."""
+    """Return the span of a unit or of one round."""
     tracing = event.tracing
     outer, _, own = path.rpartition("/")
     key, mark, number = own.partition("#") if "#" in own else (own, "", "")
@@ -465,7 +464,7 @@ def _unit(event: RunTracedEvent, path: str, started_at: float, ended_at: float) 
             INSTANCE: path,
             _UNIT: template,
             _UNIT_NAME: name,
-            _ROUND_RUN_SPANS: int(number) + 1 if mark else None,
+            _UNIT_ROUND: int(number) + 1 if mark else None,
         }
     )
     return SpanData(

@@ -1,4 +1,4 @@
-"""The model server as a process of its own, for benchmarks."""
+"""Runs the model server in a separate process, for benchmarks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ensemble_ray.testing.model_server.server import ModelServer, Script, tool_l
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve in this process until it is stopped; the first line printed is the base URL."""
     parser = argparse.ArgumentParser(prog="python -m ensemble_ray.testing.model_server", description=main.__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0 finds a free port")
+    parser.add_argument("--port", type=int, default=0, help="0 selects a free port")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of every answer")
     parser.add_argument(
         "--latency-spread",
         type=float,
         default=0.0,
         metavar="SIGMA",
-        help="lognormal delays around that median; which one a request gets follows from its content (needs --text)",
+        help="lognormal delays around that median, drawn from the request's content (needs --text)",
     )
     parser.add_argument("--text", default=None, help="answer every request with this text; default: echo")
-    parser.add_argument("--tool-turns", type=int, default=0, help="ask for the first tool this often, then answer")
+    parser.add_argument("--tool-turns", type=int, default=0, help="call the first tool this many times, then answer")
     parser.add_argument("--tool-arguments", default="{}", help="JSON arguments of those tool calls")
     parser.add_argument("--keep-requests", action="store_true", help="count identical requests (costs memory)")
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the starter is gone")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="stop when stdin closes")
     chosen = parser.parse_args(arguments)
     script: Script | None = chosen.text
     if chosen.tool_turns:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
     def ready() -> None:
-        print(server.base_url, flush=True)  # noqa: T201  the starter reads it
+        print(server.base_url, flush=True)  # noqa: T201  the parent process reads it
         if chosen.until_stdin_closes:
             threading.Thread(target=_stop_at_end_of_input, args=(server,), daemon=True).start()
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _straggling(text: str, *, median_s: float, sigma: float) -> Script:
-    """Answer with a delay that is drawn by the last message, so that the same question always takes the same time."""
+    """Return a script with delays drawn from the last message, so that equal questions have equal delays."""
     normal = NormalDist()
 
     def answer(request: ServedRequest) -> Reply:

@@ -1,7 +1,4 @@
-"""Scripted answers of a `ModelServer`, as bytes of the protocol. Package: testing; pure, no sockets.
-
-An answer is a text, tool calls, a whole `ChatResponse`, a `Reply` with its details, or a `Fault`.
-"""
+"""Scripted answers of a `ModelServer`, and their encoding as bytes of the protocol."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from typing import Literal, cast
 
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
-#: What every answer costs unless the script says otherwise.
+#: Token usage of every answer without its own usage.
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 
 
 class ServedRequest:
-    """One request as the server got it; the body is parsed on first use."""
+    """One request as received by the server; the body is parsed on first use."""
 
     def __init__(
         self, path: str, headers: Mapping[str, str], raw: bytes, *, number: int = 0, arrived_at: float = 0.0
@@ -34,8 +31,8 @@ class ServedRequest:
         self.number = number
         #: when its last byte was read, Unix time, s
         self.arrived_at = arrived_at
-        #: when its whole answer was handed to the open connection, Unix time, s; None while it was not, and for faults.
-        #: Whether the client lived to read it is another matter.
+        #: when the whole answer was written to the open connection, Unix time, s; None before that, and for faults.
+        #: The client may have died before it read the answer.
         self.answered_at: float | None = None
 
     @cached_property
@@ -82,12 +79,12 @@ class ServedRequest:
     @property
     def stream(self) -> bool:
         """Whether the client asked for a stream."""
-        # The bytes are looked at first, so that a fixed answer needs no parsing.
+        # Search the bytes first, so that a fixed answer needs no parsing.
         return b'"stream"' in self.raw and self.body.get("stream") is True
 
     @property
     def response_format(self) -> Mapping[str, object] | None:
-        """The form that the client asked for, as sent; None without one."""
+        """The requested response format, as sent, or None."""
         found = self.body.get("response_format")
         return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
 
@@ -106,26 +103,26 @@ class Reply:
     tool_calls: Sequence[ToolCall] = ()
     #: why the model stopped; None: `tool_calls` with tool calls, else `stop`
     finish_reason: str | None = None
-    #: None sends no usage at all
+    #: None: the answer contains no usage
     usage: TokenUsage | None = DEFAULT_USAGE
-    #: how the text is cut when streamed; None: by words
+    #: fragments of the streamed text; None: words
     fragments: Sequence[str] | None = None
-    #: on top of the server's latency
+    #: added to the server's latency
     latency_s: float = 0.0
     #: pause between streamed pieces
     fragment_delay_s: float = 0.0
     #: streamed: cut the connection after that many pieces
     cut_after: int | None = None
-    #: streamed: whether the finish reason and `[DONE]` are sent; without them a client cannot know that it is whole
+    #: streamed: whether the finish reason and `[DONE]` are sent; without them a client cannot know that it is complete
     is_ended: bool = True
-    #: sent as `reasoning_content`: what the model thought before the text
+    #: the model's reasoning before the text, sent as `reasoning_content`
     reasoning: str | None = None
-    #: further members of the message, as providers have them; streamed in one piece before the text
+    #: further provider-specific members of the message; streamed in one piece before the text
     members: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def shown_finish_reason(self) -> str:
-        """The finish reason that clients are sent."""
+        """The finish reason that clients receive."""
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
 
@@ -133,9 +130,9 @@ class Reply:
 class Fault:
     """An answer that fails.
 
-    `status` answers with that HTTP status and an error object (status 200: the error comes in a body that looks like
-    success; streamed: as the only event), `drop` cuts the connection, `garbage` answers 200 with something that is
-    not JSON, `silence` never answers.
+    `status` answers with that HTTP status and an error object (status 200: an error body in an answer that looks
+    successful; streamed: as the only event), `drop` cuts the connection, `garbage` answers 200 with a body that is not
+    JSON, `silence` never answers.
     """
 
     kind: Literal["status", "drop", "garbage", "silence"] = "status"
@@ -147,7 +144,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawAnswer:
-    """An answer whose bytes the script chooses, for what no other answer can express."""
+    """An answer with bytes chosen by the script, for cases that no other answer can express."""
 
     #: the whole body; a sequence is sent piece by piece
     body: bytes | Sequence[bytes]
@@ -160,7 +157,7 @@ Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | RawAnswer 
 
 
 def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
-    """Return the answer in its long form."""
+    """Return the answer in its detailed form."""
     if isinstance(answer, Reply | RawAnswer | Fault):
         return answer
     if isinstance(answer, str):
@@ -239,7 +236,7 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
 
 
 def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
-    """Yield the pieces of a message in the order of providers: reasoning, further members, text."""
+    """Yield the parts of a message in the order of providers: reasoning, further members, text."""
     words = re.compile(r"\S+\s*|\s+")
     for fragment in words.findall(reply.reasoning or ""):
         yield {"reasoning_content": fragment}
@@ -250,5 +247,5 @@ def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
 
 
 def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:
-    """Return an error body as providers send it."""
+    """Return an error body in the form of providers."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

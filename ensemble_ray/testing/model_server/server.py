@@ -1,9 +1,7 @@
-"""A chat-completions server on loopback for tests and benchmarks.
+"""A chat-completions server with scripted answers for tests and benchmarks; it listens only on loopback.
 
-Scripted answers, latencies and faults go in; what clients sent, how often and how many at once comes out. It runs in
-a thread of this process (`with ModelServer(...) as server`), or as a process of its own
-(`python -m ensemble_ray.testing.model_server --latency-ms 200`, which prints its URL). It must never listen on
-anything but loopback, and never reach out.
+It runs in a thread (`with ModelServer(...) as server`) or in a separate process
+(`python -m ensemble_ray.testing.model_server --latency-ms 200`, which prints its URL).
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ async def reply_with(
 
 
 def drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """Cut the connection without another byte."""
+    """Cut the connection without sending more bytes."""
     if http.transport is not None:
         http.transport.abort()
-    return response or web.StreamResponse()  # the library wants one, and cannot send it any more
+    return response or web.StreamResponse()  # the library requires a response, but can no longer send it
 
 
 #: Returns the vector of a text.
@@ -70,7 +68,7 @@ def is_for_embeddings(path: str) -> bool:
 
 
 def count_words(text: str) -> Sequence[float]:
-    """Return how often each word of a text comes, the words spread over a few numbers: texts with like words are near."""
+    """Return word counts of a text, hashed into a few dimensions: texts with similar words have similar vectors."""
     vector = [0.0] * _DIMENSIONS
     for word in text.lower().split():
         vector[sha256(word.encode()).digest()[0] % _DIMENSIONS] += 1.0
@@ -78,7 +76,7 @@ def count_words(text: str) -> Sequence[float]:
 
 
 def embedding_bytes(request: ServedRequest, embed: Embed) -> bytes:
-    """Return the answer to a request for vectors, the last text's first: whoever asks must go by their numbers."""
+    """Return the answer to a request for vectors, in reverse order: clients must use the indices."""
     asked = request.body.get("input")
     texts = [asked] if isinstance(asked, str) else [str(text) for text in cast("Sequence[object]", asked or ())]
     data = [{"object": "embedding", "index": index, "embedding": list(embed(text))} for index, text in enumerate(texts)]
@@ -87,7 +85,7 @@ def embedding_bytes(request: ServedRequest, embed: Embed) -> bytes:
     return json.dumps({"object": "list", "data": data[::-1], "model": request.model, "usage": usage}).encode()
 
 
-#: What a client may leave unread before the server waits for it.
+#: Bytes that a client may leave unread before the server waits for it.
 _MOST_UNREAD_BYTES = 2**30
 
 Script = Answer | Sequence[Answer] | Callable[[ServedRequest], Answer]
@@ -103,7 +101,7 @@ def _echo(request: ServedRequest) -> Answer:
 
 
 def tool_loop(turns: int, *, arguments: str = "{}", text: str = "done") -> Callable[[ServedRequest], Answer]:
-    """Return a script that asks for the first tool offered until there are `turns` results, then answers."""
+    """Return a script that calls the first offered tool until there are `turns` results, then answers."""
 
     def answer(request: ServedRequest) -> Answer:
         done = sum(message.get("role") == "tool" for message in request.messages)
@@ -118,19 +116,19 @@ class ModelServer:
     """A server of the chat-completions protocol that answers by script.
 
     Args:
-        script: A list of answers, given in order of arrival; a callable that gets each request; one answer for all;
+        script: A list of answers, used in order of arrival; a callable that receives each request; one answer for all;
             None echoes the last message. An answer is a text, a `ToolCall` or several, a `ChatResponse`, a `Reply`,
             a `RawAnswer`, or a `Fault`. A request beyond the end of a list is refused with status 400.
         latency_s: Delay of every answer.
         api_key: Refuse requests that do not carry this key.
         models: Refuse requests for other models; None: any model.
         rejects_stream_options: Refuse requests with `stream_options`, as older servers do.
-        rejects_response_format: Refuse requests with a `response_format`: True as most do (HTTP 400, naming it), or
-            with that fault. They are in `requests` like all others, and use up no answer of a list. Without, what
-            answers they get is the script's matter, as with servers that honour the field and those that ignore it.
-        keep_requests: Keep what came in `requests`; without, only counts are kept.
-        embed: Vector of a text, for requests of embeddings; a script that is a callable may answer them with a `Fault`.
-        port: Where to listen; 0 finds a free port.
+        rejects_response_format: Refuse requests with a `response_format`: True as most servers do (HTTP 400 that names
+            the field), or with that fault. Such requests are in `requests` and use no answer of a list. If False, the
+            script decides whether to honour or ignore the field.
+        keep_requests: Store all requests in `requests`; otherwise the server only counts them.
+        embed: Returns the vector of a text, for embedding requests; a callable script may answer them with a `Fault`.
+        port: Port to listen on; 0 selects a free port.
 
     Examples:
         >>> with ModelServer(["hello"]) as server:
@@ -173,36 +171,36 @@ class ModelServer:
         self._delays_s = self._longest_s = 0.0
         #: requests in order of arrival
         self.requests: list[ServedRequest] = []
-        #: how often each body came, by its digest
+        #: number of requests by digest of the body
         self.counts: Counter[str] = Counter()
-        #: most requests open at once
+        #: largest number of concurrent requests
         self.max_in_flight = 0
-        #: requests whose client went away before the answer was complete
+        #: number of requests that the client aborted before the answer was complete
         self.abandoned = 0
-        #: connections that clients have opened
+        #: number of connections that clients have opened
         self.connections = 0
 
     @property
     def base_url(self) -> str:
-        """What `OpenAIChatModel(base_url=...)` takes."""
+        """The value for `OpenAIChatModel(base_url=...)`."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def in_flight(self) -> int:
-        """Requests open now."""
+        """Number of open requests."""
         return len(self._open)
 
     @property
     def repeated(self) -> int:
-        """Requests that were sent before, byte for byte."""
+        """Number of requests that repeat an earlier body byte for byte."""
         return sum(self.counts.values()) - len(self.counts)
 
     def requests_by_key(self) -> Counter[str]:
-        """How often each `Idempotency-Key` came; requests without one count under the empty text."""
+        """Return the number of requests by `Idempotency-Key`; requests without one count under the empty text."""
         return Counter(request.key for request in tuple(self.requests))
 
     def answered_keys(self) -> frozenset[str]:
-        """Keys of requests whose whole answer was handed to a connection that was open (`ServedRequest.answered_at`)."""
+        """Return the keys of requests that were answered completely (`ServedRequest.answered_at`)."""
         return frozenset(each.key for each in tuple(self.requests) if each.key and each.answered_at is not None)
 
     def __enter__(self) -> Self:
@@ -221,7 +219,7 @@ class ModelServer:
             self._thread.join(timeout=30)
 
     def stop(self) -> None:
-        """Stop listening and cut what is open; does not wait for it."""
+        """Stop listening and cut open connections, without waiting."""
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -236,7 +234,7 @@ class ModelServer:
             self.connections += 1
             return http()
 
-        # Fan-outs open a thousand connections at once; the default backlog of 100 would make clients retry for a second.
+        # Fan-outs open a thousand connections at the same time; the default backlog of 100 would make clients retry for a second.
         server = await self._loop.create_server(accept, "127.0.0.1", self._port, backlog=4096)
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
@@ -256,7 +254,7 @@ class ModelServer:
                 self._held = []
 
     def resume(self) -> None:
-        """Send the held answers, and answer at once again."""
+        """Send the held answers, and stop holding new ones."""
         with self._changed:
             held, self._held = self._held or [], None
         for resumed in held:
@@ -264,18 +262,18 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(resumed.set)
 
     def wait_in_flight(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests are open at once.
+        """Return when that many requests are open at the same time.
 
         Raises:
-            TimeoutError: it did not come to that.
+            TimeoutError: the count was not reached in time.
         """
         self._wait(lambda: len(self._open) >= count, f"{count} requests in flight", timeout_s)
 
     def wait_arrived(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests have come, whatever became of them.
+        """Return when that many requests have arrived, answered or not.
 
         Raises:
-            TimeoutError: it did not come to that.
+            TimeoutError: the count was not reached in time.
         """
         self._wait(lambda: self._arrived >= count, f"{count} requests", timeout_s)
 
@@ -283,7 +281,7 @@ class ModelServer:
         """Return when that many requests have been answered or abandoned.
 
         Raises:
-            TimeoutError: it did not come to that.
+            TimeoutError: the count was not reached in time.
         """
         self._wait(lambda: self._served >= count, f"{count} requests served", timeout_s)
 
@@ -341,7 +339,7 @@ class ModelServer:
         if callable(script):
             try:
                 return reply_of(script(request))
-            except Exception as error:  # noqa: BLE001  a broken script is told to the client, so that the test shows it
+            except Exception as error:  # noqa: BLE001  the client receives a script's error, so that the test shows it
                 return Fault(status=400, message=f"the script failed: {type(error).__name__}: {error}")
         if isinstance(script, list):
             position = request.number - self._refused_formats
@@ -360,10 +358,10 @@ class ModelServer:
             await asyncio.sleep(latency_s)
         if isinstance(answer, Fault) and answer.kind == "silence":
             await asyncio.Event().wait()
-        if http.transport is not None:  # the client is not waited for below
+        if http.transport is not None:  # the code below does not wait for the client
             http.transport.set_write_buffer_limits(high=_MOST_UNREAD_BYTES)
         while True:
-            with self._changed:  # also while it is sent: no answer is under way once `pause` has returned
+            with self._changed:  # also during the sending: after `pause` has returned, no answer is in flight
                 if self._held is None:
                     if not (isinstance(answer, Reply) and answer.fragment_delay_s > 0):
                         return await self._send(http, request, answer)
@@ -376,7 +374,7 @@ class ModelServer:
     async def _send(
         self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault
     ) -> web.StreamResponse:
-        """Send an answer whole, so that it counts as served only then."""
+        """Send a whole answer; the request counts as served only after that."""
         if isinstance(answer, Fault):
             if answer.kind == "drop":
                 return drop(http)
@@ -392,7 +390,7 @@ class ModelServer:
             return await self._send_raw(http, request, answer)
         if request.stream:
             return await self._stream(http, request, answer)
-        if http.transport is not None:  # before the client can have it
+        if http.transport is not None:  # before the client can receive it
             request.answered_at = time.time()
         if is_for_embeddings(request.path):
             return await reply_with(http, embedding_bytes(request, self._embed))
@@ -439,9 +437,9 @@ class ModelServer:
         )
 
     def stats(self) -> Mapping[str, int]:
-        """Return the counts so far; a server in its own process has them at `/stats`.
+        """Return the counts so far; a server in its own process serves them at `/stats`.
 
-        `longest_delay_ms` is that of the requests since `/stats` was asked for last.
+        `longest_delay_ms` covers the requests since the last request of `/stats`.
         """
         return {
             "requests": self._arrived,
