@@ -148,6 +148,17 @@ def user_line(errors: Iterable[BaseException]) -> str:
     return next((line for line in lines if not is_library_file(line.split('"')[1])), lines[0] if lines else "")
 
 
+def cause_chain(error: BaseException) -> list[BaseException]:
+    """Return the causes that `from` named, nearest first, without duplicates."""
+    found: list[BaseException] = []
+    at, seen = error.__cause__, {id(error)}
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        found.append(at)
+        at = at.__cause__
+    return found
+
+
 def list_causes(error: BaseException) -> list[BaseException]:
     """Return the causes of an error, nearest first, without duplicates, 100 at most (S-ERR-70).
 

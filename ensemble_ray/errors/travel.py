@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body
-from ensemble_ray.errors.texts import REMOTE, list_causes, message_of, remote_note
+from ensemble_ray.errors.texts import REMOTE, cause_chain, message_of, remote_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def is_out_of_credit(error: BaseException | None) -> bool:
 
 def _causes(error: BaseException | None) -> Iterable[BaseException]:
     """Return an error and its causes, up to an error of a callable."""
-    chain = () if error is None else (error, *list_causes(error))
+    chain = () if error is None else (error, *cause_chain(error))
     return takewhile(lambda each: not getattr(each, "is_of_callable", False), chain)
 
 
@@ -222,7 +222,7 @@ _MAX_CHAIN = 32
 def _links(error: BaseException) -> list[tuple[Any, ...]]:
     """Return the chain of causes as data, one link per error. Pickle itself loses the causes of foreign errors."""
     links: list[tuple[Any, ...]] = []
-    for at in [error, *list_causes(error)][:_MAX_CHAIN]:
+    for at in [error, *cause_chain(error)][:_MAX_CHAIN]:
         if isinstance(at, PicklableError):
             fields = {name: value for name, value in at.state().items() if name != "__notes__"}
             link: tuple[object, ...] = (rebuild, type(at), at.args, fields)

@@ -16,7 +16,7 @@ from typing import cast
 import pydantic
 
 from ensemble_ray import errors
-from ensemble_ray.errors.texts import list_causes, message_of
+from ensemble_ray.errors.texts import cause_chain, message_of
 from ensemble_ray.errors.travel import (
     notes_of,
     pack_provider_error,
@@ -55,7 +55,7 @@ _BUILTIN: Mapping[str, type[Exception]] = {
 def error_data(error: BaseException) -> dict[str, object]:
     """Return an error and its causes as JSON-able data."""
     data: dict[str, object] | None = None
-    for each in reversed([error, *list_causes(error)][:_MAX_CHAIN]):
+    for each in reversed([error, *cause_chain(error)][:_MAX_CHAIN]):
         data = {**_link(each), "cause": data}
     return cast("dict[str, object]", data)
 

@@ -59,12 +59,12 @@ async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> 
     """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
 
     def forget(session: Any) -> None:
-        session._templates._things.clear()
+        session._templates._values.clear()
         session._templates._idle.clear()
 
     def forget_hosted(host: Any) -> None:
         for run in host._host._runs.values():
-            run.templates._things.clear()
+            run.templates._values.clear()
             run.templates._idle.clear()
 
     worker = agent(Placed(), replicas=1)

@@ -211,7 +211,7 @@ def test_guess_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """S-MR-60: once per run, not per output."""
     with caplog.at_level(logging.WARNING, "ensemble_ray"):
         team(4, llm=ScriptedModel(otherwise="x" * 40)).run(runtime="inline")
-    assert sum("by its length" in each.getMessage() for each in caplog.records) == 1
+    assert sum("from its length" in each.getMessage() for each in caplog.records) == 1
 
 
 def test_estimator_is_asked_beside_the_loop_one_call_at_a_time() -> None:
