@@ -1,11 +1,10 @@
-"""Draws what pages show of the machines: states of tasks, loops, phases and branches, and what a manager is refused.
+"""Draws the state diagrams of tasks, loops, phases and branches, and the table of a manager's refusals.
 
-In: the tables that the scheduling machines obey, and what the machine of a manager's rules answers. Out: the
-parts of docs/architecture.md, docs/units.md and docs/hierarchical.md between their markers. What is drawn from the code cannot be wrong
-about it; a test compares the pages with what this script draws.
+The input are the transition tables of the scheduling machines, and answers of the machine of a manager's rules. The script writes the
+parts of docs/architecture.md, docs/units.md and docs/hierarchical.md between their markers. A test compares the pages with its output.
 
     python docs/make_diagrams.py            write the pages
-    python docs/make_diagrams.py --check    say whether the pages are what would be written
+    python docs/make_diagrams.py --check    check that the pages are up to date
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _Event = TypeVar("_Event", bound=StrEnum)
 
 
 def _by_event(transitions: Mapping[tuple[_State, _Event], _State]) -> list[tuple[str, str, str]]:
-    """Return one arrow for each pair of states, with all the events that it stands for."""
+    """Return one arrow for each pair of states, with all its events."""
     events: dict[tuple[str, str], list[str]] = {}
     for (before, event), after in transitions.items():
         events.setdefault((before, after), []).append(event)
@@ -71,14 +70,14 @@ def state_diagram(name: str) -> str:
 
 
 def state_table(name: str) -> str:
-    """Return a table of what each state means, in the words of the class of the states."""
+    """Return a table of the states and their meanings, from the docstring of their class."""
     table = TABLES[name]
     meanings = dict(re.findall(r"^ *`(\w+)` +(.+)$", table.states.__doc__ or "", flags=re.MULTILINE))
     rows = [f"| `{state}` | {meanings[state]} |" for state in table.states]
     return "\n".join(["| State | Meaning |", "|---|---|", *rows])
 
 
-#: In the order of the checks: how a rule is written, what it means, the rule itself, and what was approved before.
+#: In the order of the checks: the text of a rule, its meaning, the rule, and the number of earlier approvals.
 _RULES: tuple[tuple[str, str, HierarchyRules, int], ...] = (
     (
         '`allowed_workers=["Researcher"]`',
@@ -119,7 +118,7 @@ def rules_table() -> str:
 
 
 def redraw(page: str) -> str:
-    """Return the page of a task's states with its drawn part made anew.
+    """Return the page of a task's states with its drawn part replaced.
 
     Raises:
         ValueError: the page has lost its markers.
@@ -128,7 +127,7 @@ def redraw(page: str) -> str:
 
 
 def redraw_units(page: str) -> str:
-    """Return the page of the units with its drawn parts made anew.
+    """Return the page of the units with its drawn parts replaced.
 
     Raises:
         ValueError: the page has lost its markers.
@@ -143,7 +142,7 @@ def _states(name: str) -> str:
 
 
 def redraw_rules(page: str) -> str:
-    """Return the page of the rules with its drawn part made anew.
+    """Return the page of the rules with its drawn part replaced.
 
     Raises:
         ValueError: the page has lost its markers.

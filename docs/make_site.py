@@ -1,7 +1,7 @@
-"""Builds what the site has beside the pages of this folder. A hook of MkDocs: see mkdocs.yml.
+"""Builds the generated pages of the site. A hook of MkDocs: see mkdocs.yml.
 
-In: README.md, the table of public names, examples, decisions, the specification. Out: their pages, in the navigation; pictures of
-Mermaid blocks; `llms.txt` and `llms-full.txt` (https://llmstxt.org). Nothing is fetched, and pages fetch nothing.
+It adds README.md, the API reference, examples, decisions and the specification to the navigation, draws Mermaid blocks, and writes
+`llms.txt` and `llms-full.txt` (https://llmstxt.org). Neither the script nor its pages use the network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Text files of the repository that pages link to are shown as pages of these languages.
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "markdown", ".service": "ini"}
 
-#: Folders whose files are all shown.
+#: All files of these folders are shown.
 _FOLDERS = ("deploy", "examples")
 
 
@@ -36,41 +36,41 @@ class Topic(NamedTuple):
     slug: str
     title: str
     about: str
-    #: beginnings of the modules whose public names it has
+    #: modules or names with their modules, also prefixes of these
     modules: tuple[str, ...]
     #: names that come before all others
     first: frozenset[str] = frozenset()
 
 
-#: In the order of the navigation. The longest beginning that fits counts.
+#: In the order of the navigation. The longest matching prefix counts.
 TOPICS = (
     Topic(
         "teams",
         "Agents, tasks, teams",
-        "What you declare, and what runs it.",
+        "Definitions of teams, and the classes that run them.",
         ("ensemble", "map_reduce", "definition"),
         first=frozenset({"Agent", "Task", "Ensemble", "MapReduceEnsemble", "RunOptions"}),
     ),
     Topic(
         "runs",
         "Runs",
-        "A run while it goes on, where it is carried out, and going on with it later.",
-        ("runs", "inline", "actors", "recovery", "plan", "items", "coordinator", "process", "serve"),
+        "Handles of runs, runtimes, and resuming runs.",
+        ("runs", "actors", "recovery", "plan", "items", "process", "serve"),
     ),
     Topic(
         "results",
         "Results",
-        "What comes of a run: outputs, metrics, traces.",
+        "Results of a run: outputs, metrics, traces.",
         ("values", "record.view"),
         first=frozenset({"EnsembleOutput", "TaskOutput", "AgentOutput"}),
     ),
-    Topic("events", "Events", "What listeners, streams and pages are told.", ("events",)),
+    Topic("events", "Events", "Events for listeners, streams and pages.", ("events",)),
     Topic("tools", "Tools", "What agents can do.", ("tools", "execute.tools")),
     Topic(
         "models",
         "Models",
         "Whom agents ask, how prompts are made, and how answers are checked.",
-        ("llm", "ports", "prompts", "values.messages", "values.rate_limit", "execute"),
+        ("llm", "ports", "prompts", "values.messages", "values.value.RateLimit", "execute"),
     ),
     Topic(
         "memory",
@@ -78,19 +78,19 @@ TOPICS = (
         "What agents remember from task to task and from run to run.",
         (
             "memory",
-            "ports.memory",
-            "ports.reflection",
+            *(f"ports.{name}" for name in ("EmbeddingModel", "EmbeddingStore", "EntityMemory", "LongTermMemory")),
+            "ports.MemoryOperationListener",
+            "ports.ReflectionStore",
             "values.memory",
-            "values.reflection",
-            "definition.reflection",
-            "definition.reflection_input",
+            "definition.task.ReflectionConfig",
+            "definition.task.ReflectionInput",
         ),
     ),
     Topic(
         "reviews",
         "Reviews",
         "Where people decide.",
-        ("execute.review", "values.reviews", "recovery.deciding", "definition.phase_decision"),
+        ("execute.review", "values.reviews", "recovery.deciding", "definition.phase.PhaseReviewDecision"),
     ),
     Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
     Topic(
@@ -99,23 +99,23 @@ TOPICS = (
         "Runs in a browser, and graphs of teams as data and pictures.",
         ("studio", "visualization", "serve"),
     ),
-    Topic("errors", "Errors", "What goes wrong, by its class.", ("errors",)),
+    Topic("errors", "Errors", "Errors by class.", ("errors",)),
 )
 
 
-def topic_of(module: str) -> Topic:
-    """Return the page that has the public names of a module.
+def topic_of(public: str) -> Topic:
+    """Return the page that has a public name.
 
     Args:
-        module: As in the table of public names: `ensemble_ray.values.trace`.
+        public: The name with its module: `ensemble_ray.values.trace.TaskTrace`.
 
     Raises:
         LookupError: no page has it.
     """
-    name = module.removeprefix("ensemble_ray.") + "."
+    name = public.removeprefix("ensemble_ray.") + "."
     fitting = [(len(start), topic) for topic in TOPICS for start in topic.modules if name.startswith(f"{start}.")]
     if not fitting:
-        raise LookupError(f"no page of the API reference has {module}: name it in TOPICS of docs/make_site.py")
+        raise LookupError(f"no page of the API reference has {public}: name it in TOPICS of docs/make_site.py")
     return max(fitting, key=lambda found: found[0])[1]
 
 
@@ -163,13 +163,13 @@ def _reference_page(topic: Topic) -> str:
 
 def _reference_of(name: str) -> str:
     found: object = getattr(ensemble_ray, name)
-    # Its table of attributes says what it takes; a signature would say `**data`.
+    # Its table of attributes lists its fields; a signature would be `**data`.
     is_model = isinstance(found, type) and issubclass(found, BaseModel)
     return f"::: {MODULE_OF[name]}.{name}\n" + ("    options: {show_signature: false}\n" if is_model else "")
 
 
 def _names_of(topic: Topic) -> list[str]:
-    names = [name for name, module in MODULE_OF.items() if topic_of(module) is topic]
+    names = [name for name, module in MODULE_OF.items() if topic_of(f"{module}.{name}") is topic]
     return sorted(names, key=lambda name: (name not in topic.first, name.casefold()))
 
 
@@ -205,11 +205,11 @@ def _about(path: Path, content: str) -> str:
     return f"{told.splitlines()[0]}\n\n" if told else ""
 
 
-# Pages as they stand.
+# Pages without changes.
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s]+)(?=\))")
 _HIDDEN = re.compile(r"<!---? .*?-->\n?", re.DOTALL)
-#: Words behind a block's language tell the tests what to do with it; the theme takes such a block for text.
+#: Words after a block's language are options of the tests; the theme takes such a block for text.
 _FENCE_WORDS = re.compile(r"^( *```[a-z]+) .*$", re.MULTILINE)
 #: How wide a drawing is, in its style, px.
 _SIZE = re.compile(r"max-width: (\d+)")
