@@ -36,6 +36,7 @@ class WebSocketStreamingListener(EnsembleListener):
         return self._live.get(run_id)
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
+        """Report the start of a run."""
         with self._lock:
             self._latest = ensemble_id
             self._live[ensemble_id] = LiveEvents()
@@ -46,6 +47,7 @@ class WebSocketStreamingListener(EnsembleListener):
         )
 
     def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> None:
+        """Report the end of a run."""
         self._send(
             EnsembleCompletedEvent(
                 run_id=ensemble_id,
@@ -65,16 +67,19 @@ class WebSocketStreamingListener(EnsembleListener):
             self._hub.publish(run_id, message)
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
+        """Send an event to the pages, and to the followers of its run."""
         if (live := self._live.get(event.run_id)) is not None:
             live.begin_answer(event)
         self._send(event)
 
     def on_token(self, event: TokenEvent) -> None:
+        """Send an event to the pages, and to the followers of its run."""
         if (live := self._live.get(event.run_id)) is not None:
             live.on_token(event)
         self._send(event)
 
     def _send(self, event: Event) -> None:
+        """Send an event to the pages."""
         with self._lock:
             run_id = event.run_id or self._latest
             run = self._runs.setdefault(run_id, RunMessages(run_id))

@@ -51,10 +51,9 @@ class _Open:
 class WebReviewHandler(ReviewHandler):
     """Asks the users of the pages of a dashboard. `WebDashboard.review_handler` is the instance of a dashboard.
 
-    The first decision of a gate counts; later ones are ignored (S-WEB-54). A timeout is a decision too. A gate stays open until a
-    decision or its timeout, also when pages disconnect (S-WEB-56, S-WEB-57). When a run stops waiting, the pages close its gate
-    (S-WEB-61).
-    """
+    The first decision of a gate counts; later ones are ignored. A timeout is a decision too. A gate stays open until a
+    decision or its timeout, also when pages disconnect. When a run stops waiting, the pages close its gate.
+    """  # S-WEB-54, S-WEB-56, S-WEB-57, S-WEB-61
 
     #: several gates can be open, and are decided in any order (S-WEB-58)
     is_concurrent: ClassVar[bool] = True
