@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     #: a row is a tuple of any column values, as the driver types it
     Connection = psycopg.Connection[tuple[Any, ...]]
 
+#: This module was a package: `process/moved.py` finds its old modules.
+__path__: list[str] = []
+
 
 T = TypeVar("T")
 

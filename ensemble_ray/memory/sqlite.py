@@ -20,6 +20,9 @@ from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry, TaskReflection
 from ensemble_ray.values.trace import jsonable
 
+#: This module was a package: `process/moved.py` finds its old modules.
+__path__: list[str] = []
+
 #: Version of the tables. A file of a later version is refused.
 _VERSION = 1
 _TABLES = """

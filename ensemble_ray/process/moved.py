@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 #: Removed packages, and the packages that replace them.
-_PACKAGES = {"coordinator": "runs", "inline": "runs", "limits": "llm.limits", "loader": "teamfile"}
+_PACKAGES = {"limits": "llm.limits", "llm.local_engine": "llm", "loader": "teamfile", "tools.process": "tools.builtin"}
 #: Modules, each with the modules that were merged into it; names without a package were in the same package.
 _MERGED = {
     "definition.agent": "own_runner process_fields questions remote_agent",
@@ -35,7 +35,6 @@ _MERGED = {
     "execute.local_executor": "agent_templates",
     "execute.memory": "directives",
     "execute.orders": "execute.delegation.peers outcomes questions run_models",
-    "execute.reflection": "execute.reflection.local execute.reflection.reflecting",
     "execute.review.elicitation": "client_forms",
     "execute.review.gates": "asking rules tracing waiting",
     "execute.review.handlers": "reviewer",
@@ -76,56 +75,10 @@ _MERGED = {
     "plan.plan": "units",
     "plan.planner": "dependencies manager templates",
     "plan.unit_plans": "nodes",
-    "ports": "ports.dashboard ports.jobs ports.memory ports.reflection ports.runners ports.services",
     "process.config": "pickling",
     "process.context": "bounded_log notices",
     "process.forks": "clock loop terminal threads",
     "process.private_files": "cluster_finding ray_files",
-    "record.following": "record.following.follower record.following.projection",
-    "record.identity.definition": "callables digest memory names",
-    "record.journal": "rendering",
-    "record.map_reduce_fold": "map_reduce_lists",
-    "record.opening": "environment",
-    "record.postgres.database": "connection schema",
-    "record.postgres.journal": "group writer",
-    "record.postgres.store": "gates owner runs",
-    "record.resume.reading": "directives remembered run_budget",
-    "record.runs": "naming retention",
-    "record.sqlite.journal": "commit_lock writer",
-    "record.sqlite.losses": "commit_count index wal_scan",
-    "record.sqlite.store": "gates",
-    "record.stores": "ownership record.resume.advice",
-    "record.view.tree": "branch_lines context directives reflections reviews texts units",
-    "runs.coordinator": """
-        coordinator.background coordinator.coordinator coordinator.directives coordinator.own_reasons
-        coordinator.ports coordinator.put_down coordinator.run_journal
-    """,
-    "runs.inline": "inline.run inline.runtime inline.session",
-    "runs.launching": "context context_budgets run_events showing tracing",
-    "runs.map_reduce.item_loops": "coordinator.map_reduce.item_loops",
-    "runs.map_reduce.items": """
-        coordinator.map_reduce.item_buffer coordinator.map_reduce.item_log coordinator.map_reduce.item_results
-    """,
-    "runs.map_reduce.launcher": "handle unit_events",
-    "runs.map_reduce.orders": """
-        coordinator.map_reduce.factories coordinator.map_reduce.orders coordinator.map_reduce.ready_tasks
-        coordinator.map_reduce.token_counts
-    """,
-    "runs.map_reduce.outputs": """
-        coordinator.map_reduce.failures coordinator.map_reduce.outputs coordinator.map_reduce.ports
-    """,
-    "runs.map_reduce.recovery": "opening recorded_end result",
-    "runs.map_reduce.tasks": "coordinator.map_reduce.parts coordinator.map_reduce.tasks",
-    "runs.outputs": "coordinator.outputs",
-    "runs.ownership": "decisions",
-    "runs.planned": "claimed planned_result remembered",
-    "runs.planned_tasks": """
-        coordinator.later_reflections coordinator.planned coordinator.recorded_results coordinator.start_orders
-    """,
-    "runs.ports": "submission",
-    "runs.unit_evaluations": """
-        coordinator.announcements coordinator.memory_resets coordinator.predicates coordinator.unit_evaluations
-    """,
     "teamfile.document": "loader.document loader.environment loader.problems",
     "teamfile.fields": """
         loader.databases loader.item_prompts loader.memory loader.models loader.reflection loader.reviews
@@ -138,6 +91,7 @@ _MERGED = {
     "teamfile.team": "loader.json_schema loader.members loader.team",
     "teamfile.tools": "loader.tools",
     "teamfile.user_code": "loader.user_code",
+    "runs.ports": "submission",
     "testing.model_server.server": "embeddings sending",
     "testing.replaying": "replay_units replay_workers",
     "testing.scripted": "clock sink",
@@ -171,28 +125,20 @@ _MERGED = {
     "values.value": "foreign_names rate_limit",
 }
 
-
-def new_name(name: str) -> str | None:
-    """Return the new name of a module or package; None if it was never renamed.
-
-    Examples:
-        >>> new_name("ensemble_ray.definition.graph_edges")
-        'ensemble_ray.definition.graph'
-    """
-    short = name.removeprefix("ensemble_ray.")
-    if short in _PACKAGES:
-        return f"ensemble_ray.{_PACKAGES[short]}"
-    for module, merged in _MERGED.items():
-        package = module.rpartition(".")[0]
-        if any(short == (each if "." in each else f"{package}.{each}") for each in merged.split()):
-            return f"ensemble_ray.{module}"
-    return None
+#: Old name -> new name, of modules and packages.
+NEW_NAMES = {f"ensemble_ray.{old}": f"ensemble_ray.{new}" for old, new in _PACKAGES.items()} | {
+    f"ensemble_ray.{old if '.' in old else '.'.join([*new.split('.')[:-1], old])}": f"ensemble_ray.{new}"
+    for new, merged in _MERGED.items()
+    for old in merged.split()
+}
 
 
 def find_spec(name: str) -> ModuleSpec | None:
     """Return the import spec of a module under its old name; None if the name is unknown."""
-    new = new_name(name)
-    return None if new is None else ModuleSpec(name, _Alias(new), is_package=name.count(".") == 1)
+    new = NEW_NAMES.get(name)
+    if new is None:
+        return None
+    return ModuleSpec(name, _Alias(new), is_package=name.removeprefix("ensemble_ray.") in _PACKAGES)
 
 
 class _Alias(Loader):

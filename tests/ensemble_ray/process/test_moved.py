@@ -6,7 +6,7 @@ import pickle
 from ensemble_ray import Agent, CalculatorTool, DateTimeTool, Loop, OpenAIChatModel, RateLimit, Task, Until
 from ensemble_ray.actors.driver.packing import list_payloads
 from ensemble_ray.actors.link.packing import load_agent, load_submission
-from ensemble_ray.process.moved import new_name
+from ensemble_ray.process.moved import _PACKAGES, NEW_NAMES
 from tests.architecture.project import ROOT
 
 
@@ -39,7 +39,13 @@ def test_modules_are_imported_under_their_old_names() -> None:
     assert importlib.import_module("ensemble_ray.definition.loop").Loop is Loop
 
 
+def test_every_old_name_is_the_new_module() -> None:
+    """All of the table, those of packages that are gone or are modules now too."""
+    for old, new in NEW_NAMES.items():
+        found = importlib.import_module(old)
+        assert found is importlib.import_module(new) or old.removeprefix("ensemble_ray.") in _PACKAGES
+
+
 def test_module_that_there_never_was_is_not_found() -> None:
     """As any other."""
-    assert new_name("ensemble_ray.definition.nothing") is None
     assert importlib.util.find_spec("ensemble_ray.definition.nothing") is None
