@@ -455,22 +455,21 @@ class WaitingRuns:
 
     def add(self, submission: Submission, gates: Collection[str]) -> None:
         if submission.store is not None:
-            self._runs[submission.run_id] = _Waiting(submission, submission.store, frozenset(gates))
-            if not self._background:
-                self._background.start(self._watch())
+            waiting = self._runs[submission.run_id] = _Waiting(submission, submission.store, frozenset(gates))
+            self._background.start(self._watch(waiting))
 
     def remove(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
-    async def _watch(self) -> None:
-        while self._runs:
+    async def _watch(self, waiting: _Waiting) -> None:
+        """Watch one run, so that a slow or unreachable store does not delay the others."""
+        run_id = waiting.submission.run_id
+        while self._runs.get(run_id) is waiting:
             await asyncio.sleep(_LOOK_S)
-            for waiting in tuple(self._runs.values()):
-                try:
-                    await self._look_at(waiting)
-                except RecordError as error:  # such as an unreachable database: try again
-                    run_id = waiting.submission.run_id
-                    _log.warning("Run %s: cannot read its gates: %s", run_id, message_of(error))
+            try:
+                await self._look_at(waiting)
+            except RecordError as error:  # such as an unreachable database: try again
+                _log.warning("Run %s: cannot read its gates: %s", run_id, message_of(error))
 
     async def _look_at(self, waiting: _Waiting) -> None:
         run_id = waiting.submission.run_id
