@@ -280,7 +280,6 @@ class LaterReflections(Generic[Task, Output]):
 
 #: Logger for messages of the sources of planned runs, in every process.
 LOGGER = __name__
-_log_planned = bounded_logger(LOGGER)
 
 
 class PlannedTasks(Generic[Task, Output, Failure]):
@@ -314,7 +313,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._later: LaterReflections[Task, Output] = LaterReflections(plan)
-        self._say = _log_planned.say if units is None or units.say is None else units.say
+        self._say = _log.say if units is None or units.say is None else units.say
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header

@@ -30,7 +30,7 @@ from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, threads
-from ensemble_ray.studio.documents import FilesFolder, FlowView, in_script, single_file
+from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file
 from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.http_server import (
     ResponseHeaders,
@@ -613,8 +613,6 @@ def _instant(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-#: Folder of the files of the page.
-FOLDER = Path(__file__).parent / "page"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ensemble_ray.visualization.layout import Layout
 
 
-_FOLDER = Path(__file__).parent / "page"
+#: Folder of the files of the page.
+FOLDER = Path(__file__).parent / "page"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za-z_]\w*)", re.MULTILINE)
 _NO_EXPORT = re.compile(r"^export \{\};\n", re.MULTILINE)
@@ -52,11 +53,11 @@ def single_file(title: str) -> tuple[str, str]:
     Args:
         title: Title of the window.
     """
-    index = (_FOLDER / "index.html").read_text(encoding="utf-8")
-    style = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
+    index = (FOLDER / "index.html").read_text(encoding="utf-8")
+    style = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
     (entry,) = _SCRIPT.findall(index)
     script = "\n".join(_modules(PurePosixPath(entry), []))
-    icon = b64encode((_FOLDER / "icon.svg").read_bytes()).decode("ascii")
+    icon = b64encode((FOLDER / "icon.svg").read_bytes()).decode("ascii")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -94,7 +95,7 @@ def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
     if name in done:
         return
     done.append(name)
-    text = (_FOLDER / name).read_text(encoding="utf-8")
+    text = (FOLDER / name).read_text(encoding="utf-8")
     for _, target in _IMPORT.findall(text):
         yield from _modules(_resolve(name, target), done)
     exports = ", ".join(_EXPORT.findall(text))

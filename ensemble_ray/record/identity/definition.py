@@ -499,15 +499,15 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
         elif isinstance(entry, DynamicToolProvider):
             data[type(entry).__name__] = class_identity(type(entry))
         elif tool_mark(entry) is not None:
-            data[_name_of_definition(entry)] = _describe_mark(entry)
+            data[_tool_name(entry)] = _describe_mark(entry)
         else:
             for method in marked_functions(type(entry)):
                 bound = getattr(entry, method)
-                data[_name_of_definition(bound)] = _describe_mark(bound)
+                data[_tool_name(bound)] = _describe_mark(bound)
     return data
 
 
-def _name_of_definition(entry: object) -> str:
+def _tool_name(entry: object) -> str:
     from ensemble_ray.tools.tool import tool_mark
 
     mark = tool_mark(entry)
