@@ -104,7 +104,7 @@ class Child:
             raise ChildFailedError(f"'{self._name}' gave no answer (ended, or {deadline_s:g} s were over):\n{told}")
         return answer.strip()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Close its input and wait for its end; what does not end is killed, with everything it started."""
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
@@ -126,4 +126,4 @@ def start_child(arguments: Sequence[str], environment: Mapping[str, str]) -> Gen
     try:
         yield child
     finally:
-        child.leave()
+        child.detach()

@@ -17,7 +17,7 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import plan_run
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import Resumption
+from ensemble_ray.runs.launching import ResumeState
 from ensemble_ray.runs.planned import PlannedLauncher, check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
@@ -99,7 +99,7 @@ class Startable(Generic[R]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> R:
         """Begin or resume a run; all other ways to run call this method.
 
@@ -150,7 +150,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> Run:
         """Begin or resume a run; see `Startable.begin`."""
         return Run(
@@ -237,5 +237,5 @@ async def stream_run(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerat
             yield each
         yield await begun.aresult()
     finally:
-        if begun.state.is_going_on:
+        if begun.state.is_active:
             await begun.acancel()

@@ -16,8 +16,8 @@ from ensemble_ray.definition.ensemble import Levels
 from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, warn_of_old_order
 from ensemble_ray.definition.run_options import merge_options
-from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Reflects, Task
+from ensemble_ray.definition.run_rules import RunListeners
+from ensemble_ray.definition.task import Task, WithReflection
 from ensemble_ray.ensemble import Ensemble, Startable, stream_run
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_factories import StaticTree, static_tree
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.runs.launching import Resumption
+    from ensemble_ray.runs.launching import ResumeState
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
@@ -140,7 +140,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
             )
         rules = {
             info.alias or name: cast("object", getattr(self, name))
-            for name, info in (Watched.model_fields | Reflects.model_fields).items()
+            for name, info in (RunListeners.model_fields | WithReflection.model_fields).items()
         }
         ensemble = Ensemble(**cast("dict[str, Any]", rules), tasks=tree.tasks, workflow=Workflow.PARALLEL)
         ensemble.share_reflections(self)
@@ -184,7 +184,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         options: RunOptions | None = None,
         is_watched: bool = True,
         has_event_readers: bool = True,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> Run | MapReduceRun:
         """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
         chosen = self.with_options(options).with_dashboard_parts()
@@ -255,7 +255,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
         is_watched: bool = True,
         has_event_readers: bool = True,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> MapReduceRun:
         """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
         return _begin_over_items(
@@ -279,7 +279,7 @@ def _begin_over_items(
     options: RunOptions | None,
     is_watched: bool,
     has_event_readers: bool,
-    resumption: Resumption | None,
+    resumption: ResumeState | None,
 ) -> MapReduceRun:
     from ensemble_ray.runs.map_reduce.launcher import (
         MapReduceLauncher,  # needed only for these runs

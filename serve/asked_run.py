@@ -111,7 +111,7 @@ class BlockingRun:
             taken = await asyncio.shield(starting)
         except asyncio.CancelledError:
             await asyncio.wait({starting})
-            await cls(service, named.run_id or "", ends_with_client=is_ended).leave()
+            await cls(service, named.run_id or "", ends_with_client=is_ended).detach()
             raise
         return cls(service, taken.run_id, ends_with_client=is_ended)
 
@@ -154,7 +154,7 @@ class BlockingRun:
         finally:
             ending.cancel()
             leaving.cancel()
-            await self.leave()
+            await self.detach()
 
     async def answer(self, streamed_task: str | None, said: StreamedText) -> AsyncGenerator[str | RunDetail]:
         """Yield pieces of the answer and of reasoning (`Reasoning`), then the run as `end` does.
@@ -188,7 +188,7 @@ class BlockingRun:
         finally:
             ending.cancel()
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """End the wait of the client. Without an answer, the run is cancelled if it ends with its client."""
         if self._is_answered or not self._ends_with_client:
             return

@@ -10,7 +10,7 @@ from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.schemas import Refusal
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.admission import Knock
+    from ensemble_ray.access.admission import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ ANYBODY = Caller()
 class Callers(Protocol):
     """Identifies callers. `RunDriver` implements it on a cluster, for all replicas."""
 
-    async def admit(self, knock: Knock) -> Caller:
+    async def admit(self, credentials: Credentials) -> Caller:
         """Return the sender of a request.
 
         Raises:

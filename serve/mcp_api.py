@@ -183,7 +183,7 @@ class McpTeam:
         finally:
             if progress is not None:
                 progress.cancel()
-            await run.leave()
+            await run.detach()
         if found.status is not RunStatus.WAITING:
             return _result(found)
         if not self._can_decide:

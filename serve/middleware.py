@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import (
-    Knock,
+    Credentials,
     headers_of,
     host_name,
     is_allowed_origin,
@@ -186,9 +186,9 @@ class KeyCheck:
         if scope["type"] != "http" or path in OPEN_PATHS or self._is_open(path):
             await self._app(scope, receive, send)
             return
-        knock = Knock(digest=bearer_of(scope), is_local=is_local(scope))
+        credentials = Credentials(digest=bearer_of(scope), is_local=is_local(scope))
         try:
-            caller = await self._callers.admit(knock)
+            caller = await self._callers.admit(credentials)
         except Refusal as refusal:
             _log.warning("Refused %.10s %.200s: %s", scope["method"], scope["path"], refusal.code)
             prefix = max((each for each in self._forms if path.startswith(each)), key=len, default="")
@@ -200,16 +200,16 @@ class KeyCheck:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
         passed = {**scope, "headers": headers, "state": {**scope.get("state", {}), "caller": caller}}
         with CancelScope() as answering:
-            watched = _WatchedAnswer(self._callers, knock, send, answering)
+            watched = _WatchedAnswer(self._callers, credentials, send, answering)
             await self._app(passed, receive, watched)
 
 
 class _WatchedAnswer:
     """Ends a streaming answer when the key of its caller is revoked."""
 
-    def __init__(self, callers: Callers, knock: Knock, send: Send, answering: CancelScope) -> None:
+    def __init__(self, callers: Callers, credentials: Credentials, send: Send, answering: CancelScope) -> None:
         self._callers = callers
-        self._knock = Knock(digest=knock.digest, is_local=knock.is_local, is_counted=False)
+        self._knock = Credentials(digest=credentials.digest, is_local=credentials.is_local, is_counted=False)
         self._send = send
         self._answering = answering
         self._looked_at = time.monotonic()

@@ -77,7 +77,7 @@ class SocketControl:
         """Handlers by message type."""
         return {"run_request": self._request, "run_control": self._control, "subscribe": self._subscribe}
 
-    def forget(self, client: SocketClient) -> None:
+    def drop(self, client: SocketClient) -> None:
         """Drop a client that has disconnected. Its runs continue."""
         for each in self._waiting.pop(client, ()):
             each.cancel()

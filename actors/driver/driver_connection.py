@@ -21,7 +21,7 @@ from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import LogLine
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.execute.effects import UnknownEffect
 from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
@@ -88,10 +88,10 @@ class DriverConnection:
         if self._listener is not None:
             self._listener.keep_last(lines)
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """Receive the remaining events and lines, then stop answering."""
         if self._listener is not None:
-            await self._listener.leave(is_gone=self._heartbeat.is_gone)
+            await self._listener.detach(is_gone=self._heartbeat.is_gone)
         if self._polling is None:
             return
         self._is_leaving = True
@@ -155,7 +155,7 @@ class DriverConnection:
                 raise IllegalStateError(f"The driver has no service '{asked.name}'")
             body = dumps(await service(asked.payload))
         except USER_ERRORS as error:  # it is raised in the caller
-            body = dumps(Chain(error))
+            body = dumps(ErrorChain(error))
         if asked.number is not None:
             try:
                 await self._hub.answer.remote(self._run_id, {asked.number: body})
@@ -242,10 +242,10 @@ class LineListener:
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def keep_last(self, lines: Sequence[LogLine] | None) -> None:
-        """Store the last lines. `leave` shows them after those in flight. The call for lines has ended with them."""
+        """Store the last lines. `detach` shows them after those in flight. The call for lines has ended with them."""
         self._last = lines
 
-    async def leave(self, *, is_gone: bool) -> None:
+    async def detach(self, *, is_gone: bool) -> None:
         """Show the last lines and stop listening; stop immediately if the cluster is gone."""
         self._is_leaving = True
         if is_gone:

@@ -167,7 +167,7 @@ class RemoteExecutor:
         except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with the scheduler
             _log.warning("Run %s: the scheduler cannot be reached: %s", self._run_id, last_line(error))
         finally:
-            await self._connection.leave()
+            await self._connection.detach()
 
     # Orders.
 

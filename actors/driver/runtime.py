@@ -328,7 +328,7 @@ class RayRun:
         except ray.exceptions.RayError as error:
             raise ours(error, self.run_id, self._origin) from None
         finally:
-            await self._connection.leave()
+            await self._connection.detach()
 
     async def _fetch_end(self) -> RunOutcome:
         """Read the outcome in pages, which the scheduler keeps until all have arrived."""
@@ -342,14 +342,14 @@ class RayRun:
             page = following
             parts.append(self._read(page))
         self._connection.keep_last_lines(page.lines)
-        self._scheduler.forget.remote(self.run_id, page.end_id)
+        self._scheduler.drop.remote(self.run_id, page.end_id)
         return _join(parts)
 
     def _read(self, page: EndPage) -> RunOutcome:
         try:
             return page.end.convert(unpack_output, unpack_failure)
         except Exception as error:
-            self._scheduler.forget.remote(self.run_id, page.end_id)
+            self._scheduler.drop.remote(self.run_id, page.end_id)
             unreadable = EnsembleError(
                 f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
                 "Install the module they come from here too, or use runtime='inline'"

@@ -56,7 +56,7 @@ class DynamicRun:
         *,
         hub: Any,
         limits: SessionLimits,
-        say: Callable[[Sequence[LogLine]], None],
+        add_lines: Callable[[Sequence[LogLine]], None],
     ) -> None:
         self._opening = opening
         self.hub = hub
@@ -67,7 +67,9 @@ class DynamicRun:
             hub=hub,
             limits=limits,
             check=check_comer,
-            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)])) if opening.context.forwards_logs else None,
+            warn=(lambda text: add_lines([scheduler_line(text, CLUSTER_LOGGER)]))
+            if opening.context.forwards_logs
+            else None,
         )
         #: numbers of batches that arrived before an earlier one; the lowest number that is missing
         self._early: set[int] = set()
@@ -179,11 +181,11 @@ class SessionService:
         self,
         pool: ProcessPool,
         limits: Callable[[], SessionLimits],
-        say: Callable[[str, Sequence[LogLine]], None],
+        add_lines: Callable[[str, Sequence[LogLine]], None],
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self._say = say
+        self._add_lines = add_lines
         self._dynamic: dict[str, DynamicRun] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
@@ -202,8 +204,8 @@ class SessionService:
                 raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
             await self._end(held, keep=None)
         hub = spawn.event_hub(EventHub) if opening.is_connected else None
-        say = partial(self._say, opening.run_id)
-        run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits(), say=say)
+        add_lines = partial(self._add_lines, opening.run_id)
+        run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits(), add_lines=add_lines)
         self._dynamic[opening.run_id] = run
         watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
         watch.add_done_callback(lambda _: self._watches.pop(run.session, None))

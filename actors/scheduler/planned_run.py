@@ -97,14 +97,14 @@ class PlannedRun:
         claimed: ClaimedRun,
         outputs: SpooledOutputs,
         store: SubmissionStore,
-        say: Callable[[Sequence[LogLine]], None],
+        add_lines: Callable[[Sequence[LogLine]], None],
         finished: asyncio.Future[WireOutcome],
     ) -> None:
         self._submission = submission = replace(submission, context=claimed.context)
         self._owned = owned = claimed.owned
         recovery, is_restart = claimed.recovery, submission.reason.is_restart
         self._store = store
-        self._say = say
+        self._add_lines = add_lines
         is_managed = submission.plan.hierarchy is not None
         self._session = RunSession(
             opening_of(submission),
@@ -114,7 +114,7 @@ class PlannedRun:
             limits=limits,
             is_managed=is_managed,
             beside_callables=_find_beside_callables(submission),
-            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)]))
+            warn=(lambda text: add_lines([scheduler_line(text, CLUSTER_LOGGER)]))
             if submission.context.forwards_logs
             else None,
         )
@@ -142,7 +142,7 @@ class PlannedRun:
         #: None: the driver's process decides its gates
         self._decisions: DecisionWatch | None = None
         if submission.context.is_detached and submission.store is not None:
-            waiting = self._tasks.put_down
+            waiting = self._tasks.suspended
             self._decisions = DecisionWatch(store_at(submission.store), submission.run_id, lambda: waiting.reviews)
         find_decided = None if self._decisions is None else self._decisions.find_decided
         self._coordinator = Coordinator(journal, self._tasks, find_decided)
@@ -164,7 +164,7 @@ class PlannedRun:
             announce=(lambda _what, _outputs: None) if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            say=(lambda level, text: self._say([scheduler_line(text, PLANNED_LOGGER, level)]))
+            log=(lambda level, text: self._add_lines([scheduler_line(text, PLANNED_LOGGER, level)]))
             if self._submission.context.forwards_logs
             else None,
         )
@@ -254,7 +254,7 @@ class PlannedRun:
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
         if self._decisions is not None:
-            deciding = self._background.start(self._decisions.watch(self._coordinator.go_on))
+            deciding = self._background.start(self._decisions.watch(self._coordinator.resume_tasks))
         try:
             ended = await asyncio.shield(self._running)
             keep, state = self._submission.keep, ended.state
@@ -351,7 +351,7 @@ class HostedPredicates:
         except RuntimeError as error:
             return packed_evaluation(EvaluationFailed.of(error))
 
-    def forget(self, unit: str) -> None:
+    def drop(self, unit: str) -> None:
         """Drop the history of an ended unit. Never waits."""
         self._background.start(self._forget(unit))
 

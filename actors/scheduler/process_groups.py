@@ -153,7 +153,7 @@ class ProcessGroups:
         batches: dict[str, tuple[Lease, list[WireOrder]]] = {}
         for order in orders:
             lease = self._choose(self._owner.group_of(order))
-            self._table.hand_out(order.instance, order.epoch, lease.name)
+            self._table.record_dispatch(order.instance, order.epoch, lease.name)
             self._orders[order.instance] = order
             batches.setdefault(lease.name, (lease, []))[1].append(replace(order, description=""))
         for lease, batch in batches.values():
@@ -206,7 +206,7 @@ class ProcessGroups:
                 self._fail(lease, held if stopped is None else set(held).intersection(stopped), error)
                 self._tasks.start(self._check_answers(lease))
             else:
-                self.lose(lease, error)
+                self.mark_lost(lease, error)
 
     def accept_reports(self, reports: Iterable[WireResult]) -> list[WireResult]:
         """Return the reports that count, and close their orders."""
@@ -218,9 +218,9 @@ class ProcessGroups:
     async def close(self, *, keep: Keep | None) -> None:
         """Release all processes. After this call no process is started, whatever dies."""
         self.is_closed = True
-        await asyncio.gather(*(self.leave(group, keep=keep) for group in list(self._groups)))
+        await asyncio.gather(*(self.detach(group, keep=keep) for group in list(self._groups)))
 
-    async def leave(self, group: str, *, keep: Keep | None) -> None:
+    async def detach(self, group: str, *, keep: Keep | None) -> None:
         """Release the processes of a group."""
         leases = self._groups.pop(group, [])
         for lease in leases:
@@ -267,7 +267,7 @@ class ProcessGroups:
             async with asyncio.timeout(_ANSWER_S):
                 await lease.handle.answer.remote()
         except (TimeoutError, ray.exceptions.RayError) as error:
-            self.lose(lease, RuntimeError(f"it no longer answers: {message_of(error)}"))
+            self.mark_lost(lease, RuntimeError(f"it no longer answers: {message_of(error)}"))
 
     # Processes.
 
@@ -283,7 +283,7 @@ class ProcessGroups:
         """
         for lease in self._groups.get(group, []):
             if lease.name == lost:
-                self.lose(lease, RuntimeError("it could not be reached by another agent"))
+                self.mark_lost(lease, RuntimeError("it could not be reached by another agent"))
         found = self._usable(group) or [self.start_process(group)]
         return [(lease.name, lease.handle) for lease in found]
 
@@ -370,7 +370,7 @@ class ProcessGroups:
                 await work
             except Exception as error:  # noqa: BLE001  the tasks must be reported
                 if isinstance(error, ray.exceptions.RayActorError):
-                    self.lose(lease, error)
+                    self.mark_lost(lease, error)
                 elif lease.is_alive:
                     self._fail(lease, self._table.orders_of(lease.name), cause_of(error))
 
@@ -378,9 +378,9 @@ class ProcessGroups:
 
     # Failures.
 
-    def lose(self, lease: Lease, error: BaseException) -> None:
+    def mark_lost(self, lease: Lease, error: BaseException) -> None:
         """End a process that failed a call. Its later reports are ignored."""
-        self._pool.lose(lease.process, error)
+        self._pool.mark_lost(lease.process, error)
 
     def _on_death(self, lease: Lease, error: BaseException) -> None:
         """Dispatch the tasks of a dead process again, as often as the rules allow (S-DUR-31)."""
@@ -391,7 +391,7 @@ class ProcessGroups:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1
             if self._failed_starts < MOST_DEATHS:
                 self._move_callables()
-        following = self._table.lose(lease.name)
+        following = self._table.mark_lost(lease.name)
         self._by_name.pop(lease.name, None)
         count = len(following.to_retry) + len(following.hopeless)
         if count:

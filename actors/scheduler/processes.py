@@ -198,7 +198,7 @@ class ProcessPool:
         process.is_alive = False
         ray.kill(process.handle)
 
-    def lose(self, process: AgentProcess, error: BaseException) -> None:
+    def mark_lost(self, process: AgentProcess, error: BaseException) -> None:
         """End a process that failed a call, since it may only be unreachable, and notify the runs that use it.
 
         Its watch may report the death later, and then notifies no run.
@@ -329,4 +329,4 @@ def _release_holder(name: str) -> None:
     if limiter is not None:
         limiter.receive.remote(HolderGone(holder=name))
     for journal in spawn.existing_journals():
-        journal.leave.remote(name)
+        journal.detach.remote(name)

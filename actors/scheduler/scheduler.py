@@ -211,7 +211,7 @@ class SchedulerActor(LineService, SessionService):
         run = self._planned.get(run_id)
         return run is not None and await run.inject(directive)
 
-    async def forget(self, run_id: str, end_id: str) -> None:
+    async def drop(self, run_id: str, end_id: str) -> None:
         """Drop a fetched result, but not the result of a later run with the same id."""
         ended = self._ends.get(run_id)
         if ended is not None and ended.id == end_id:
@@ -308,7 +308,7 @@ class SchedulerActor(LineService, SessionService):
                 claimed=claimed,
                 outputs=outputs,
                 store=self._store,
-                say=partial(self.add_lines, run_id),
+                add_lines=partial(self.add_lines, run_id),
                 finished=ended.result,
             )
         except BaseException as error:

@@ -303,7 +303,7 @@ class RunSession:
     def _on_drop(self, key: str, _: AgentTemplate) -> None:
         group = self._placement.release(key)
         if group is not None:
-            self._background.start(self._groups.leave(group, keep=None))
+            self._background.start(self._groups.detach(group, keep=None))
 
     # The port `GroupOwner`.
 
@@ -524,7 +524,7 @@ async def ask_host(
         try:
             return await ask(host)
         except ray.exceptions.RayError as error:
-            groups.lose(host, error)
+            groups.mark_lost(host, error)
             if lost == most_lost or groups.callables is host:  # it was replaced too often
                 raise
     raise AssertionError("unreachable")

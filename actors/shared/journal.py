@@ -50,7 +50,7 @@ class JournalActor:
         if opening is not None:
             await (await opening).close()
 
-    async def leave(self, writer: str) -> None:
+    async def detach(self, writer: str) -> None:
         """Close the journals of a dead writer."""
         for run_id, _ in [key for key in self._journals if key[1] == writer]:
             await self.close(run_id, writer)
@@ -83,7 +83,7 @@ class RateLimiter:
     async def receive(self, message: Message) -> Reply:
         """Handle a message of a process; see `LimiterService`."""
         if isinstance(message, HolderGone):
-            self._accounts.leave(message.holder)
+            self._accounts.detach(message.holder)
         return await self._permits.receive(message)
 
     async def account(self, message: BudgetMessage) -> BudgetReply:

@@ -18,7 +18,7 @@ from ensemble_ray.actors.link.reach import refuse
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.execute.scope import Callables
@@ -83,7 +83,7 @@ class CallableHost(AgentActor):
             value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
             return dumps((value, None))
         except USER_ERRORS as error:  # it is raised in the calling task; `sys.exit` in a guardrail ends no process
-            return dumps((None, Chain(error)))
+            return dumps((None, ErrorChain(error)))
 
     async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
         """Evaluate a predicate or a condition. Return None if this process lacks the history that was sent before (S-LOOP-54).
@@ -108,7 +108,7 @@ class CallableHost(AgentActor):
 
     async def forget_history(self, run_id: str, unit: str) -> None:
         if run_id in self._predicates:
-            self._predicates[run_id].forget(unit)
+            self._predicates[run_id].drop(unit)
 
     async def release(self, run_id: str) -> bool:
         """Remove a run and its callables. Return whether this process may serve another run."""
@@ -175,10 +175,10 @@ class HeldPredicates:
             sent_count, new = sent_count + len(new), ()
         return tuple(verdicts)
 
-    def forget(self, unit: str) -> None:
+    def drop(self, unit: str) -> None:
         """Drop the history of an ended unit."""
         self._open = {question: asked for question, asked in self._open.items() if question.unit != unit}
-        self._predicates.forget(unit)
+        self._predicates.drop(unit)
 
     async def _ask(
         self, question: UnitQuestion, sent_count: int, new: Sequence[HistoryPart[bytes]]

@@ -101,7 +101,7 @@ class TaskHost:
         )
         run_id, runner = context.run_id, TaskRunner(context, ports, {}, peers)
         executor = LocalExecutor(runner, {}, partial(self._deliver, run_id), grace_s=GRACE_S)
-        templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.forget(key))
+        templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.drop(key))
         for key, agent in agents.items():
             templates.put(key, agent)
             templates.use(key)

@@ -31,7 +31,7 @@ class KeyPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knock:
+class Credentials:
     """The properties of a request that decide about its admission."""
 
     #: digest of its key, or None
@@ -80,15 +80,15 @@ class Admission:
         known = {each.digest: each for each in keys or ()}
         self._buckets = {digest: bucket for digest, bucket in self._buckets.items() if digest in known}
 
-    def decide(self, knock: Knock, *, at: float) -> Admitted | Denied:
+    def decide(self, credentials: Credentials, *, at: float) -> Admitted | Denied:
         """Decide about a request at the instant `at`, s, of any origin."""
-        is_open = self._keys is None and knock.is_local
+        is_open = self._keys is None and credentials.is_local
         if self._policy is KeyPolicy.NONE or (self._policy is KeyPolicy.AUTO and is_open):
             return Admitted(key=None)
-        found = None if knock.digest is None else self._find(knock.digest)
+        found = None if credentials.digest is None else self._find(credentials.digest)
         if found is None:
-            return Denied(has_key=knock.digest is not None, is_openable=bool(self._keys))
-        if knock.is_counted and (wait_s := self._wait_s(found, at)) is not None:
+            return Denied(has_key=credentials.digest is not None, is_openable=bool(self._keys))
+        if credentials.is_counted and (wait_s := self._wait_s(found, at)) is not None:
             return Denied(name=found.name, has_key=True, retry_after_s=wait_s)
         return Admitted(key=found)
 

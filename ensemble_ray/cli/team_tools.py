@@ -47,7 +47,7 @@ from ensemble_ray.execute.review.elicitation import (
 )
 from ensemble_ray.process.forks import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
-from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.tools.mcp.address import ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -165,7 +165,7 @@ class TeamCall:
             raise
 
     async def _resume(self, run_id: str) -> AsyncGenerator[Event | EnsembleOutput]:
-        begun = await bridge(begin_again(run_id, self._team, runtime=self._runtime, is_watched=True))
+        begun = await bridge(start_resumed(run_id, self._team, runtime=self._runtime, is_watched=True))
         async with aclosing(stream_run(cast("Any", begun), begun.events())) as stream:
             async for each in stream:
                 yield each

@@ -242,7 +242,7 @@ class Agent(Identified):
                 yield from begun.events()
                 yield _answer_of(asked, begun.result())
             finally:
-                if begun.state.is_going_on:
+                if begun.state.is_active:
                     begun.cancel()
                     begun.join(_RELEASE_S)
 

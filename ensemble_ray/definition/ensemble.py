@@ -26,8 +26,8 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.run_rules import RunRules, Watched
-from ensemble_ray.definition.task import Reflects, Task, WithMemory
+from ensemble_ray.definition.run_rules import RunListeners, RunRules
+from ensemble_ray.definition.task import Task, WithMemory, WithReflection
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.delegation import DelegationPolicy, PolicyFunction, spoken_role
 from ensemble_ray.values.task_output import TaskOutput
@@ -232,7 +232,7 @@ class Leadership(Value):
         return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
 
 
-class EnsembleDefinition(Watched, Reflects, WithMemory, Leadership, RunRules, Work):
+class EnsembleDefinition(RunListeners, WithReflection, WithMemory, Leadership, RunRules, Work):
     """Tasks and the rules that they run under. It has the fields of all bases, the last base first."""
 
     _levels: Levels | None = PrivateAttr(default=None)

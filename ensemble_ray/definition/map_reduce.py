@@ -39,8 +39,8 @@ from typing_extensions import TypeAliasType
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import ParallelErrorStrategy, StrictInt, StrictText, check_positive, initially
 from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Reflects, Task, UnitOutput
+from ensemble_ray.definition.run_rules import RunListeners
+from ensemble_ray.definition.task import Task, UnitOutput, WithReflection
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.results import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
@@ -102,7 +102,7 @@ else:
     ]
 
 
-class MapDefinition(Watched, Reflects):
+class MapDefinition(RunListeners, WithReflection):
     """Items and their tasks.
 
     Attributes:

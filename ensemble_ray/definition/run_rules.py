@@ -263,7 +263,7 @@ class RunRules(Value):
         return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
-class Watched(RunRules):
+class RunListeners(RunRules):
     """Listeners of the runs of an ensemble.
 
     Attributes:

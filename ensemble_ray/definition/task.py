@@ -353,7 +353,7 @@ class _DefaultStore:
         return (_DefaultStore, ())
 
 
-class Reflects(Value):
+class WithReflection(Value):
     """Store for reflections on the tasks of an ensemble.
 
     Attributes:
@@ -384,7 +384,7 @@ class Reflects(Value):
             return self.reflection_store
         return self._default_reflections.get()
 
-    def share_reflections(self, other: Reflects) -> None:
+    def share_reflections(self, other: WithReflection) -> None:
         """Store reflections in the store of the ensemble that this one was made from."""
         self._default_reflections = other._default_reflections
 

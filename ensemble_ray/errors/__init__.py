@@ -41,7 +41,7 @@ from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.errors.travel import Chain, PicklableError, portable
+from ensemble_ray.errors.travel import ErrorChain, PicklableError, portable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -239,7 +239,10 @@ class ParallelExecutionError(EnsembleError):
 
     def state(self) -> dict[str, object]:
         """Return the fields; the errors of failed tasks keep their causes."""
-        return {**super().state(), "failed_task_causes": {key: Chain(e) for key, e in self.failed_task_causes.items()}}
+        return {
+            **super().state(),
+            "failed_task_causes": {key: ErrorChain(e) for key, e in self.failed_task_causes.items()},
+        }
 
 
 class ConstraintViolationError(EnsembleError):

@@ -51,7 +51,7 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def told_by(error: BaseException) -> ErrorBody:
+def provider_answer_of(error: BaseException) -> ErrorBody:
     """Return the meaning of the answer behind an error, from its body, else from the text of an error with a status."""
     status, body = status_of(error), getattr(error, "body", None)
     if body is None:
@@ -66,14 +66,14 @@ def is_refusal(error: BaseException | None) -> bool:
     """
     return any(
         (type(each).__name__ in _REFUSALS and type(each).__module__.partition(".")[0] == _PACKAGE)
-        or told_by(each).is_out_of_credit
+        or provider_answer_of(each).is_out_of_credit
         for each in _causes(error)
     )
 
 
 def is_out_of_credit(error: BaseException | None) -> bool:
     """Whether a provider refused a call because the account has no credit. A callable's causes do not count."""
-    return any(told_by(each).is_out_of_credit for each in _causes(error))
+    return any(provider_answer_of(each).is_out_of_credit for each in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterable[BaseException]:
@@ -204,7 +204,7 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 def portable(error: BaseException) -> BaseException:
     """Return the error itself if pickling preserves it, else a picklable one with the same class name and text.
 
-    A foreign error keeps its class and its causes in more cases if you pickle it as `Chain(error)`.
+    A foreign error keeps its class and its causes in more cases if you pickle it as `ErrorChain(error)`.
     """
     is_plain = _travels(error, pickle.dumps) is not None or _travels(error, _dumps_by_value) is not None
     if is_plain and (isinstance(error, PicklableError) or (error.__cause__ is None and not remote_note(error))):
@@ -310,7 +310,7 @@ def rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[s
     return error
 
 
-class Chain:
+class ErrorChain:
     """Unpickles as the error, with its causes."""
 
     def __init__(self, error: BaseException) -> None:

@@ -106,7 +106,7 @@ class LocalExecutor:
         if tasks:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
-    def forget(self, template: str) -> None:
+    def drop(self, template: str) -> None:
         """Drop the slots of a template that has no tasks; the next task of the template makes new ones."""
         self._slots.pop(template, None)
 

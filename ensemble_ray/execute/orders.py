@@ -454,7 +454,7 @@ class RunContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Generic[Output_co, Failure_co]):
+class ResumePoint(Generic[Output_co, Failure_co]):
     """Recorded state of a run that is resumed."""
 
     #: start of the first attempt

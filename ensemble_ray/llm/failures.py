@@ -19,7 +19,7 @@ from urllib.parse import unquote, unquote_plus, urlencode, urlsplit
 
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body, tls_flaw
-from ensemble_ray.errors.travel import status_of, told_by
+from ensemble_ray.errors.travel import provider_answer_of, status_of
 from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json
 from ensemble_ray.process.forks import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
@@ -88,7 +88,7 @@ def fault_of(error: BaseException) -> ProviderFault | None:
     # This library's own errors are not the provider's, and `sys.exit` in a model has no status.
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
-    status, body = status_of(error), told_by(error)
+    status, body = status_of(error), provider_answer_of(error)
     if body.is_out_of_credit:
         return None
     if status is None or status < 400:  # noqa: PLR2004  HTTP's own classes

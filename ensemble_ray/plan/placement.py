@@ -400,7 +400,7 @@ class DispatchTable:
     def __len__(self) -> int:
         return len(self._dispatches)
 
-    def hand_out(self, instance: str, epoch: int, process: str) -> None:
+    def record_dispatch(self, instance: str, epoch: int, process: str) -> None:
         """Store that a process received an order, perhaps after another process had it."""
         held = self._dispatches.get(instance)
         if held is None:
@@ -463,7 +463,7 @@ class DispatchTable:
         del self._dispatches[instance]
         return True
 
-    def lose(self, process: str) -> RedispatchDecision:
+    def mark_lost(self, process: str) -> RedispatchDecision:
         """Handle the death of a process. A second call for the same process finds no orders."""
         self._busy.pop(process, None)
         to_retry: list[str] = []

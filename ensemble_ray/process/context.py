@@ -158,7 +158,7 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         self.logger.log(level, msg, *args, **kwargs)
 
-    def say(self, level: int, text: str) -> None:
+    def log_text(self, level: int, text: str) -> None:
         """Log a formatted text."""
         self.log(level, "%s", text, stacklevel=2)
 

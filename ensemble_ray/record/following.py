@@ -325,7 +325,7 @@ class FollowedStore(Protocol):
         ...
 
 
-class SharedEnds:
+class SharedRecordReader:
     """A `FollowedStore` that lets the many readers of a run share one check for new facts."""
 
     def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
@@ -361,7 +361,7 @@ class SharedEnds:
     async def summary(self, run_id: str) -> RecordedRun | None:
         return await self._store.summary(run_id)
 
-    def forget(self, run_id: str) -> None:
+    def drop(self, run_id: str) -> None:
         """Discard the cached check of a run that has ended, so that its readers check once more."""
         self._ends.pop(run_id, None)
 
@@ -485,6 +485,6 @@ class RunFollower:
 
     async def _stored_outcome(self) -> str | None:
         summary = await self._store.summary(self.run_id)
-        if summary is None or summary.state.is_going_on or summary.state is RunState.WAITING:
+        if summary is None or summary.state.is_active or summary.state is RunState.WAITING:
             return None
         return (RunState.INTERRUPTED if not summary.state.is_final else summary.state).value

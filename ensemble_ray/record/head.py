@@ -39,7 +39,7 @@ class RunHead:
         end: The end of the run; None if it has not ended, or was resumed after its end.
         interruption: Why the run stopped without an end; None if it did not, or was resumed since.
         beginnings: How often the run was resumed.
-        told_until: When the run last ended and reported all its tasks, Unix time, s; 0 if it never did. A run that
+        reported_until: When the run last ended and reported all its tasks, Unix time, s; 0 if it never did. A run that
             waits for reviews has not reported the tasks that wait (S-INT-36).
         last_at: When the run ended, or when the last fact was recorded, Unix time, s.
         tags: Tags by name: the tags of the team, updated by the tags that the caller passed when the run started or was
@@ -54,7 +54,7 @@ class RunHead:
         self.end: RunEnded | None = None
         self.interruption: RunInterrupted | None = None
         self.beginnings = 0
-        self.told_until = self.last_at = 0.0
+        self.reported_until = self.last_at = 0.0
         self.tags: Mapping[str, str] = {}
         self.lost: list[str] = []
         self._recorded_at = 0.0
@@ -79,7 +79,7 @@ class RunHead:
                 self.end, self.interruption = end, None
                 self.last_at = max(fact.at, self.started_at)
                 if end.state is not RunState.WAITING:
-                    self.told_until = fact.at
+                    self.reported_until = fact.at
             case RunInterrupted() as interruption:
                 self.interruption = interruption
             case LossAccepted(reason=reason):

@@ -265,11 +265,11 @@ class RecordedOutcome(IntEnum):
     UNKNOWN = 0
     COMPLETED = 1
     FAILED = 2
-    #: the work ended the run early; `MapReduceRecovery.exits` has the reason
+    #: the work ended the run early; `MapReduceResumeReader.exits` has the reason
     EXITED = 3
 
 
-class MapReduceRecovery:
+class MapReduceResumeReader:
     """The recorded state of a dynamic run. *Work* is a map, a reduce or the direct task, named by its key.
 
     Attributes:
@@ -370,7 +370,7 @@ class MapReduceRecovery:
         """Return the execution that counts: the recorded one that ended, or else the current or next one."""
         return instance_of(key, occurrence=self._occurrences.get(key, 0))
 
-    def go_on(self) -> None:
+    def drop_failures(self) -> None:
         """Drop the failures that ended the run, as a recorded `resume` does."""
         self._forgive()
 
@@ -489,12 +489,12 @@ def refusal_of(head: RunHead) -> str:
 
 async def read_map_reduce(
     store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
-) -> MapReduceRecovery:
-    """Read the recorded state of a dynamic run page by page; see `MapReduceRecovery`. Calls `keep` and `keep_failure`.
+) -> MapReduceResumeReader:
+    """Read the recorded state of a dynamic run page by page; see `MapReduceResumeReader`. Calls `keep` and `keep_failure`.
 
     Raises:
         RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
-    found = MapReduceRecovery(keep, keep_failure)
+    found = MapReduceResumeReader(keep, keep_failure)
     await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)
     return found

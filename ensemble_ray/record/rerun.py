@@ -80,7 +80,7 @@ def is_answered(
         RunExistsError: a run of that id is running.
         ValidationError: the record has no answer: interrupted, cancelled, failed, or another definition.
     """
-    if state.is_going_on:
+    if state.is_active:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
         raise RunExistsError(msg)
     if recorded.is_empty:

@@ -172,7 +172,7 @@ class RunDirectory:
             self._write_meta(created_at, origin, state)
         except OSError as error:
             raise cannot_write(self.path / _META, error) from error
-        if not state.is_going_on:
+        if not state.is_active:
             self.release()
 
     def release(self) -> None:
@@ -187,7 +187,7 @@ class RunDirectory:
         created_at, origin, state = self._read_meta()
         owner = ""
         if not state.is_final and self.ownership.is_held():
-            state, owner = state if state.is_going_on else RunState.RUNNING, self.ownership.owner()
+            state, owner = state if state.is_active else RunState.RUNNING, self.ownership.owner()
         else:
             state = self._unowned_state(state)
         return RecordedRun(
@@ -269,7 +269,7 @@ class RunDirectory:
 
     def _unowned_state(self, written: RunState) -> RunState:
         """Return the state of a run without an owner; its facts decide if the owner died before it stored the state."""
-        if not written.is_going_on and (self.path / _META).exists():
+        if not written.is_active and (self.path / _META).exists():
             return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows the run anyway; reading the run raises
             last = last_of_run(self.path, self.run_id, kinds_of(RunEnded, RunResumed))

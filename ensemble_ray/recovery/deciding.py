@@ -257,7 +257,7 @@ async def request_end(store: RunStore, run: RecordedRun) -> None:
     """
     if run.state.is_final:
         raise ValidationError(f"Run '{run.run_id}' has ended: it is {run.state.value}")
-    if run.state.is_going_on:
+    if run.state.is_active:
         await store.ask_cancel(run.run_id)
     else:
         await end_unowned(store, run.run_id)

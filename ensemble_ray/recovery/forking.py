@@ -35,7 +35,7 @@ from ensemble_ray.record.resume.fork import (
 from ensemble_ray.record.resume.reading import budget_of, options_of_fork, recorded_options
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
-from ensemble_ray.recovery.resuming import begin_again, plan_again, planned_form, recorded_definition
+from ensemble_ray.recovery.resuming import plan_again, planned_form, recorded_definition, start_resumed
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import name_of
 from ensemble_ray.runs.planned import check
@@ -305,8 +305,8 @@ async def accept_fork(
     definition = offer.ensemble
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
-    # `begin_again` may allow changes: the checks above have judged them.
-    return await begin_again(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
+    # `start_resumed` may allow changes: the checks above have judged them.
+    return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
@@ -373,7 +373,7 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
 
 
 def _check(found: RecordedRun, header: PlanRecorded) -> None:
-    if found.state.is_going_on:
+    if found.state.is_active:
         raise RunExistsError(
             f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"
         )

@@ -27,7 +27,7 @@ from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore, read_fork_advice
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.record.unknown_outcomes import read_begun_work
-from ensemble_ray.runs.launching import Resumption
+from ensemble_ray.runs.launching import ResumeState
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
@@ -116,7 +116,7 @@ def resume(
         RecordError: its record is damaged; the message names the loss.
         EnsembleError: the run failed.
     """
-    asked = begin_again(
+    asked = start_resumed(
         run_id,
         ensemble,
         runtime=runtime,
@@ -140,7 +140,7 @@ async def aresume(
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """`resume` for async code, with the same contract; cancelling it ends the run first."""
-    asked = begin_again(
+    asked = start_resumed(
         run_id,
         ensemble,
         runtime=runtime,
@@ -152,7 +152,7 @@ async def aresume(
     return await join_run(await bridge(asked))
 
 
-async def begin_again(
+async def start_resumed(
     run_id: str,
     ensemble: Runnable | None = None,
     *,
@@ -205,7 +205,7 @@ async def begin_again(
         run_id=found.run_id,
         options=options,
         is_watched=is_watched,
-        resumption=Resumption(
+        resumption=ResumeState(
             header=header,
             recorded_tasks=progress.executions,
             recorded_items=progress.items_done,
@@ -214,7 +214,7 @@ async def begin_again(
             allows_changes=allow_changes,
             spent=spent,
             beginning=head.beginnings + 1,
-            told_until=head.told_until,
+            reported_until=head.reported_until,
         ),
     )
 
@@ -247,7 +247,7 @@ async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: 
     If the cluster answers, the run is returned without waiting. Exception: a run with gates in its record is always
     waited for, because its scheduler may just have resumed it.
     """
-    if not found.state.is_going_on or take_over:
+    if not found.state.is_active or take_over:
         return found
     if (await read_head(store, found.run_id)).header.runtime != "ray":
         return found
@@ -255,7 +255,7 @@ async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: 
         return found
     _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
     for _ in range(int(_ENDING_S / _LOOK_S)):
-        if not found.state.is_going_on:
+        if not found.state.is_active:
             break
         await asyncio.sleep(_LOOK_S)
         found = await store.summary(found.run_id) or found
@@ -298,7 +298,7 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
     if head.state is RunState.FAILED and not head.is_dynamic:
         advice = f" A new run can use what it recorded before the task that failed: {fork}" if fork else ""
         raise ValidationError(f"Run '{run_id}' failed and is not resumed.{advice}")
-    if found.state.is_going_on and not take_over:
+    if found.state.is_active and not take_over:
         owner = found.owner or "a process"
         raise RunExistsError(
             f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, claim the run "

@@ -199,11 +199,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Notify listeners of an iteration or a step, before later instructions of the source are carried out."""
         ...
 
-    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+    def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a message of the source."""
         ...
 
-    def forget(self, instances: Sequence[str]) -> None:
+    def drop(self, instances: Sequence[str]) -> None:
         """Drop outputs."""
         ...
 
@@ -211,7 +211,7 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Record the end, and return the outcome of the run."""
         ...
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Stop all waiting; called once, for every kind of end."""
         ...
 
@@ -238,7 +238,7 @@ class Predicates(Protocol[OutputT_contra]):
         """
         ...
 
-    def forget(self, unit: str) -> None:
+    def drop(self, unit: str) -> None:
         """Drop the history of a unit that has ended."""
         ...
 
@@ -326,7 +326,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self.has_ended = True
             return outcome
         finally:
-            self._tasks.leave()
+            self._tasks.detach()
             for waiting in (self.begun, self._cancelling):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
@@ -379,7 +379,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         await self._tasks.directives.add(directive)
         return True
 
-    def go_on(self, instances: Sequence[str]) -> None:
+    def resume_tasks(self, instances: Sequence[str]) -> None:
         """Start these suspended tasks again."""
         self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
 
@@ -432,7 +432,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             return ending
         self._ending = None  # handle a concurrent request to cancel
         if decided := await self._find_decided():
-            self.go_on(decided)
+            self.resume_tasks(decided)
         if not self._inbox and self._broken is None:
             self._ending = ending
         return self._ending
@@ -491,11 +491,11 @@ class Coordinator(Generic[Order, Result, Outcome]):
                 case Wait():
                     self._gates.add(instruction.gate)
                 case Forget():
-                    self._tasks.forget(instruction.instances)
+                    self._tasks.drop(instruction.instances)
                 case Announce():
                     self._tasks.announce(instruction.what)
                 case Inform() | Warn() | WarnLeftOut() | WarnOversized():
-                    self._tasks.say(instruction)
+                    self._tasks.log(instruction)
                 case End():
                     self._ending = instruction
                     self._woken.set()
@@ -539,7 +539,7 @@ class RunBackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Cancel the remaining tasks, since the run has ended."""
         self.is_left = True
         for task in self._tasks:
@@ -648,7 +648,7 @@ async def _find_output(journal: Journal, instance: str) -> TaskOutput | None:
     return recorded_output(await journal.lookup_recorded(instance), instance)
 
 
-class PutDown:
+class SuspendedTasks:
     """Suspended tasks with their open gates."""
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
@@ -667,16 +667,16 @@ class PutDown:
         """The open gates of suspended tasks, by instance, in order of arrival."""
         return {instance: reviews for instance, reviews in self._reviews.items() if self._is_waiting(instance)}
 
-    def keep(self, result: TaskResult[object, FailureSummary]) -> Waiting:
+    def add(self, result: TaskResult[object, FailureSummary]) -> Waiting:
         """Store the open gates of a task; return the stimulus for the source."""
         self._reviews[result.instance] = result.open_reviews
         return Waiting(at=result.at, instance=result.instance)
 
-    def pick_up(self, instance: str) -> bool:
+    def reactivate(self, instance: str) -> bool:
         """Drop the gates of a task that is dispatched; return whether it was suspended."""
         return self._reviews.pop(instance, None) is not None
 
-    def waited_for(self, ending: End) -> tuple[OpenReview, ...]:
+    def open_gates(self, ending: End) -> tuple[OpenReview, ...]:
         """Return the gates for which a run with this end waits; empty if it has ended for good."""
         if ending.state is not RunState.WAITING:
             return ()

@@ -26,7 +26,7 @@ from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import (
     Launcher,
     Prepared,
-    Resumption,
+    ResumeState,
     RunEvents,
     RunScope,
     TracedRun,
@@ -79,7 +79,7 @@ class Run:
         options: RunOptions | None = None,
         is_watched: bool = True,
         origin: Origin | None = None,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> None:
         """Begin or resume the run.
 

@@ -115,7 +115,7 @@ class InlineRun:
         #: None: only this process decides at its gates
         self._decisions: DecisionWatch | None = None
         if context.is_detached and request.store is not None:
-            waiting = self._tasks.put_down
+            waiting = self._tasks.suspended
             self._decisions = DecisionWatch(store_at(request.store), request.run_id, lambda: waiting.reviews)
         find_decided = None if self._decisions is None else self._decisions.find_decided
         self._coordinator = Coordinator(journal, self._tasks, find_decided)
@@ -131,7 +131,9 @@ class InlineRun:
             )
             self._watching.add_done_callback(self._coordinator.break_off_with)
         if self._decisions is not None:
-            self._deciding = asyncio.get_running_loop().create_task(self._decisions.watch(self._coordinator.go_on))
+            self._deciding = asyncio.get_running_loop().create_task(
+                self._decisions.watch(self._coordinator.resume_tasks)
+            )
             self._deciding.add_done_callback(self._coordinator.break_off_with)
         self._running = asyncio.get_running_loop().create_task(
             self._coordinator.run(self._tasks.source, self._executor)
@@ -197,7 +199,7 @@ class _AfterEvents:
     def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
         self._predicates = predicates
         self._events = events
-        self.forget = predicates.forget
+        self.drop = predicates.drop
 
     async def holds(
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]

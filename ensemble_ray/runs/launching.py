@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.fields import Origin
-    from ensemble_ray.definition.run_rules import RunRules, Watched
+    from ensemble_ray.definition.run_rules import RunListeners, RunRules
     from ensemble_ray.events import Event
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.planner import Planned
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
+class ResumeState:
     """Record of a run that resumes."""
 
     #: its first fact
@@ -77,7 +77,7 @@ class Resumption:
     #: number of beginnings so far, this one included
     beginning: int = 1
     #: earlier beginnings have reported all events until this time; Unix time, s
-    told_until: float = 0.0
+    reported_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class RunScope:
     #: whether the caller chose the id
     is_named: bool
     #: None: the run is new
-    resumption: Resumption | None
+    resumption: ResumeState | None
     #: set when the run is cancelled
     cancelled: asyncio.Event
     #: set when the runtime has received its work
@@ -127,7 +127,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class RunConclusion:
     """Outcome of a run and outputs of its tasks."""
 
     end: RunEnd
@@ -142,7 +142,7 @@ class Launcher(Protocol):
     """Prepares the work of one run, launches it, and returns its outcome. All methods run on the library's loop."""
 
     @property
-    def definition(self) -> Watched:
+    def definition(self) -> RunListeners:
         """The definition, with the options of this run."""
         ...
 
@@ -179,7 +179,7 @@ class Launcher(Protocol):
         """
         ...
 
-    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
         """Launch the work and wait for its end; return the reason of an early end if it was cancelled before it
         began.
 
@@ -210,7 +210,7 @@ class RunEvents:
 
     def __init__(
         self,
-        definition: Watched,
+        definition: RunListeners,
         *,
         fields: dict[str, str],
         is_read: bool,
@@ -326,7 +326,7 @@ class TracedRun:
         traceparent: The caller's span, also if the run is not traced; None: no span.
     """
 
-    def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: Resumption | None) -> None:
+    def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: ResumeState | None) -> None:
         """Find the tracers and the caller's span.
 
         Args:
@@ -345,7 +345,7 @@ class TracedRun:
                 caller=caller,
                 is_sampled=any(each.samples(run_id, caller) for each in tracers),
                 beginning=0 if resumption is None else resumption.beginning,
-                told_until=0.0 if resumption is None else resumption.told_until,
+                reported_until=0.0 if resumption is None else resumption.reported_until,
             )
         self._events = events
         self._name = name

@@ -41,7 +41,7 @@ class OutputStore(Protocol[Output]):
         """Add a recorded output to the run; return whether there is one."""
         ...
 
-    def forget(self, instances: Sequence[str]) -> None:
+    def drop(self, instances: Sequence[str]) -> None:
         """Drop outputs; unknown instances are ignored."""
         ...
 
@@ -89,8 +89,8 @@ class HeldOutputs(Generic[Output]):
     def lookup_recorded(self, instance: str) -> bool:
         return self._recorded.lookup_recorded(instance)
 
-    def forget(self, instances: Sequence[str]) -> None:
-        self._recorded.forget(instances)
+    def drop(self, instances: Sequence[str]) -> None:
+        self._recorded.drop(instances)
         for instance in instances:
             self._outputs.pop(instance, None)
 
@@ -132,7 +132,7 @@ class SpooledOutputs:
             self._slots[instance] = slot
         return slot is not None
 
-    def forget(self, instances: Sequence[str]) -> None:
+    def drop(self, instances: Sequence[str]) -> None:
         """Drop outputs; their bytes stay in the file until the run ends."""
         for instance in instances:
             self._slots.pop(instance, None)

@@ -101,12 +101,12 @@ class DecisionWatch:
         self._waiting = waiting
         self._told: set[str] = set()
 
-    async def watch(self, go_on: Callable[[Sequence[str]], None]) -> None:
+    async def watch(self, resume_tasks: Callable[[Sequence[str]], None]) -> None:
         """Report, until cancelled, the tasks that can resume: one of their gates was decided or has expired."""
         while True:
             await asyncio.sleep(_POLL_S)
             if ready := await self._find({Obstacle.DECIDED, Obstacle.EXPIRED}):
-                go_on(ready)
+                resume_tasks(ready)
 
     async def find_decided(self) -> Sequence[str]:
         """Return the instances that can resume since one of their gates was decided."""

@@ -41,7 +41,7 @@ from ensemble_ray.record.resume.planned import read_planned
 from ensemble_ray.record.resume.reading import read_answers, read_recalled, read_stored
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.record.units import EndedUnits
-from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope, check_context_budgets, request_of
+from ensemble_ray.runs.launching import Prepared, RunConclusion, RunScope, check_context_budgets, request_of
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.schedule.hierarchy import violations_of
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunResultHead
-    from ensemble_ray.record.resume.planned import PlannedRecovery
+    from ensemble_ray.record.resume.planned import PlannedResumeReader
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import OwnedRun, StoreAddress
     from ensemble_ray.runs.ports import RunRequest, SubmissionReason
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import CaptureMode, DelegationTrace, ErrorTrace
 
 
-def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
+def conclude(plan: Plan, outcome: RunOutcome) -> RunConclusion:
     """Return the outcome of a run and the outputs of its tasks."""
     outcome = placed_outcome(plan, outcome)
     ended = EndedUnits(
@@ -94,7 +94,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         warning = describe_exhaustion(each.error for _, each in outcome.unfinished)
     elif outcome.state is RunState.INTERRUPTED:
         warning = "The run was interrupted, since a model's account has no credit. Resume it when the account has some"
-    return Conclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
+    return RunConclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
 
 
 def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
@@ -258,7 +258,7 @@ class PlannedLauncher:
             object_ids={node.key: node.object_id for node in planned.plan.nodes},
         )
 
-    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
         """Submit the plan, and wait for the end of the run."""
         work = PlannedWork(
             planned=self._planned,
@@ -404,7 +404,7 @@ class ClaimedRun:
     #: None: the run is not recorded
     owned: OwnedRun | None = None
     #: None: the run is new
-    recovery: PlannedRecovery | None = None
+    recovery: PlannedResumeReader | None = None
 
 
 async def claim_planned(

@@ -24,7 +24,14 @@ from ensemble_ray.facts.runs import NO_REASON, RecordedError, RunEnded, RunInter
 from ensemble_ray.plan.plan import PhaseUnit
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.runs.coordinator import Opening, OwnReason, PutDown, RunDirectives, constraint_reasons, unit_reasons
+from ensemble_ray.runs.coordinator import (
+    Opening,
+    OwnReason,
+    RunDirectives,
+    SuspendedTasks,
+    constraint_reasons,
+    unit_reasons,
+)
 from ensemble_ray.runs.outputs import ListedOutputs
 from ensemble_ray.runs.unit_evaluations import UnitEvaluations
 from ensemble_ray.schedule import machine_for
@@ -56,7 +63,7 @@ from ensemble_ray.values.ids import RUN, instance_of, node_key, reflecting_insta
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import Resumed
+    from ensemble_ray.execute.orders import ResumePoint
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Node, Plan
@@ -172,7 +179,7 @@ Failure = TypeVar("Failure", bound=FailureSummary)
 class RecordedResults(Generic[Output, Failure]):
     """The recorded results of one run."""
 
-    def __init__(self, resumed: Resumed[Output, Failure] | None) -> None:
+    def __init__(self, resumed: ResumePoint[Output, Failure] | None) -> None:
         """Create them from the record; None: the run is new and has no record."""
         self._resumed = resumed
         #: started tasks of this set use their recorded results
@@ -294,7 +301,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         *,
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
-        resumed: Resumed[Output, Failure] | None = None,
+        resumed: ResumePoint[Output, Failure] | None = None,
         units: UnitPorts[Output, Failure] | None = None,
     ) -> None:
         """Create the tasks of a run.
@@ -313,7 +320,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._later: LaterReflections[Task, Output] = LaterReflections(plan)
-        self._say = _log.say if units is None or units.say is None else units.say
+        self._log_text = _log.log_text if units is None or units.log is None else units.log
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
@@ -330,7 +337,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._incomplete: dict[str, int] = {}
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self.put_down = PutDown(self.source.is_waiting)
+        self.suspended = SuspendedTasks(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
         #: reasons of failed tasks
         self._reasons: list[OwnReason] = []
@@ -355,7 +362,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
-    async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
+    async def _go_on(self, resumed: ResumePoint[Output, Failure]) -> Opening:
         """Replay the recorded stimuli, then start the tasks that are still open."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
@@ -437,7 +444,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return replace(
             order,
             is_reflected_later=self._later.is_later(key),
-            is_resubmission=self.put_down.pick_up(start.instance),
+            is_resubmission=self.suspended.reactivate(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
             asks=None if self._units is None else self._units.foresee(start, order.agent_key),
@@ -509,7 +516,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             case _:
                 self._keep_unfinished(self._recorded.most_of(result))
                 if result.status == "waiting":
-                    return self.put_down.keep(result)
+                    return self.suspended.add(result)
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # true if a gate after the output ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
@@ -548,8 +555,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
         ]
 
-    def forget(self, instances: Sequence[str]) -> None:
-        self._outputs.forget(instances)
+    def drop(self, instances: Sequence[str]) -> None:
+        self._outputs.drop(instances)
 
     # Units.
 
@@ -575,10 +582,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raise TypeError(f"a run without units has no questions and announcements: {what}")
         return self._units
 
-    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+    def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         """Log messages of the source in the log that users read."""
         text = what.text if isinstance(what, Inform | Warn) else str(what)
-        self._say(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
+        self._log_text(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
 
     # The end.
 
@@ -596,7 +603,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             units=ending.units,
             unit_failures=ending.unit_failures,
             raised=() if self._units is None else tuple(self._units.raised),
-            open_reviews=self.put_down.waited_for(ending),
+            open_reviews=self.suspended.open_gates(ending),
         )
         # An interrupted run has no recorded end, so that it can be resumed.
         data = self._interruption or RunEnded(
@@ -626,8 +633,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             ][:1]
         return [each.error for each in sorted(reasons, key=lambda each: each.at)]
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         if self._later.open:
             self._reporter.stop(self._later.open)
         if self._units is not None:
-            self._units.leave()
+            self._units.detach()

@@ -114,7 +114,7 @@ class UnitPorts(Generic[Output, Failure]):
     #: None: the ensemble has no memory
     memory: MemoryResets | None = None
     #: logs a message of the source at this level in the user's log; None: in this process's log
-    say: Callable[[int, str], None] | None = None
+    log: Callable[[int, str], None] | None = None
 
 
 class UnitEvaluations(Generic[Output, Failure]):
@@ -216,10 +216,10 @@ class UnitEvaluations(Generic[Output, Failure]):
             number = int(iteration.rpartition("#")[2]) + 1
             _log.debug("Loop '%s' starts iteration %d/%d", unit.name, number, unit.max_iterations)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Stop waiting for answers."""
         if self._background is not None:
-            self._background.leave()
+            self._background.detach()
 
     async def _ask_predicate(self, question: UnitQuestion, length: int) -> None:
         unit = question.unit
@@ -275,7 +275,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         """Drop the histories of units that have ended."""
         for unit in [unit for unit in self._sent if not self._length(unit)]:
             del self._sent[unit]
-            self._ports.predicates.forget(unit)
+            self._ports.predicates.drop(unit)
 
 
 T = TypeVar("T")
@@ -345,7 +345,7 @@ class LocalPredicates:
                 error.add_note(note)
             return EvaluationFailed.of(error)
 
-    def forget(self, unit: str) -> None:
+    def drop(self, unit: str) -> None:
         self._histories.pop(unit, None)
 
 

@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ensemble_ray.access.admission import (
     Admission,
     Admitted,
+    Credentials,
     KeyPolicy,
-    Knock,
     headers_of,
     host_name,
     is_allowed_origin,
@@ -491,8 +491,8 @@ class KeyGuard:
             StudioRefusal: a missing or unknown key, too many requests, or a missing right.
         """
         await asyncio.to_thread(self._look)
-        knock = Knock(digest=_digest_of(request), is_local=False, is_counted=is_counted)
-        decided = self._admission.decide(knock, at=time.monotonic())
+        credentials = Credentials(digest=_digest_of(request), is_local=False, is_counted=is_counted)
+        decided = self._admission.decide(credentials, at=time.monotonic())
         if not isinstance(decided, Admitted) or decided.key is None:
             wait_s = getattr(decided, "retry_after_s", None)
             if wait_s is not None:

@@ -89,7 +89,7 @@ class RunProcesses:
         if run_id is not None:
             await self._reader.check_visible(run_id, visitor)
         visible = [run for run in await self._store.runs() if visitor.may_see(run)]
-        going_on = [run for run in visible if run.owner and run.state.is_going_on and run_id in {None, run.run_id}]
+        going_on = [run for run in visible if run.owner and run.state.is_active and run_id in {None, run.run_id}]
         owned = [await self._get_owned(run, visitor) for run in going_on]
         here = socket.gethostname()
         own = {run.pid for run in owned if run.pid is not None and run.host == here}

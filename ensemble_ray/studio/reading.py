@@ -218,7 +218,7 @@ class StudioReader:
         view = seen.view
         state = view.totals.state(seen.summary)
         now = (view.cursor, f"{state.value} {seen.summary.owner}")
-        is_over = state.is_final or (not state.is_going_on and state.value == "interrupted")
+        is_over = state.is_final or (not state.is_active and state.value == "interrupted")
         if now == stamp:
             return LiveLook(changes=None, is_over=is_over, stamp=now)
         # An interruption is not a fact and has no position.

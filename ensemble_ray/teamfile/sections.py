@@ -18,8 +18,8 @@ from ensemble_ray.definition.graph import END, Graph, GraphEdge, GraphFork, Grap
 from ensemble_ray.definition.loop import Loop, Until
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.phase import Phase, PhaseReview
-from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Reflects, Task
+from ensemble_ray.definition.run_rules import RunListeners
+from ensemble_ray.definition.task import Task, WithReflection
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.results import DeadLetters
@@ -379,7 +379,7 @@ _Items = Annotated[
     object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _CsvKeys | _DeadLetterKeys)
 ]
 _FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
-_WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
+_WATCHED = {info.alias or name for name, info in (RunListeners.model_fields | WithReflection.model_fields).items()}
 
 
 @keys_of(MapReduceDefinition, without=_FACTORIES | _WATCHED)
@@ -413,7 +413,7 @@ _CALLBACKS = dict.fromkeys(
 )
 
 
-@keys_of(Watched, others=_CALLBACKS)
+@keys_of(RunListeners, others=_CALLBACKS)
 class MapTeamKeys(FileSection):
     called = "a team with a map-reduce"
     first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors import IllegalStateError, message_of
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events import Event
 from ensemble_ray.ports import services
 from ensemble_ray.process.forks import call_user, new_lock
@@ -284,7 +284,7 @@ def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
 
 
 def _error_data(error: Exception) -> Mapping[str, str]:
-    return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(Chain(error))).decode()}
+    return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(ErrorChain(error))).decode()}
 
 
 def _reply_from(data: Mapping[str, Any]) -> _Scripted:

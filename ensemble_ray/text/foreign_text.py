@@ -69,7 +69,7 @@ def whole_json(text: str) -> str:
     return _JSON_ESCAPE.sub(lambda found: "\\ufffd" if found["half"] else found[0], text)
 
 
-class WholePieces:
+class SurrogateJoiner:
     """Applies `whole_text` to the pieces of a stream. Half of a pair at the end of a piece waits for the next piece."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, TryAgain, message_of
 from ensemble_ray.errors.texts import format_with_class, user_traceback
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.process.forks import abandon, after_fork, new_lock, track
 from ensemble_ray.tools.tool import ToolContext, ToolResult, use_tool_context
@@ -101,9 +101,9 @@ def call_packed(function: bytes, arguments: bytes) -> bytes:
     except Exception as error:  # noqa: BLE001  importing user modules may raise any error
         return pack((None, CannotTravelError(message_of(error))))
     try:
-        reply: tuple[object, BaseException | Chain | None] = (callee(**named), None)
+        reply: tuple[object, BaseException | ErrorChain | None] = (callee(**named), None)
     except Exception as error:  # noqa: BLE001  user code
-        reply = (None, Chain(error))
+        reply = (None, ErrorChain(error))
     except SystemExit as error:
         reply = (None, RuntimeError(f"SystemExit: {error}"))
     try:

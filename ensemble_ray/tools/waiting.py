@@ -135,7 +135,7 @@ class TimeLimit:
         return self._timer.expired()
 
     def pause(self) -> None:
-        """Stop the clock until `go_on`. Pauses nest."""
+        """Stop the clock until `resume`. Pauses nest."""
         self._pauses += 1
         ends_at = self._timer.when()
         if self._pauses == 1 and ends_at is not None:
@@ -144,7 +144,7 @@ class TimeLimit:
         elif self._pauses == 1:
             self._left_s = -1.0
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._pauses -= 1
         if not self._pauses and self._left_s >= 0 and self in self._limits:
             self._timer.reschedule(asyncio.get_running_loop().time() + self._left_s)

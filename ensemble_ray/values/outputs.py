@@ -73,7 +73,7 @@ class RunState(StrEnum):
         return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED}
 
     @property
-    def is_going_on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether a process must own the run."""
         return self in {RunState.PENDING, RunState.RUNNING}
 

@@ -471,7 +471,7 @@ class RunTracing:
     #: how often the run was resumed before
     beginning: int = 0
     #: an earlier segment of the run reported its spans until then; Unix time, s
-    told_until: float = 0.0
+    reported_until: float = 0.0
 
     @property
     def trace_id(self) -> str:

@@ -79,7 +79,7 @@ FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
         "max_rpm": "rate_limit",
         "checkpointer": "durability",
     },
-    "Watched": dict.fromkeys(("task_callback", "callback"), "on_task_complete"),
+    "RunListeners": dict.fromkeys(("task_callback", "callback"), "on_task_complete"),
     "Leadership": dict.fromkeys(("manager", "manager_agent", "supervisor"), "manager_llm"),
     "Work": {
         **dict.fromkeys(("process", "mode", "strategy"), "workflow"),

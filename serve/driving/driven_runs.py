@@ -20,7 +20,7 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock, bridge, threads
-from ensemble_ray.record.following import RunFollower, SharedEnds
+from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
 from ensemble_ray.serve.driving.active import (
@@ -99,7 +99,7 @@ _READ_S = 10.0
 
 
 def open_follower(
-    followed: SharedEnds,
+    followed: SharedRecordReader,
     run_id: str,
     after: str | None,
     *,
@@ -270,7 +270,7 @@ class DrivenRuns:
         self._accepting = asyncio.Lock()
         self._on_lost = on_lost
         self._ends = EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
-        self._followed = SharedEnds(self._store)
+        self._followed = SharedRecordReader(self._store)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
             self.serve(name, team)
@@ -426,7 +426,7 @@ class DrivenRuns:
             if stored and storing.result():
                 del self._active[run_id]  # otherwise `active` reports the end, because the ledger does not have it
             active.ended = ended
-            self._followed.forget(run_id)
+            self._followed.drop(run_id)
             active.live.close()
             active.done.set()
             if not stored and await storing:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ray.util import metrics as ray_metrics
 
 from ensemble_ray import IllegalStateError, RayRuntime, RunExistsError
-from ensemble_ray.access.admission import Admission, Denied, KeyPolicy, Knock
+from ensemble_ray.access.admission import Admission, Credentials, Denied, KeyPolicy
 from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.errors.texts import describe
@@ -92,7 +92,7 @@ class CallerCache:
         self._failures = 0
         self._failure: EnsembleError | OSError | None = None
 
-    async def admit(self, knock: Knock) -> Caller:
+    async def admit(self, credentials: Credentials) -> Caller:
         try:
             await self._refresh()
         except (EnsembleError, OSError) as error:
@@ -103,7 +103,7 @@ class CallerCache:
                 "The endpoint cannot read its keys. See its log",
                 retry_after_s=30,
             ) from None
-        decision = self._admission.decide(knock, at=self._clock.now())
+        decision = self._admission.decide(credentials, at=self._clock.now())
         if isinstance(decision, Denied):
             raise _refusal(decision)
         key = decision.key
@@ -242,9 +242,9 @@ class RunDriver:
     async def deployed_at(self) -> float:
         return self._config.deployed_at
 
-    async def admit(self, knock: Knock) -> Caller | Refusal:
+    async def admit(self, credentials: Credentials) -> Caller | Refusal:
         try:
-            return await self._callers.admit(knock)
+            return await self._callers.admit(credentials)
         except Refusal as refusal:
             self._tally.refuse(refusal.code)
             return refusal

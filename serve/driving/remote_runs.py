@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, cast
 import ray
 import ray.exceptions
 
-from ensemble_ray.access.admission import Knock
+from ensemble_ray.access.admission import Credentials
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.process.context import bounded_logger
@@ -135,8 +135,8 @@ class RemoteRuns:
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
         return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
 
-    async def admit(self, knock: Knock) -> Caller:
-        return await self._ask(lambda driver: driver.admit.remote(knock))
+    async def admit(self, credentials: Credentials) -> Caller:
+        return await self._ask(lambda driver: driver.admit.remote(credentials))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         reader, cursor = uuid.uuid4().hex, after

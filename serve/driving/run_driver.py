@@ -28,7 +28,7 @@ from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.record.open_reviews import Gate, fold_gates
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.deciding import find_pending, record_decision
-from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.serve.driving.active import (
     Outcome,
     as_open_review,
@@ -173,7 +173,7 @@ class RunsTeam:
         definition = await threads.run(self._definition, active)
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
-            return await begin_again(entry.run_id, definition, runtime=self._runtime, has_caller=False)
+            return await start_resumed(entry.run_id, definition, runtime=self._runtime, has_caller=False)
         span = parse_traceparent(asked.traceparent or "")  # earlier releases accepted invalid values
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
             return definition.begin(
@@ -206,7 +206,7 @@ class RunsTeam:
         """Return the recorded outcome of a run when no process works on it; None: it can be resumed."""
         run_id = active.entry.run_id
         while (summary := await self._store.summary(run_id)) is not None:
-            if summary.state.is_going_on:
+            if summary.state.is_active:
                 if active.is_cancelled:
                     await self._store.ask_cancel(run_id)
                 await asyncio.sleep(_LOOK_S)

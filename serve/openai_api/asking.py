@@ -386,7 +386,7 @@ class AnswerStream(EventAnswer):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._run.leave()
+            await self._run.detach()
 
 
 async def texts_of(run: BlockingRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:

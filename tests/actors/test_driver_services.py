@@ -221,5 +221,5 @@ async def test_counts_of_tools_reach_the_users_object_one_after_the_other(monkey
     await came.wait()
     assert began == ["one"]
     may.set()
-    await connection.leave()
+    await connection.detach()
     assert metrics.names == ["one", "two", "three"]

@@ -109,7 +109,7 @@ async def test_the_listener_shows_all_lines_when_it_leaves(caplog: pytest.LogCap
     for number in range(5):
         await scheduler.service.put_lines("run", [LogLine(text=str(number), agent_role="A")])
         await asyncio.sleep(0)
-    await listener.leave(is_gone=False)
+    await listener.detach(is_gone=False)
     assert [each.getMessage() for each in caplog.records] == [f"A: {number}" for number in range(5)]
 
 
@@ -124,7 +124,7 @@ async def test_a_listener_that_has_the_last_lines_does_not_ask_for_them(caplog: 
     last = await scheduler.service.drain_lines("run")
     scheduler.drain_lines = scheduler.collect_lines = None  # type: ignore[attr-defined]  # a call of either would fail
     listener.keep_last(last)
-    await listener.leave(is_gone=False)
+    await listener.detach(is_gone=False)
     assert [each.getMessage() for each in caplog.records] == ["A: last"]
 
 

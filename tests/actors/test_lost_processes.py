@@ -61,7 +61,7 @@ async def test_nothing_is_started_when_a_process_dies_in_a_run_that_ends(ray_clu
     (process,) = pool._living
     closing = asyncio.ensure_future(owner.session.close(keep=None))
     await asyncio.sleep(0)
-    pool.lose(process, RuntimeError("lost"))
+    pool.mark_lost(process, RuntimeError("lost"))
     await closing
     assert pool._living == set()
 
@@ -121,7 +121,7 @@ async def test_callables_are_not_hosted_again_and_again_when_that_kills_their_pr
     owner.session.open()
     while pool._living:
         (process,) = pool._living
-        pool.lose(process, RuntimeError("lost"))
+        pool.mark_lost(process, RuntimeError("lost"))
         count += 1
     assert count == 3
     await owner.session.close(keep=None)

@@ -86,7 +86,7 @@ class Paging:
         """Take the run."""
         self.submitted.append(load_submission(body).reason)
 
-    def on_forget(self, _: str, end_id: str) -> None:
+    def on_drop(self, _: str, end_id: str) -> None:
         """Drop an end."""
         self.forgotten.append(end_id)
 

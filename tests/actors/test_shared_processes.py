@@ -193,7 +193,7 @@ async def test_all_runs_go_on_elsewhere_each_alone_when_their_process_dies(handl
     runs = [Run(f"r{number}", pool) for number in range(3)]
     await turns()
     assert len(handles) == 1
-    pool.lose(runs[0].process.process, RuntimeError("killed"))
+    pool.mark_lost(runs[0].process.process, RuntimeError("killed"))
     await turns()
     assert len(handles) == 4
     assert [len(run.process.process.leases) for run in runs] == [1, 1, 1]

@@ -171,7 +171,7 @@ class Watched:
         page.on("request", self._request)
         page.on("dialog", self._dialog)
 
-    def leave(self, page: Page) -> None:
+    def detach(self, page: Page) -> None:
         """Listen to it no more."""
         page.remove_listener("console", self._console)
         page.remove_listener("pageerror", self._error)
@@ -235,4 +235,4 @@ async def page(shared_page: Page, watched: Watched) -> AsyncGenerator[Page, None
     await shared_page.goto("about:blank")
     await shared_page.emulate_media(color_scheme="light", reduced_motion="no-preference")
     await shared_page.set_viewport_size(_SIZE)
-    watched.leave(shared_page)
+    watched.detach(shared_page)

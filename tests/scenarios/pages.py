@@ -45,7 +45,7 @@ class Page:
         self.until("ensemble_completed")
         return self.heard[before:]
 
-    def say(self, kind: str, **data: object) -> None:
+    def log(self, kind: str, **data: object) -> None:
         """Say something."""
         self._connection.send(json.dumps({"type": kind, **data}))
 
@@ -55,7 +55,7 @@ class Page:
 
     def decide(self, review_id: str, decision: str, text: str | None = None) -> None:
         """Decide at a gate."""
-        self.say("review_decision", review_id=review_id, decision=decision, revised_output=text)
+        self.log("review_decision", review_id=review_id, decision=decision, revised_output=text)
 
     def closed(self) -> tuple[int, str]:
         """Return with which code and reason the server ends it, behind all that it says before."""

@@ -235,7 +235,7 @@ def test_status_and_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     with WebDashboard.on_port(0) as dashboard, opened(dashboard) as one, opened(dashboard) as other:
         status = httpx.get(f"{url_of(dashboard)}/api/status").json()
         assert status == {"status": "running", "clients": 2, "port": dashboard.actual_port}
-        one.say("ping")
+        one.log("ping")
         assert one.until("pong") == {"type": "pong"}
         assert isinstance(other.until("heartbeat")["server_time_ms"], int)
         other.until("heartbeat")

@@ -32,7 +32,7 @@ from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.record.view.spans import recorded_spans
-from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.scenarios.delegating import ask
@@ -239,7 +239,7 @@ def test_calls_of_a_turn_that_was_cut_short_are_sent_together(sent: Sent, home: 
     assert cancel_when(called, ensemble).exit_reason is ExitReason.CANCELLED
     assert not any(name.startswith("execute_tool") for name, _ in sent.tree)
     is_free.set()
-    again = run_blocking(begin_again(RUN_ID, ensemble, runtime="inline"))
+    again = run_blocking(start_resumed(RUN_ID, ensemble, runtime="inline"))
     wait_for(forever.asked)
     again.cancel()
     assert again.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED

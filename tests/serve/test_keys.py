@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import RateLimit, ValidationError
-from ensemble_ray.access.admission import KeyPolicy, Knock
+from ensemble_ray.access.admission import Credentials, KeyPolicy
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import middleware as key_check
@@ -136,13 +136,13 @@ async def test_who_comes_while_the_keys_cannot_be_read_is_refused_at_once(home: 
     file.path.write_bytes(b"{}")
     file.reads = 0
     callers = CallerCache(file)
-    knock = Knock(digest=None, is_local=True)
-    refused = await asyncio.gather(*(callers.admit(knock) for _ in range(3)), return_exceptions=True)
+    credentials = Credentials(digest=None, is_local=True)
+    refused = await asyncio.gather(*(callers.admit(credentials) for _ in range(3)), return_exceptions=True)
     assert [(type(each), getattr(each, "code", "")) for each in refused] == [(Refusal, "NOT_READY")] * 3
     assert file.reads == 1
     file.path.write_bytes(content)
     with pytest.raises(Refusal, match="A key is needed"):
-        await callers.admit(knock)
+        await callers.admit(credentials)
     assert file.reads == 2
 
 
@@ -212,7 +212,7 @@ async def test_a_web_socket_is_closed_and_its_key_unread(home: str) -> None:
         sent.append(message)
 
     class Nobody:
-        async def admit(self, knock: Knock) -> Caller:
+        async def admit(self, credentials: Credentials) -> Caller:
             raise AssertionError
 
     async def served(scope: Any, receive: Any, send: Any) -> None:

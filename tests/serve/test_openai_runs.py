@@ -197,7 +197,7 @@ async def test_a_client_that_goes_after_the_answer_ends_nothing() -> None:
     double = RunsDouble(end=DONE)
     run = await BlockingRun.begin(double, NewRun(), idempotency_key=None, ends_with_client=True)
     assert (await run.end()).status == "completed"
-    await run.leave()
+    await run.detach()
     assert not double.cancelled
 
 
@@ -220,7 +220,7 @@ async def test_a_client_that_goes_after_a_decision_ends_its_run() -> None:
         await goes_on.wait()
     waiting.cancel()
     await asyncio.wait({waiting})
-    await run.leave()
+    await run.detach()
     assert double.cancelled == ["r"]
 
 
@@ -244,7 +244,7 @@ async def test_a_run_ends_though_its_request_is_cancelled_meanwhile() -> None:
             await may_go_on.wait()
             ended.append(run_id)
 
-    leaving = asyncio.create_task(BlockingRun(cast("Any", Slow()), "a", ends_with_client=True).leave())
+    leaving = asyncio.create_task(BlockingRun(cast("Any", Slow()), "a", ends_with_client=True).detach())
     await has_begun.wait()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -60,7 +60,7 @@ def mounted(control: ProcessControl, pages: list[Page]) -> FastAPI:
                 message = json.loads(await socket.receive_text())
                 await control.sockets.handlers[message["type"]](page, message)
         except WebSocketDisconnect:
-            control.sockets.forget(page)
+            control.sockets.drop(page)
 
     app.mount("/api", control.app)
     return app

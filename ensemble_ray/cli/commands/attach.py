@@ -118,7 +118,7 @@ class _Watch:
         from ensemble_ray.values.outputs import RunState
 
         found = await self._store.summary(self._run_id)
-        if found is None or found.state.is_going_on:
+        if found is None or found.state.is_active:
             return None
         return (found.state if found.state.is_final or found.state is RunState.WAITING else RunState.INTERRUPTED).value
 
@@ -127,7 +127,7 @@ class _Watch:
         while not follower.is_over:
             _show(display, await follower.read(_READ_S))
         found = await self._store.summary(self._run_id)
-        while found is not None and found.state.is_going_on:  # the record has the end before the state changes
+        while found is not None and found.state.is_active:  # the record has the end before the state changes
             await asyncio.sleep(_END_S)
             found = await self._store.summary(self._run_id)
         return found is None or found.state.is_final
@@ -135,7 +135,7 @@ class _Watch:
     async def _wait_until_resumed(self) -> None:
         while True:
             found = await self._store.summary(self._run_id)
-            if found is None or found.state.is_going_on or found.state.is_final:
+            if found is None or found.state.is_active or found.state.is_final:
                 return
             await asyncio.sleep(_LOOK_S)
 

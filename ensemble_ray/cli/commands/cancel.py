@@ -40,7 +40,7 @@ async def _cancel(store: RunStore, name: str) -> int:
     assert found is not None  # noqa: S101  `find` raises if there is none
     run_id = found.run_id
     await request_end(store, found)
-    if found.state.is_going_on:
+    if found.state.is_active:
         say(f"Ending run {run_id}")
     found = await store.summary(run_id)
     deadline = time.monotonic() + _PATIENCE_S

@@ -37,7 +37,7 @@ async def _delete(store: RunStore, names: list[str]) -> list[str]:
 
     found = {run.run_id: run for run in [await store.find(name) for name in names]}
     for run in found.values():
-        if run.state.is_going_on:
+        if run.state.is_active:
             owner = f" ({run.owner})" if run.owner else ""
             raise RunExistsError(
                 f"Run '{run.run_id}' is running{owner}, and its record is not removed. End it first: "

@@ -57,7 +57,7 @@ def resume(
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.head import read_head
-    from ensemble_ray.recovery.resuming import begin_again
+    from ensemble_ray.recovery.resuming import start_resumed
 
     options = run_options(max_tokens, max_cost, tags)
     store = own_store()
@@ -70,7 +70,7 @@ def resume(
     name = f"{found.run_id} ({Path(found.origin).name})" if found.origin else found.run_id
     return show_run(
         lambda listener: run_blocking(
-            begin_again(
+            start_resumed(
                 found.run_id,
                 None if team is None else team.with_additional_listener(listener),
                 runtime=chosen,

@@ -184,7 +184,7 @@ def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
 async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapReduceView:
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 
-    view = MapReduceView(run.run_id, is_running=run.state.is_going_on)
+    view = MapReduceView(run.run_id, is_running=run.state.is_active)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.apply(page)
     return view

@@ -233,7 +233,7 @@ def new_interactions(event: TaskTracedEvent) -> Iterator[LlmInteraction]:
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
     """Return whether no earlier beginning of the run has reported an effect of that time."""
-    return at.timestamp() >= event.tracing.told_until
+    return at.timestamp() >= event.tracing.reported_until
 
 
 def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:

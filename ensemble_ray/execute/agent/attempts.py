@@ -14,7 +14,7 @@ from ensemble_ray.errors.travel import status_of
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
-from ensemble_ray.llm.limits.endpoints import Visit
+from ensemble_ray.llm.limits.endpoints import EndpointCall
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import call_user
@@ -69,17 +69,17 @@ class Attempts:
             return await send()
         # A model without an endpoint id shares no breaker with others.
         endpoint: object = getattr(self._model, "endpoint_id", "")
-        visit = self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
+        call = self._scope.ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
         try:
-            return await self._repeat(self._policy, visit, send, has_begun)
+            return await self._repeat(self._policy, call, send, has_begun)
         finally:
-            if visit is not None:
-                visit.end()
+            if call is not None:
+                call.end()
 
     async def _repeat(
         self,
         policy: RetryPolicy,
-        visit: Visit | None,
+        call: EndpointCall | None,
         send: Callable[[], Awaitable[ChatResponse]],
         has_begun: Callable[[], bool],
     ) -> ChatResponse:
@@ -88,9 +88,9 @@ class Attempts:
         try:
             while True:
                 # The endpoint's breaker and limit come first. A waiting attempt holds no permit.
-                if visit is not None and not visit.try_go():
+                if call is not None and not call.try_begin():
                     try:
-                        left_s -= await visit.wait(left_s)
+                        left_s -= await call.wait(left_s)
                     except CircuitOpenError as is_open:
                         raise is_open from last
                 self._scope.effects.attempts += 1
@@ -98,16 +98,16 @@ class Attempts:
                     response = await send()
                 except BaseException as error:
                     fault = fault_of(error)
-                    if visit is not None:
-                        _report(visit, error, fault)
+                    if call is not None:
+                        _report(call, error, fault)
                     delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
                     if fault is None or delay_s is None:
                         raise
                     self._note_retry(policy, fault, delay_s)
                     last = error
                 else:
-                    if visit is not None:
-                        visit.record_answer()
+                    if call is not None:
+                        call.record_answer()
                     return response
                 await self._scope.ports.clock.sleep(delay_s)
                 left_s -= delay_s
@@ -159,16 +159,16 @@ def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatR
     return whole_response(response, keep_reasoning=keep_reasoning)
 
 
-def _report(visit: Visit, error: BaseException, fault: ProviderFault | None) -> None:
+def _report(call: EndpointCall, error: BaseException, fault: ProviderFault | None) -> None:
     """Report a failed attempt to the endpoint's breaker and limit."""
     if fault is None or fault.is_bad_generation:
         # A refusal is an answer of the endpoint. A cancelled call, or an error of a model's code, is none.
-        report = visit.leave if status_of(error) is None else visit.record_answer
+        report = call.abandon if status_of(error) is None else call.record_answer
         report()
     elif fault.is_refusal_for_now:
-        visit.record_refusal()
+        call.record_refusal()
     else:
-        visit.record_failure(_describe(fault), ago_s=fault.ago_s)
+        call.record_failure(_describe(fault), ago_s=fault.ago_s)
 
 
 def _describe(fault: ProviderFault) -> str:

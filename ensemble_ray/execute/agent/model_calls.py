@@ -34,7 +34,7 @@ from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatMo
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
 from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.text.answers import ReasoningSplitter
-from ensemble_ray.text.foreign_text import WholePieces
+from ensemble_ray.text.foreign_text import SurrogateJoiner
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,
@@ -359,7 +359,7 @@ class _StreamedText:
     """The pieces of a streamed text so far; half of a surrogate pair waits for the other half."""
 
     def __init__(self) -> None:
-        self._whole = WholePieces()
+        self._whole = SurrogateJoiner()
         self._pieces: list[str] = []
 
     @property

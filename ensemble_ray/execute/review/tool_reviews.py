@@ -74,7 +74,7 @@ class ToolReviews:
         #: open gates at which the call was suspended
         self._open_gates: list[OpenReview] = []
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Restart the numbering: a repeated call asks the same questions."""
         self._asked = 0
 
@@ -93,7 +93,7 @@ class ToolReviews:
             raise
         finally:
             for limit in paused:
-                limit.go_on()
+                limit.resume()
         self._decisions[name] = decision
         return decision
 

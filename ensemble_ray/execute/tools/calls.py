@@ -375,7 +375,7 @@ class ToolSampling:
         #: answers of this process by name; the scope only has earlier ones
         self._answers: dict[str, SamplingAnswered] = {}
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Restart the numbering: a repeated call makes the same requests."""
         self._asked = 0
 

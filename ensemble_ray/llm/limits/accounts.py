@@ -160,7 +160,7 @@ class BudgetService:
                     self._closed.popitem(last=False)
         return None
 
-    def leave(self, holder: str) -> None:
+    def detach(self, holder: str) -> None:
         """Release the reservations of a dead process; its spending stays."""
         for account in self._accounts.values():
             account.base += account.spent.pop(holder, NOTHING)

@@ -1,6 +1,6 @@
 """Circuit breakers and adaptive limits of all endpoints that one process calls.
 
-`EndpointService` and its visits carry out the decisions of `Breaker` and `AdaptiveLimit`. Callers may be on several
+`EndpointService` and its calls carry out the decisions of `Breaker` and `AdaptiveLimit`. Callers may be on several
 event loops and threads. While an endpoint works, a call costs a look-up and a few set operations, without a lock.
 """
 
@@ -61,9 +61,9 @@ class EndpointService:
         self._endpoints = {}
         self.share = None
 
-    def visit(self, name: str) -> Visit:
+    def open_call(self, name: str) -> EndpointCall:
         endpoint = self._endpoints.get(name)
-        return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
+        return EndpointCall(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
 
     def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
         """Return descriptions of the endpoints; those with problems and calls in flight first."""
@@ -105,11 +105,11 @@ def process_endpoints() -> EndpointService:
     return _process_endpoints
 
 
-class Visit:
-    """One answer that a caller wants, over all attempts; made by `EndpointService.visit`.
+class EndpointCall:
+    """One answer that a caller wants, over all attempts; made by `EndpointService.call`.
 
-    Each attempt begins with `try_go` or `wait`. It ends with `record_answer`, `record_failure`, `record_refusal` or
-    `leave`.
+    Each attempt begins with `try_begin` or `wait`. It ends with `record_answer`, `record_failure`, `record_refusal` or
+    `abandon`.
     """
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
@@ -121,7 +121,7 @@ class Visit:
         self._is_probe = False
         endpoint.wanted.add(self)
 
-    def try_go(self) -> bool:
+    def try_begin(self) -> bool:
         """Begin an attempt if the endpoint allows it now and no other call waits; otherwise await `wait`."""
         endpoint = self._endpoint
         if endpoint.is_calm:
@@ -151,7 +151,7 @@ class Visit:
             waited_s = await self._wait_in_queue(waiter, patience_s)
         except BaseException:
             if waiter.may_go:
-                self.leave()
+                self.abandon()
             else:
                 with self._service.lock:
                     endpoint.waiters.remove(waiter)
@@ -249,7 +249,7 @@ class Visit:
         if is_change:
             service.publish(endpoint, "refused")
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """End the attempt without information about the endpoint."""
         endpoint, is_probe = self._endpoint, self._is_probe
         self._is_probe = False
@@ -271,7 +271,7 @@ class Visit:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    visit: Visit
+    call: EndpointCall
     wakeup: Wakeup = field(default_factory=Wakeup)
     may_go: bool = False
 
@@ -284,9 +284,9 @@ class _Endpoint:
         self.breaker = Breaker()
         self.limit = AdaptiveLimit()
         #: calls that want an answer, also between two attempts; sets, because one operation on them needs no lock
-        self.wanted: set[Visit] = set()
+        self.wanted: set[EndpointCall] = set()
         #: calls in flight
-        self.sent: set[Visit] = set()
+        self.sent: set[EndpointCall] = set()
         self.waiters: deque[_Waiter] = deque()
         #: whether calls may skip the lock
         self.is_calm = True
@@ -314,10 +314,10 @@ class _Endpoint:
                 break
             waiter = self.waiters.popleft()
             waiter.may_go = True
-            waiter.visit.begin_attempt(entry)
+            waiter.call.begin_attempt(entry)
             if not waiter.wakeup.wake():  # its event loop is closed
-                self.sent.discard(waiter.visit)
-                self.wanted.discard(waiter.visit)
+                self.sent.discard(waiter.call)
+                self.wanted.discard(waiter.call)
                 if entry is CallAdmission.PROBE:
                     self.breaker.cancel_probe()
         opening = (self.breaker.is_open, self.breaker.wakes_at())

@@ -282,12 +282,12 @@ def _server_of(url: str) -> str:
 class PerLoop(Generic[T]):
     """One resource per running event loop.
 
-    `close` closes a resource in its loop. `forget` drops a resource if its loop was closed without a shutdown.
+    `close` closes a resource in its loop. `drop` drops a resource if its loop was closed without a shutdown.
     """
 
-    def __init__(self, close: Callable[[T], Awaitable[object]], forget: Callable[[T], object] | None = None) -> None:
+    def __init__(self, close: Callable[[T], Awaitable[object]], drop: Callable[[T], object] | None = None) -> None:
         self._close = close
-        self._forget = forget
+        self._drop = drop
         self._held: dict[asyncio.AbstractEventLoop, T] = {}
         track(self)
 
@@ -303,8 +303,8 @@ class PerLoop(Generic[T]):
         loop = asyncio.get_running_loop()
         for other in [other for other in self._held if other.is_closed()]:
             forgotten = self._held.pop(other)
-            if self._forget is not None:
-                self._forget(forgotten)
+            if self._drop is not None:
+                self._drop(forgotten)
         self._held[loop] = resource
 
         async def close() -> None:
@@ -366,7 +366,7 @@ def _close_at_exit() -> None:
 
 #: by whether the server is on this machine, and whether its connections are used once
 _sessions: dict[tuple[bool, bool], PerLoop[aiohttp.ClientSession]] = {
-    (is_local, once): PerLoop(close=lambda session: session.close(), forget=lambda session: session.detach())
+    (is_local, once): PerLoop(close=lambda session: session.close(), drop=lambda session: session.detach())
     for is_local in (False, True)
     for once in (False, True)
 }

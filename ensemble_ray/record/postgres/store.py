@@ -219,7 +219,7 @@ class Claim:
                 finally:
                     await connection.close()
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Close the inherited connection in a forked child: it would keep the lock of a dead parent."""
         if self._connection is not None and not self._connection.closed:
             with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class OwnedPostgresRun:
     async def write_state(self, state: RunState) -> None:
         """Store the run's state; a final state, or `interrupted`, releases ownership."""
         await self._claim.write_state(state)
-        if not state.is_going_on:
+        if not state.is_active:
             await self._claim.release()
 
     async def is_cancel_asked(self) -> bool:
@@ -416,7 +416,7 @@ _held: set[Claim] = set()
 @after_fork
 def _forget_all() -> None:
     for claim in list(_held):
-        claim.forget()
+        claim.drop()
 
 
 _log = bounded_logger(__name__)

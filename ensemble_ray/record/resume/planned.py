@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.execute.orders import FailureSummary, Resumed, TaskFailure, TaskResult, count_incomplete
+from ensemble_ray.execute.orders import FailureSummary, ResumePoint, TaskFailure, TaskResult, count_incomplete
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, kinds_of
 from ensemble_ray.facts.runs import (
@@ -53,7 +53,7 @@ class _OutputFigures(NamedTuple):
     tool_call_count: int
 
 
-class PlannedRecovery:
+class PlannedResumeReader:
     """The recorded state of a planned run to be resumed.
 
     Attributes:
@@ -90,7 +90,9 @@ class PlannedRecovery:
         self._directives: list[DirectiveFact] = []
 
     @classmethod
-    def of(cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True) -> PlannedRecovery:
+    def of(
+        cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True
+    ) -> PlannedResumeReader:
         """Return the state after all facts of a run.
 
         Raises:
@@ -264,15 +266,15 @@ class PlannedRecovery:
         failure_of: Callable[[TaskFailure], Failure],
         *,
         is_restart: bool = False,
-    ) -> Resumed[Output, Failure]:
+    ) -> ResumePoint[Output, Failure]:
         """Return the state from which a coordinator resumes.
 
         Args:
             output_of: Returns the stored output of a manager's worker, by instance.
             failure_of: Converts a failure to the coordinator's representation.
-            is_restart: See `Resumed`.
+            is_restart: See `ResumePoint`.
         """
-        return Resumed(
+        return ResumePoint(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
             results=_Results(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
@@ -400,22 +402,22 @@ class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
 
 async def read_planned(
     store: RunStore, run_id: str, keep: KeepOutput, *take: TakePage, is_resumed: bool = True
-) -> PlannedRecovery:
-    """Read the recorded state of a planned run page by page; see `PlannedRecovery`.
+) -> PlannedResumeReader:
+    """Read the recorded state of a planned run page by page; see `PlannedResumeReader`.
 
     All facts are read, so that no process resumes a record that is damaged anywhere (S-DUR-9).
 
     Args:
         store: The store of the record.
         run_id: The run's id.
-        keep: See `PlannedRecovery`.
+        keep: See `PlannedResumeReader`.
         take: Receive the pages, too.
-        is_resumed: See `PlannedRecovery`.
+        is_resumed: See `PlannedResumeReader`.
 
     Raises:
         RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
-    recovery = PlannedRecovery(keep, is_resumed=is_resumed)
+    recovery = PlannedResumeReader(keep, is_resumed=is_resumed)
     await read_pages(store, run_id, None, recovery.apply, *take)
     recovery.end_pages()
     if recovery.needs_effects:

@@ -22,7 +22,7 @@ from ensemble_ray.record.journal import FORMAT
 from ensemble_ray.record.sqlite.losses import (
     RECORD,
     CountFile,
-    forget,
+    drop_position,
     index_of,
     is_sound,
     log_of,
@@ -254,7 +254,7 @@ class SqliteFile:
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here SQLite releases the GIL
         self._connection.close()
-        forget(self.path)
+        drop_position(self.path)
 
     def _leave_if_dangerous(self) -> None:
         """Abandon the connection if closing it would crash this process."""

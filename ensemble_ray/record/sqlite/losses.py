@@ -488,7 +488,7 @@ def remember(path: Path) -> None:
         _open[str(path)] = _open.get(str(path), 0) + 1
 
 
-def forget(path: Path) -> None:
+def drop_position(path: Path) -> None:
     """Count one less open connection of this process that writes to the record."""
     with _lock:
         left = _open.get(str(path), 0) - 1

@@ -29,7 +29,7 @@ from ensemble_ray.facts.runs import (
 from ensemble_ray.record.head import HEAD_KINDS
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.record.levels import LevelTally, tally_data
-from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
+from ensemble_ray.record.map_reduce_fold import MapReduceResumeReader, RecordedOutcome
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.record.view.tree import (
     TreeRow,
@@ -80,7 +80,7 @@ class MapReduceView:
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
-        self._recovery = MapReduceRecovery(self._apply_output, keep_inner=self._apply_inner)
+        self._recovery = MapReduceResumeReader(self._apply_output, keep_inner=self._apply_inner)
         self._levels: dict[int, LevelTally] = {}
         #: the first failures by key, including failures of tasks that succeeded later; a view leaves these out
         self._failures: dict[str, str] = {}

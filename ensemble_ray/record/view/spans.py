@@ -75,8 +75,8 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
             case RunResumed(is_restart=False) if beginnings:
                 if beginnings[-1].has_told:
                     _tell(history, untold)
-                told_until = history.head.told_until
-                tracing = replace(beginnings[0].tracing, beginning=len(beginnings), told_until=told_until)
+                reported_until = history.head.reported_until
+                tracing = replace(beginnings[0].tracing, beginning=len(beginnings), reported_until=reported_until)
                 beginnings.append(_Beginning(tracing=tracing, started_at=fact.at, last_at=fact.at))
             case RunEnded() as end if beginnings:
                 beginnings[-1].end = end

@@ -162,11 +162,11 @@ class ItemLoops:
         self._reporter, self._finish = reporter, finish
         self._background = RunBackgroundTasks(reporter.break_off)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Stop all waiting."""
-        self._background.leave()
+        self._background.detach()
         for running in self._running.values():
-            running.evaluations.leave()
+            running.evaluations.detach()
         self._running.clear()
 
     def begin(self, prepared: PreparedLoop) -> None:
@@ -288,7 +288,7 @@ class ItemLoops:
 
     def _end(self, running: _Running, end: End, at: float) -> None:
         del self._running[running.prepared.instance]
-        running.evaluations.leave()
+        running.evaluations.detach()
         self._reporter.notify(self._finish(_loop_end(running, end, at)))
 
 

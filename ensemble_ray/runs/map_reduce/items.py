@@ -236,7 +236,7 @@ class ItemLog:
         item, output = self._store.get_mapped(came)
         return ItemResult(index=self._indices[position], item=item, output=output)
 
-    async def leave(self, reader: int) -> None:
+    async def detach(self, reader: int) -> None:
         """Remove a reader, so that the run no longer waits for it."""
         async with self._changed:
             self._readers.pop(reader, None)
@@ -256,7 +256,7 @@ class ItemStream:
                 yield from map(self._log.result, range(cursor, end))
                 cursor = end
         finally:
-            run_blocking(self._log.leave(id(self)))
+            run_blocking(self._log.detach(id(self)))
 
     async def __aiter__(self) -> AsyncIterator[ItemResult]:
         cursor = 0
@@ -266,7 +266,7 @@ class ItemStream:
                     yield self._log.result(position)
                 cursor = end
         finally:
-            await bridge(self._log.leave(id(self)))
+            await bridge(self._log.detach(id(self)))
 
 
 def _failure(packed: bytes) -> FailedItem:
@@ -341,7 +341,7 @@ class ItemResultWriter:
         finally:
             self._writing = None
 
-    async def leave(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+    async def detach(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Close it at the end of its run; `error` is the reason of an abort, None for a normal end."""
         await self.close(is_complete=error is None)
 

@@ -30,7 +30,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope, request_of
+from ensemble_ray.runs.launching import Prepared, RunConclusion, RunScope, request_of
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter
 from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
@@ -41,7 +41,7 @@ from ensemble_ray.runs.map_reduce.orders import (
 )
 from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
 from ensemble_ray.runs.map_reduce.recovery import (
-    RecoveredRun,
+    MapReduceResumePoint,
     conclude,
     list_reasons,
     load_end,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel, EventSink
     from ensemble_ray.record.result import RunResultHead
     from ensemble_ray.record.stores import OwnedRun
-    from ensemble_ray.runs.launching import Resumption
+    from ensemble_ray.runs.launching import ResumeState
     from ensemble_ray.runs.map_reduce.items import ItemStream
     from ensemble_ray.runs.ports import ExecutorSession, RunRequest, Runtime
     from ensemble_ray.values.reviews import RunDirective
@@ -176,7 +176,7 @@ class MapReduceLauncher:
         description = replace(description, name=(await read_head(scope.store, scope.run_id)).name)
         return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
 
-    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
         """Coordinate the run here, and record it."""
         owned = await self._claim(scope)
         state = RunState.FAILED
@@ -212,7 +212,7 @@ class MapReduceLauncher:
         """Notify readers of items that no more results follow."""
         self.items.close()
 
-    def _conclude(self, ended: MapReduceEnd) -> Conclusion:
+    def _conclude(self, ended: MapReduceEnd) -> RunConclusion:
         definition = self.definition
         collects = definition.item_policy == "collect"
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
@@ -244,8 +244,8 @@ class MapReduceLauncher:
         run_id = scope.run_id
         record = None
         if scope.resumption is not None:
-            record = await RecoveredRun.read(scope.store, run_id, self._outputs, self._find_output_types())
-            record.facts.go_on()
+            record = await MapReduceResumePoint.read(scope.store, run_id, self._outputs, self._find_output_types())
+            record.facts.drop_failures()
             self._answers = record.facts.answers
         journal = ForgetfulJournal(run_id) if owned is None else owned.journal
         epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
@@ -264,7 +264,7 @@ class MapReduceLauncher:
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             results = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
-            stack.push_async_exit(results.leave)
+            stack.push_async_exit(results.detach)
             self._events = UnitEvents(scope.events)
             parts = self._assemble_parts(
                 scope, run_journal, ItemBuffer(reader, record), results, record, is_direct=is_direct
@@ -343,7 +343,7 @@ class MapReduceLauncher:
         journal: RunJournal,
         items: ItemBuffer,
         results: ItemResultWriter,
-        record: RecoveredRun | None,
+        record: MapReduceResumePoint | None,
         *,
         is_direct: bool,
     ) -> MapReduceParts:
@@ -416,7 +416,7 @@ class MapReduceRun(Run):
         options: RunOptions | None = None,
         is_watched: bool = True,
         origin: Origin | None = None,
-        resumption: Resumption | None = None,
+        resumption: ResumeState | None = None,
     ) -> None:
         """Begin or resume; see `Run`."""
         self._items = launcher.items

@@ -135,7 +135,7 @@ class MapReduceOutputs:
         self._put((level, number), output=output, trace=trace, item=item, executions=executions, unit_type=unit_type)
         return output
 
-    def lose(
+    def mark_lost(
         self,
         level: int,
         number: int,

@@ -35,7 +35,7 @@ from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import (
     MAP_REDUCE_KINDS,
-    MapReduceRecovery,
+    MapReduceResumeReader,
     RecordedOutcome,
     fails_on_item,
     read_map_reduce,
@@ -43,7 +43,7 @@ from ensemble_ray.record.map_reduce_fold import (
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.result import RunEnd, RunResults, error_trace, failures_by_label, task_error
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
-from ensemble_ray.runs.launching import Conclusion
+from ensemble_ray.runs.launching import RunConclusion
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import FailureLog, MapReduceEnd, MapReduceFailure, node_type
 from ensemble_ray.schedule.instructions import End
@@ -85,7 +85,7 @@ def recorded_failure(key: str, level: int, fact: Fact[FailureRecorded]) -> MapRe
     )
 
 
-class RecoveredRun:
+class MapReduceResumePoint:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
     def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType] | None = None) -> None:
@@ -101,12 +101,12 @@ class RecoveredRun:
         self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}
         #: which of them are the outputs of their items, while their parts are incomplete
         self._output_facts: dict[str, ItemOutputRecorded] = {}
-        self.facts = MapReduceRecovery(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
+        self.facts = MapReduceResumeReader(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
     @classmethod
     async def read(
         cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType]
-    ) -> RecoveredRun:
+    ) -> MapReduceResumePoint:
         """Read the record of a run, page by page; outputs of its tasks are added to `outputs`.
 
         Args:
@@ -197,7 +197,7 @@ class RecoveredRun:
             return
         self._failures.put(position, fact)
         type_of_node = node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
-        self._outputs.lose(*position, read_trace(fact), type_of_node, executions=self._executions(key))
+        self._outputs.mark_lost(*position, read_trace(fact), type_of_node, executions=self._executions(key))
 
     def _position_of(self, key: str) -> tuple[int, int] | None:
         """Return level and number of a key, as the machine has them; None if the record lacks them."""
@@ -293,7 +293,7 @@ class RecoveredRun:
 
 def conclude(
     ended: MapReduceEnd, task_outputs: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
-) -> Conclusion:
+) -> RunConclusion:
     """Return the outcome of a run and the outputs of its tasks.
 
     Args:
@@ -328,7 +328,7 @@ def conclude(
         failed_items=failed_items,
     )
     failure = failure_of(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
-    return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
+    return RunConclusion(end=end, results=results, failure=failure, warning=ended.warning)
 
 
 def list_reasons(ended: MapReduceEnd) -> Sequence[MapReduceFailure]:
@@ -527,12 +527,12 @@ async def load_end(
     head = await read_head(store, run_id)
     if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
         return None
-    record = await RecoveredRun.read(store, run_id, outputs, output_types)
+    record = await MapReduceResumePoint.read(store, run_id, outputs, output_types)
     async with contextlib.AsyncExitStack() as stack:
         reader, is_direct = await open_items(definition)
         stack.push_async_callback(reader.close)
         writer = await open_results(is_direct=is_direct)
-        stack.push_async_exit(writer.leave)
+        stack.push_async_exit(writer.detach)
         return await _recorded_end(record, reader, outputs, writer)
 
 
@@ -569,7 +569,7 @@ async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
 
 
 async def _recorded_end(
-    record: RecoveredRun, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
+    record: MapReduceResumePoint, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
 ) -> MapReduceEnd:
     """Return the end of a finished run; results of its items are written again."""
     items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
@@ -596,7 +596,9 @@ async def _recorded_end(
     )
 
 
-def _failure(record: RecoveredRun, number: int, refused: RefusedItem | None) -> tuple[BaseException, int] | None:
+def _failure(
+    record: MapReduceResumePoint, number: int, refused: RefusedItem | None
+) -> tuple[BaseException, int] | None:
     """Return why an item has no output, and its attempts; None if it has an output."""
     if refused is not None:
         return refused.error, 0

@@ -119,16 +119,16 @@ class MapReduceTasks:
             warning="" if self._spent is None else describe_exhaustion((self._spent,)),
         )
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Cancel user code if possible."""
-        self._background.leave()
-        self._loops.leave()
+        self._background.detach()
+        self._loops.detach()
 
-    def forget(self, instances: Sequence[str]) -> None:
+    def drop(self, instances: Sequence[str]) -> None:
         """Refuse: the outputs of a map-reduce are its result."""
         raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
 
-    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+    def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         match what:
             case Inform():
                 _log.info("%s", what.text)
@@ -296,7 +296,7 @@ class MapReduceTasks:
                 self._parts.results.write_output(number, self._parts.items.index(number), item, output)
             is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
             return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
-        store.lose(level, number, result.trace, prepared.unit_type, item=item)
+        store.mark_lost(level, number, result.trace, prepared.unit_type, item=item)
         stimulus = self._lose(prepared, result, error)
         if not level:
             self._parts.items.pop(number)
@@ -321,7 +321,7 @@ class MapReduceTasks:
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
             self._parts.results.write_output(number, items.index(number), item, output)
             return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
-        store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
+        store.mark_lost(0, number, None, prepared.unit_type, item=item, executions=end.traces)
         if end.error is not None:
             return self._fail_loop(end, end.error)
         items.pop(number)

@@ -99,9 +99,9 @@ class PageSocket:
         except asyncio.CancelledError:
             pass  # the server stops, and this was the connection's task
         finally:
-            self._hub.leave(connection)
+            self._hub.detach(connection)
             if self._control is not None:
-                self._control.forget(client)
+                self._control.drop(client)
             sending.cancel()
 
     async def _take(self, client: _Client, message: WebSocketMessage) -> None:

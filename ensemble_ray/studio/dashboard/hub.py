@@ -171,7 +171,7 @@ class MessageHub:
             self._connections.add(connection)
         return connection
 
-    def leave(self, connection: Connection) -> None:
+    def detach(self, connection: Connection) -> None:
         """Remove an ended connection."""
         with self._lock:
             self._connections.discard(connection)
@@ -203,7 +203,7 @@ class ControlMessages(Protocol):
         """Handlers by message type. The arguments are the `PageClient` of the page and the message."""
         ...
 
-    def forget(self, client: Any, /) -> None:
+    def drop(self, client: Any, /) -> None:
         """Release the state of a disconnected page."""
         ...
 

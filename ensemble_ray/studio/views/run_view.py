@@ -170,14 +170,14 @@ class RunView:
             forked_from=None if fork is None else ForkOrigin(run_id=fork.run, step=fork.task),
             forks=list(forks),
             cursor=self.cursor,
-            is_live=state.is_going_on or state is RunState.WAITING,
+            is_live=state.is_active or state is RunState.WAITING,
             problem=problem,
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
         )
 
     def _exit_reason(self, state: RunState) -> ExitReason | None:
         end = self.totals.head.end
-        if state.is_going_on or state is RunState.INTERRUPTED:
+        if state.is_active or state is RunState.INTERRUPTED:
             return None
         return state.exit_reason if end is None else end.reason
 

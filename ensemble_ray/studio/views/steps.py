@@ -356,7 +356,7 @@ _INTERRUPTED = "Its process is gone, but it has not ended. It can be resumed."
 
 def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
     """Return why a run ended, in words; None: it is active."""
-    if state.is_going_on:
+    if state.is_active:
         return None
     if state is RunState.INTERRUPTED:
         return _INTERRUPTED

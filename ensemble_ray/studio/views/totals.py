@@ -145,7 +145,7 @@ class RunTotals:
         """Return the row of the run."""
         state = self.state(summary)
         created = round(summary.created_at.timestamp() * 1000)
-        is_over = not state.is_going_on
+        is_over = not state.is_active
         ended = as_millis(self.last_at) if is_over and self.cursor else None
         fork = self.head.forked_from
         return RunRow(

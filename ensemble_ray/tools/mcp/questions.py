@@ -57,7 +57,7 @@ _UNKNOWN_CALL = (
 class _Restartable(Protocol):
     """A review handler or sampler that numbers the requests of a call."""
 
-    def begin_again(self) -> None: ...
+    def restart(self) -> None: ...
 
 
 class CallQuestions:
@@ -76,7 +76,7 @@ class CallQuestions:
         self._samples = self._forms = 0
         for answerer in (self._context.review_handler, self._context.sampler):
             if isinstance(answerer, _Restartable):
-                answerer.begin_again()
+                answerer.restart()
         failure = self._failure = asyncio.get_running_loop().create_future()
         calls = _open.setdefault(client.session, set())
         calls.add(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Never, TypeAlias
 
 from ensemble_ray import ExitReason, Plan
-from ensemble_ray.execute.orders import Resumed, RunOutcome, TaskBody, TaskOrder, TaskResult, TaskStatus
+from ensemble_ray.execute.orders import ResumePoint, RunOutcome, TaskBody, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError
 from ensemble_ray.ports import Persistence
@@ -103,7 +103,7 @@ class Conducting:
         *,
         preamble: Sequence[Fact] = (),
         epoch: int = 0,
-        resumed: Resumed[str, Failure] | None = None,
+        resumed: ResumePoint[str, Failure] | None = None,
         find_decided: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
         self.clock = ManualClock(start=100.0)
@@ -156,7 +156,7 @@ class Conducting:
 
 
 async def conducting(
-    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, Failure] | None = None
+    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: ResumePoint[str, Failure] | None = None
 ) -> Conducting:
     """A run that began, or went on."""
     run = Conducting(plan, preamble=preamble, epoch=epoch, resumed=resumed)

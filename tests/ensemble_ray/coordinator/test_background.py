@@ -43,7 +43,7 @@ async def test_background_tasks_are_stopped_when_the_run_has_ended() -> None:
 
     tasks.start(hang())
     await asyncio.sleep(0)
-    tasks.leave()
+    tasks.detach()
     await asyncio.wait_for(is_stopped.wait(), 60)
     assert failed == []
 

@@ -289,5 +289,5 @@ def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore[bytes]]) ->
     listed: Sequence[tuple[str, bytes]] = ListedOutputs(store, ["b#0", "a#0"])
     assert listed == [("b#0", b"2"), ("a#0", b"3")]
     assert listed[1:] == [("a#0", b"3")]
-    store.forget(["a#0"])
+    store.drop(["a#0"])
     assert "a#0" not in store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.execute.orders import Resumed
+from ensemble_ray.execute.orders import ResumePoint
 from ensemble_ray.facts.runs import DirectiveRecorded, ModelSwitched
 from ensemble_ray.values.reviews import Directive, ModelSwitch, model_for
 from tests.ensemble_ray.coordinator.planned_runs import Conducting, Failure, conducting, done
@@ -53,7 +53,7 @@ async def test_a_run_that_ended_takes_none() -> None:
 async def test_a_run_that_goes_on_has_what_is_recorded() -> None:
     """S-CTL-6: what expired meanwhile is not told."""
     recorded = [DirectiveRecorded(text="Expired", expires_at=99.0), DirectiveRecorded(text="Always")]
-    resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
+    resumed: ResumePoint[str, Failure] = ResumePoint(started_at=50.0, stimuli=(), results={}, directives=recorded)
     run = await conducting(sequence("a"), resumed=resumed)
     assert told(run) == {"a": ("Always",)}
 
@@ -85,7 +85,7 @@ async def test_tasks_that_start_later_ask_the_model_that_was_chosen_last() -> No
 async def test_a_run_that_goes_on_keeps_the_model_that_was_chosen() -> None:
     """S-CTL-12."""
     recorded = [ModelSwitched(model="large", agent="Writer"), ModelSwitched(model="small", agent="Reader")]
-    resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
+    resumed: ResumePoint[str, Failure] = ResumePoint(started_at=50.0, stimuli=(), results={}, directives=recorded)
     run = await conducting(sequence("a"), resumed=resumed)
     assert asked(run) == {"a": "large"}
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import ExitReason, Plan, RecordError, RunState, StaleEpochError
-from ensemble_ray.execute.orders import Resumed, TaskResult
+from ensemble_ray.execute.orders import ResumePoint, TaskResult
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.plan.plan import PhaseUnit
-from ensemble_ray.record.resume.planned import PlannedRecovery
+from ensemble_ray.record.resume.planned import PlannedResumeReader
 from ensemble_ray.schedule.instructions import UntilHolds
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, Exited, Failed, Stimulus
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
@@ -20,9 +20,11 @@ from tests.ensemble_ray.schedule.nesting import loop, nested, node
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
-def resumed(stimuli: Sequence[Sequence[Stimulus]], *results: Result, is_restart: bool = False) -> Resumed[str, Failure]:
+def resumed(
+    stimuli: Sequence[Sequence[Stimulus]], *results: Result, is_restart: bool = False
+) -> ResumePoint[str, Failure]:
     """What a record tells of a run that began at 50."""
-    return Resumed(
+    return ResumePoint(
         started_at=50.0,
         stimuli=stimuli,
         results={result.instance: result for result in results},
@@ -60,7 +62,7 @@ async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> No
     capped = plan_of("parallel", {"a": (), "b": (), "c": (), "d": ("b",), "e": ("a",)}, cap=2)
     first = await conducting(capped)
     await first.report(done("a"), done("b"))
-    groups = PlannedRecovery.of(first.journal.facts()).stimuli
+    groups = PlannedResumeReader.of(first.journal.facts()).stimuli
     assert [[type(each).__name__ for each in group] for group in groups] == [
         ["Begun"],
         ["Completed", "Completed"],
@@ -74,7 +76,7 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
     """S-DUR-9, S-DUR-30: the rest of the group was torn off; its task's output is recorded and is told anew."""
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"), done("b"))
-    groups = PlannedRecovery.of(first.journal.facts()[:-1]).stimuli
+    groups = PlannedResumeReader.of(first.journal.facts()[:-1]).stimuli
     assert [len(group) for group in groups] == [1, 1]
     again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
     assert again.fact_lines == ["resume run", "stimulus b#0 TaskCompleted"]
@@ -182,7 +184,7 @@ async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
     await first.cancel()
     await first.report(ended_early("b", "cancelled"))
     assert first.ended().state is RunState.CANCELLED
-    stimuli = PlannedRecovery.of(first.journal.facts()).stimuli
+    stimuli = PlannedResumeReader.of(first.journal.facts()).stimuli
     run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, done("a")))
     assert run.executor.keys == ["b"]
     await run.report(done("b"))
@@ -195,7 +197,7 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"))
     await first.cancel()
-    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedResumeReader.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
     assert run.executor.keys == []
     assert run.fact_lines == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
@@ -208,7 +210,7 @@ async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() 
     """S-DUR-30, S-SET-27: a task that was completed before it could be stopped is completed."""
     first = await conducting(plan_of("parallel", {"a": (), "b": ()}))
     await first.cancel()
-    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedResumeReader.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
     assert run.ended().state is RunState.CANCELLED
     assert [instance for instance, _ in run.ended().completed] == ["b#0"]

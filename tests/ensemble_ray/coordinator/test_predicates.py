@@ -97,7 +97,7 @@ async def test_whole_history_is_wanted_where_it_is_not_known() -> None:
     assert await predicates.holds(until(2), sent_count=1, new=[iteration("w2", "c2")]) is None
     both = [iteration("w1", "c1"), iteration("w2", "c2")]
     assert await predicates.holds(until(2), sent_count=0, new=both) is True
-    predicates.forget("loop:refine")
+    predicates.drop("loop:refine")
     assert await predicates.holds(until(3), sent_count=2, new=[iteration("w3", "c3")]) is None
 
 

@@ -49,7 +49,7 @@ class Asked:
             return None
         return self.answers.pop(0)
 
-    def forget(self, unit: str) -> None:
+    def drop(self, unit: str) -> None:
         """Note it."""
         self.forgotten.append(unit)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import Agent, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.run_rules import Watched
+from ensemble_ray.definition.run_rules import RunListeners
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
@@ -305,6 +305,6 @@ def test_rules_are_those_of_an_ensemble() -> None:
     """The pass-through fields of the table: the same fields, by the same class, read back the same way."""
     seen: list[object] = []
     definition = made(verbose=True, capture_mode="full", on_task_start=seen.append, inputs={"a": 1}, llm=MODEL)
-    assert isinstance(definition, Watched)
+    assert isinstance(definition, RunListeners)
     assert definition.callbacks == {"on_task_start": (seen.append,)}
     assert (definition.verbose, definition.inputs, definition.llm) == (True, {"a": 1}, MODEL)

@@ -32,7 +32,7 @@ from ensemble_ray import (
     errors,
 )
 from ensemble_ray.errors import BudgetExhaustedError, message_of, portable
-from ensemble_ray.errors.travel import Chain
+from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.errors.every_error import DONE, EVERY, LIMIT
@@ -185,7 +185,7 @@ def test_foreign_error_keeps_class_and_fields_when_its_constructor_wants_more() 
     """S-ERR-44: no constructor runs again."""
     error = AgentExecutionError("Agent 'Writer': busy")
     error.__cause__ = NeedsMoreError("busy", code=7)
-    chained = pickle.loads(pickle.dumps(Chain(error.__cause__)))  # noqa: S301  our own bytes
+    chained = pickle.loads(pickle.dumps(ErrorChain(error.__cause__)))  # noqa: S301  our own bytes
     for each in (_trip(error).__cause__, chained):
         assert isinstance(each, NeedsMoreError)
         assert (str(each), each.code) == ("busy", 7)
@@ -222,7 +222,7 @@ def test_causes_of_a_foreign_error_cross_too() -> None:
     """S-ERR-44: pickling alone drops them."""
     error = ValueError("outer")
     error.__cause__ = NeedsMoreError("inner", code=3)
-    copy = pickle.loads(pickle.dumps(Chain(error)))  # noqa: S301  our own bytes
+    copy = pickle.loads(pickle.dumps(ErrorChain(error)))  # noqa: S301  our own bytes
     assert (str(copy), repr(copy.__cause__)) == ("outer", "NeedsMoreError('inner')")
 
 

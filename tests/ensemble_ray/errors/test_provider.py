@@ -13,7 +13,13 @@ import pytest
 
 from ensemble_ray import AgentExecutionError
 from ensemble_ray.errors import portable
-from ensemble_ray.errors.travel import Chain, is_refusal, is_refusal_data, pack_provider_error, unpack_provider_error
+from ensemble_ray.errors.travel import (
+    ErrorChain,
+    is_refusal,
+    is_refusal_data,
+    pack_provider_error,
+    unpack_provider_error,
+)
 from ensemble_ray.values.error_data import error_data, error_from
 
 SECRET = "sk-very-secret-0123456789"  # noqa: S105  a key that opens nothing
@@ -41,7 +47,7 @@ def trip(error: BaseException, how: str) -> BaseException:
         return error_from(json.loads(json.dumps(error_data(error))))
     if how == "portable":
         return pickle.loads(pickle.dumps(portable(error)))  # noqa: S301  our own bytes
-    return pickle.loads(pickle.dumps(Chain(error)))  # noqa: S301  our own bytes
+    return pickle.loads(pickle.dumps(ErrorChain(error)))  # noqa: S301  our own bytes
 
 
 @pytest.mark.parametrize("how", ["process", "record"])
@@ -103,7 +109,7 @@ def test_only_listed_classes_are_made(data: dict[str, object]) -> None:
 
 def test_missing_package_gives_a_stand_in_with_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-ERR-31: a process without the package still has name, text and status."""
-    data = pickle.dumps(Chain(refused()))
+    data = pickle.dumps(ErrorChain(refused()))
     monkeypatch.setitem(sys.modules, "openai", None)
     back = pickle.loads(data)  # noqa: S301  our own bytes
     assert (type(back).__name__, str(back), back.status_code) == ("RateLimitError", "slow down", 429)
@@ -129,7 +135,7 @@ def test_a_provider_that_a_callable_asked_refuses_no_model_call(cause: BaseExcep
     outer = AgentExecutionError("Agent 'Writer': guardrail 'check' raised")
     outer.is_of_callable = True
     outer.__cause__ = cause
-    travelled = pickle.loads(pickle.dumps(Chain(outer)))  # noqa: S301  our own bytes
+    travelled = pickle.loads(pickle.dumps(ErrorChain(outer)))  # noqa: S301  our own bytes
     assert not is_refusal(travelled)
     assert not is_refusal_data(json.loads(json.dumps(error_data(travelled))))
 

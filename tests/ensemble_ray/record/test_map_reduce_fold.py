@@ -12,7 +12,7 @@ from ensemble_ray.facts.runs import OutputRecorded
 from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
 from ensemble_ray.record.map_reduce_fold import (
     MAP_REDUCE_KINDS,
-    MapReduceRecovery,
+    MapReduceResumeReader,
     RecordedOutcome,
     fails_on_item,
     refusal_of,
@@ -23,9 +23,9 @@ from .facts_of_dynamic_runs import DIGESTS, begun, done, failed, group, items_fa
 from .facts_of_runs import RUN, ended, fact, model
 
 
-def fold(*facts: Fact) -> MapReduceRecovery:
+def fold(*facts: Fact) -> MapReduceResumeReader:
     """What they tell."""
-    found = MapReduceRecovery()
+    found = MapReduceResumeReader()
     found.apply(facts)
     return found
 
@@ -41,7 +41,7 @@ def test_done_work_is_known_by_its_key() -> None:
     def keep(key: str, end: OutputRecorded) -> None:
         kept.append((key, str(end.output_data()["raw"])))
 
-    found = MapReduceRecovery(keep, lambda key, _: lost.append(key))
+    found = MapReduceResumeReader(keep, lambda key, _: lost.append(key))
     found.apply([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
     found.apply([group("reduce-1-0", 1, 0, "map-2"), done("reduce-1-0#0", "r"), done("final-reduce#0", "f")])
     keys = ("map-0", "map-1", "map-2", "reduce-1-0", "reduce-1-1", FINAL, "direct")
@@ -78,7 +78,7 @@ def test_groups_are_given_in_their_order() -> None:
 def test_interrupted_run_does_not_try_failed_maps_again() -> None:
     """S-MR-163: whatever was to become of them; what was begun and has no end goes on as the execution that it was."""
     found = fold(begun("skip"), pulled(3), failed("map-1#0"), model("map-2#0", 0, 104.0))
-    found.go_on()
+    found.drop_failures()
     assert found.outcome("map-1") is RecordedOutcome.FAILED
     assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#0", "map-2#0"]
 
@@ -91,7 +91,7 @@ def test_failed_run_tries_again_what_it_failed_for() -> None:
         RecordedOutcome.FAILED,
         RunState.FAILED,
     )
-    found.go_on()
+    found.drop_failures()
     assert [found.outcome(f"map-{n}") for n in range(3)] == [
         RecordedOutcome.COMPLETED,
         RecordedOutcome.UNKNOWN,
@@ -104,12 +104,12 @@ def test_later_execution_counts() -> None:
     """S-MR-163: it was resumed, and killed in the middle of trying again; then it failed again, and is resumed again."""
     history = [begun(), pulled(2), failed("map-0#0"), failed("map-1#0"), ended(106, "failed"), resumed()]
     killed = fold(*history, done("map-0#1"))
-    killed.go_on()
+    killed.drop_failures()
     assert (killed.outcome("map-0"), killed.outcome("map-1")) == (RecordedOutcome.COMPLETED, RecordedOutcome.UNKNOWN)
     assert killed.instance("map-1") == "map-1#1"
     again = fold(*history, failed("map-1#1"), ended(112, "failed"))
     assert again.outcome("map-1") is RecordedOutcome.FAILED
-    again.go_on()
+    again.drop_failures()
     assert again.instance("map-1") == "map-1#2"
 
 
@@ -120,7 +120,7 @@ def test_refused_item_is_repeated_unless_its_handler_was_refused(*, is_of_callab
     more = {"is_of_callable": True} if is_of_callable else {}
     failure = fact("task_failed", "map-0#0", 105.0, error_type="PaymentError", message="", error=error, **more)
     found = fold(begun("collect"), pulled(1), failure)
-    found.go_on()
+    found.drop_failures()
     assert found.outcome("map-0") is (RecordedOutcome.FAILED if is_of_callable else RecordedOutcome.UNKNOWN)
 
 
@@ -153,7 +153,7 @@ def test_left_out_maps_stay_left_out_when_a_reduce_failed_the_run() -> None:
         done("reduce-1-1#0"), group(FINAL, 2, 0, "reduce-1-1"), failed("final-reduce#0"), ended(106, "failed"),
     )  # fmt: skip
     assert refusal_of(found.head) == ""
-    found.go_on()
+    found.drop_failures()
     assert [found.outcome(key).name for key in ("map-0", "reduce-1-0", FINAL)] == ["FAILED", "FAILED", "UNKNOWN"]
     assert found.instance(FINAL) == "final-reduce#1"
 
@@ -161,7 +161,7 @@ def test_left_out_maps_stay_left_out_when_a_reduce_failed_the_run() -> None:
 def test_whole_level_that_failed_is_tried_again() -> None:
     """S-MR-163, S-MR-104: no output was left there."""
     found = fold(begun("skip"), pulled(1), done("map-0#0"), failed("reduce-1-0#0"), ended(106, "failed"))
-    found.go_on()
+    found.drop_failures()
     assert found.instance("reduce-1-0") == "reduce-1-0#1"
 
 
@@ -281,7 +281,7 @@ def test_item_takes_at_most_64_bytes(step: int) -> None:
     indices = range(0, step * count, step)
     pages = list(_facts(count, 2, indices))
     kept: list[str] = []
-    found = MapReduceRecovery(lambda key, _: kept.append(key))
+    found = MapReduceResumeReader(lambda key, _: kept.append(key))
     gc.freeze()  # looking through all that a session has loaded takes seconds
     tracemalloc.start()
     try:

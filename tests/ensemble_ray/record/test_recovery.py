@@ -9,12 +9,12 @@ import pytest
 
 from ensemble_ray import AgentExecutionError, ExitReason, RecordError, RunState, TaskOutput
 from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.execute.orders import Resumed, TaskFailure
+from ensemble_ray.execute.orders import ResumePoint, TaskFailure
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.journal import in_json_form, plain_data
-from ensemble_ray.record.resume.planned import PlannedRecovery
+from ensemble_ray.record.resume.planned import PlannedResumeReader
 from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.runs.outputs import HeldOutputs, recall_output
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
@@ -58,12 +58,12 @@ class Kept:
         """Return one."""
         return recall_output(self._outputs, instance)
 
-    def resumed(self, recovery: PlannedRecovery) -> Resumed:
+    def resumed(self, recovery: PlannedResumeReader) -> ResumePoint:
         """What its coordinator gets."""
         return recovery.resume(self.output, lambda failure: failure)
 
 
-def resumed(recovery: PlannedRecovery) -> Resumed:
+def resumed(recovery: PlannedResumeReader) -> ResumePoint:
     """What a coordinator gets where no output is kept."""
     return Kept().resumed(recovery)
 
@@ -76,7 +76,7 @@ def _as_read(facts: list[Fact]) -> list[Fact]:
 def test_machine_is_told_again_what_it_was_told_when_the_run_goes_on() -> None:
     """S-DUR-30: recorded stimuli, in order."""
     facts = _as_read([*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105)])
-    assert PlannedRecovery.of(facts).stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
+    assert PlannedResumeReader.of(facts).stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
 
 
 def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
@@ -85,19 +85,19 @@ def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
         fact("stimulus", "read#0", 105, type="TaskCompleted", at=105.0, key="read", more=1),
         fact("stimulus", "edit#0", 105, type="TaskFailed", at=105.0, key="edit", error_type="E", message="m"),
     ]
-    told = PlannedRecovery.of([*begun(READ, EDIT), *pair]).stimuli
+    told = PlannedResumeReader.of([*begun(READ, EDIT), *pair]).stimuli
     assert told[1] == (
         Completed(at=105, instance="read#0"),
         Failed(at=105, instance="edit#0", error_type="E", message="m"),
     )
-    torn = PlannedRecovery.of([*begun(READ, EDIT), pair[0]]).stimuli
+    torn = PlannedResumeReader.of([*begun(READ, EDIT), pair[0]]).stimuli
     assert torn[1] == (Completed(at=105, instance="read#0"),)
 
 
 def test_cancellation_is_forgotten_when_a_cancelled_run_is_resumed() -> None:
     """S-DUR-35: what was cancelled is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *CANCELLING]
-    recovered = PlannedRecovery.of([*facts, ended(108, "cancelled", "cancelled")])
+    recovered = PlannedResumeReader.of([*facts, ended(108, "cancelled", "cancelled")])
     # The source is told only of stops that it wants itself, as a join of a graph does.
     stopped = Cancelled(at=107, instance="edit#0")
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),), (stopped,))
@@ -107,16 +107,16 @@ def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-DUR-32: nobody asked for the run to go on."""
     facts = [*begun(READ, EDIT), *CANCELLING]
     told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
-    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == told
+    assert PlannedResumeReader.of(facts, is_resumed=False).stimuli == told
 
 
 def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_is_replaced() -> None:
     """S-DUR-32, S-DUR-35: the one from before the resumption was taken back then."""
     facts = [*begun(READ, EDIT), *CANCELLING, ended(108, "cancelled", "cancelled"), fact("resume", "run", 200)]
     stopped = (Cancelled(at=107.0, instance="edit#0"),)
-    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == ((Begun(at=100.0),), stopped)
+    assert PlannedResumeReader.of(facts, is_resumed=False).stimuli == ((Begun(at=100.0),), stopped)
     again = fact("stimulus", "run", 201, type="CancelRequested", at=201.0)
-    told = PlannedRecovery.of([*facts, again], is_resumed=False).stimuli
+    told = PlannedResumeReader.of([*facts, again], is_resumed=False).stimuli
     assert told == ((Begun(at=100.0),), stopped, (CancelRequested(at=201.0),))
 
 
@@ -124,9 +124,9 @@ def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:
     """S-DUR-32: the first replacement is noted too, and takes nothing back."""
     restarted = fact("resume", "run", 200, is_restart=True)
     told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
-    assert PlannedRecovery.of([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
+    assert PlannedResumeReader.of([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
     between = [*begun(READ, EDIT), CANCELLING[0], restarted, *CANCELLING[1:]]
-    assert PlannedRecovery.of(between, is_resumed=False).stimuli == told
+    assert PlannedResumeReader.of(between, is_resumed=False).stimuli == told
 
 
 SPENT = [
@@ -138,7 +138,7 @@ SPENT = [
 def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
     """S-BUD-6: what needed more is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
-    recovered = PlannedRecovery.of([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
+    recovered = PlannedResumeReader.of([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
     assert resumed(recovered).results.keys() == {"read#0"}
 
@@ -146,11 +146,11 @@ def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
 def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-BUD-4: nobody asked for the run to go on; and one of before a resumption was made up for then."""
     facts = [*begun(READ, EDIT), *SPENT]
-    recovered = PlannedRecovery.of(facts, is_resumed=False)
+    recovered = PlannedResumeReader.of(facts, is_resumed=False)
     assert recovered.stimuli[1:] == ((Exited(at=106.0, instance="edit#0", reason=ExitReason.BUDGET_EXHAUSTED),),)
     assert resumed(recovered).results["edit#0"].exit_reason is ExitReason.BUDGET_EXHAUSTED
     facts += [ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
-    recovered = PlannedRecovery.of(facts, is_resumed=False)
+    recovered = PlannedResumeReader.of(facts, is_resumed=False)
     assert recovered.stimuli == ((Begun(at=100.0),),)
     assert not resumed(recovered).results
 
@@ -158,11 +158,11 @@ def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
 def test_early_end_of_an_earlier_record_has_its_reason() -> None:
     """S-DUR-30: they only said whether the time was up."""
     told = fact("stimulus", "edit#0", 106, type="TaskExited", at=106.0, key="edit", is_timeout=True)
-    assert PlannedRecovery.of([*begun(READ, EDIT), told]).stimuli[1] == (
+    assert PlannedResumeReader.of([*begun(READ, EDIT), told]).stimuli[1] == (
         Exited(at=106.0, instance="edit#0", reason=ExitReason.TIMEOUT),
     )
     left = fact("task_exited", "edit#0", 106, is_timeout=False)
-    report = resumed(PlannedRecovery.of([*begun(READ, EDIT), left])).results["edit#0"]
+    report = resumed(PlannedResumeReader.of([*begun(READ, EDIT), left])).results["edit#0"]
     assert report.exit_reason is ExitReason.USER_EXIT_EARLY
 
 
@@ -178,7 +178,7 @@ def test_outputs_are_objects_when_their_types_are_given() -> None:
     told = completed("read", output("Read Ray", "x", parsed=Report("Ray"), kind=Report), 105)
     untold = fact("output", "edit#0", 106, output=output("Edit", "y"))
     kept = Kept({"read": Report})
-    again = kept.resumed(PlannedRecovery.of(_as_read([*begun(READ, EDIT), *told, untold]), kept.keep))
+    again = kept.resumed(PlannedResumeReader.of(_as_read([*begun(READ, EDIT), *told, untold]), kept.keep))
     assert again.started_at == 100.0
     read = again.results["read#0"]
     assert kept.output("read#0") == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
@@ -194,7 +194,7 @@ def test_newest_output_counts_when_there_are_two() -> None:
     facts = [*begun(READ), *completed("read", output("Read Ray", "old"), 105)]
     facts += [fact("resume", "run", 200), *completed("read", output("Read Ray", "new"), 205)]
     kept = Kept()
-    PlannedRecovery.of(_as_read(facts), kept.keep)
+    PlannedResumeReader.of(_as_read(facts), kept.keep)
     assert kept.output("read#0").raw == "new"
 
 
@@ -207,7 +207,7 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
         error=error_data(error),
     )  # fmt: skip
     facts = _as_read([*begun(READ), model("read#0", 0, 102, calls=["search"]), told])
-    again = resumed(PlannedRecovery.of(facts))
+    again = resumed(PlannedResumeReader.of(facts))
     report = again.results["read#0"]
     assert isinstance(report.failure, TaskFailure)
     named = (report.status, report.failure.error_type, report.failure.message)
@@ -224,7 +224,7 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
 
 def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> None:
     """S-DUR-39: records of the first version."""
-    found = PlannedRecovery.of([*begun(READ), *failed("read", 105)]).failure("read#0")
+    found = PlannedResumeReader.of([*begun(READ), *failed("read", 105)]).failure("read#0")
     assert found is not None
     assert (type(found.error).__name__, str(found.error)) == ("AgentExecutionError", "LLM failed")
 
@@ -232,7 +232,7 @@ def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> Non
 def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
     """S-DUR-38: what the task did that asked for the end."""
     exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", reason="timeout")
-    recovered = PlannedRecovery.of([*begun(READ), model("read#0", 0, 102), exited])
+    recovered = PlannedResumeReader.of([*begun(READ), model("read#0", 0, 102), exited])
     assert recovered.stimuli[1] == (Exited(at=104.0, instance="read#0", reason=ExitReason.TIMEOUT),)
     found = recovered.failure("read#0")
     assert found is not None
@@ -244,13 +244,13 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
 def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
     """S-DUR-31: it is recorded, and not done again."""
     exited = fact("task_exited", "read#0", 104, reason="user_exit_early")
-    report = resumed(PlannedRecovery.of([*begun(READ), exited])).results["read#0"]
+    report = resumed(PlannedResumeReader.of([*begun(READ), exited])).results["read#0"]
     assert (report.status, report.at, report.exit_reason) == ("exited", 104, ExitReason.USER_EXIT_EARLY)
 
 
 def test_unfinished_task_has_no_report() -> None:
     """S-DUR-30: it is done again, with what is recorded of it."""
-    recovered = PlannedRecovery.of(
+    recovered = PlannedResumeReader.of(
         [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)]
     )
     assert resumed(recovered).results == {}
@@ -261,7 +261,7 @@ def test_unfinished_task_has_no_report() -> None:
 def test_damaged_stimulus_is_told(data: dict[str, object]) -> None:
     """S-DUR-9: never guessed at."""
     with pytest.raises(RecordError, match="The record is damaged: stimulus"):
-        PlannedRecovery.of([*begun(READ), fact("stimulus", "read#0", 105, **data)])
+        PlannedResumeReader.of([*begun(READ), fact("stimulus", "read#0", 105, **data)])
 
 
 def test_output_is_parsed_from_its_text_when_its_data_does_not_fit_its_type() -> None:
@@ -345,7 +345,7 @@ def _managed(*more: Fact) -> list[Fact]:
 def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
     """S-DUR-72, S-DUR-74, S-HIER-6, S-TRC-43: in the order in which they were done, and what was done for nothing."""
     kept = Kept()
-    results = kept.resumed(PlannedRecovery.of(_managed(end), kept.keep)).results
+    results = kept.resumed(PlannedResumeReader.of(_managed(end), kept.keep)).results
     assert set(results) == {"manager#0"}
     report = results["manager#0"]
     assert report.status == status
@@ -359,21 +359,21 @@ def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
     told = in_json_form(fact("tool_result", "manager#0/0/call-0", 109, outcome="error", text="Error: stopped"))
     ended_with = in_json_form(fact("output", "manager#0", 110, output=output("Lead", "led")))
     kept = Kept()
-    report = kept.resumed(PlannedRecovery.of([*facts, told, ended_with], kept.keep)).results["manager#0"]
+    report = kept.resumed(PlannedResumeReader.of([*facts, told, ended_with], kept.keep)).results["manager#0"]
     assert [role for role, _ in report.delegated] == ["Reader"]
 
 
 def test_ends_of_workers_are_no_ends_of_tasks() -> None:
     """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
     exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, reason="user_exit_early"))
-    recovered = PlannedRecovery.of(_managed(exited))
+    recovered = PlannedResumeReader.of(_managed(exited))
     assert resumed(recovered).results == {}
 
 
 def test_roles_of_workers_come_back_to_the_machine() -> None:
     """S-DUR-30, S-HIER-50: it decides by them whether a required worker is missing."""
     told = fact("stimulus", "manager#0", 111, type="TaskCompleted", at=111.0, key="manager", delegated_roles=["Editor"])
-    (_, (stimulus,)) = PlannedRecovery.of(_managed(in_json_form(told))).stimuli
+    (_, (stimulus,)) = PlannedResumeReader.of(_managed(in_json_form(told))).stimuli
     assert isinstance(stimulus, Completed)
     assert stimulus == Completed(at=111.0, instance="manager#0", delegated_roles=("Editor",))
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import RunState
-from ensemble_ray.execute.orders import Resumed
+from ensemble_ray.execute.orders import ResumePoint
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal, in_json_form
-from ensemble_ray.record.resume.planned import PlannedRecovery, read_planned
+from ensemble_ray.record.resume.planned import PlannedResumeReader, read_planned
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
 from ensemble_ray.runs.outputs import HeldOutputs, SpooledOutputs, recall_output
 from ensemble_ray.runs.planned_tasks import PlannedTasks
@@ -107,7 +107,7 @@ async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> 
         return body.decode()
 
     outputs: HeldOutputs[str] = HeldOutputs(load)
-    recovery = PlannedRecovery.of(
+    recovery = PlannedResumeReader.of(
         interrupted(), lambda instance, _given: outputs.keep_recorded(instance, f"output of {instance}".encode())
     )
     plan = plan_of("parallel", {**dict.fromkeys(TASKS, ()), "last": ("t3", "t5")})
@@ -141,7 +141,7 @@ def test_executions_of_one_task_are_known_apart(instance: str) -> None:
         Fact(run="run-1", name=instance, at=105, data=encode_stimulus(Completed(at=105.0, instance=instance))),
         fact("task_failed", other, 106, error_type="ValueError", message="broke"),
     ]
-    recovery = PlannedRecovery.of(
+    recovery = PlannedResumeReader.of(
         [in_json_form(each) for each in facts],
         lambda name, given: kept.update({name: given.output_data()["raw"]}),
     )
@@ -157,8 +157,8 @@ def test_executions_of_one_task_are_known_apart(instance: str) -> None:
 
 def test_run_that_recorded_nothing_is_known_as_such() -> None:
     """S-DUR-30: it begins; a run that has a plan goes on."""
-    assert PlannedRecovery.of([]).is_empty
-    assert not PlannedRecovery.of([*begun(NODES[0]), ended(200)]).is_empty
+    assert PlannedResumeReader.of([]).is_empty
+    assert not PlannedResumeReader.of([*begun(NODES[0]), ended(200)]).is_empty
 
 
 def test_text_that_the_source_reads_is_there_when_it_was_not_told() -> None:
@@ -173,7 +173,7 @@ def test_text_that_the_source_reads_is_there_when_it_was_not_told() -> None:
         fact("output", "c#0", 105, output=output("c", "APPROVE")),
         read,
     ]
-    recovery = PlannedRecovery.of([in_json_form(each) for each in facts])
+    recovery = PlannedResumeReader.of([in_json_form(each) for each in facts])
     results = recovery.resume(lambda _: "", lambda failure: failure).results
     assert [results[f"{key}#0"].text for key in "abc"] == [None, "REVISE: shorter", "APPROVE"]
 
@@ -181,7 +181,7 @@ def test_text_that_the_source_reads_is_there_when_it_was_not_told() -> None:
 async def test_text_is_told_of_tasks_alone_whose_order_asks_for_it() -> None:
     """S-DUR-30: so that the record of a plain task stays what it was."""
     done_before = replace(done("a"), text="APPROVE")
-    resumed: Resumed[str, Failure] = Resumed(
+    resumed: ResumePoint[str, Failure] = ResumePoint(
         started_at=50.0, stimuli=[], results={"a#0": done_before, "b#0": done_before}
     )
     journal = RunJournal(run_id="run", epoch=1, journal=MemoryJournal("run"), clock=ManualClock(start=200.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray import ExitReason
-from ensemble_ray.record.resume.planned import PlannedRecovery
+from ensemble_ray.record.resume.planned import PlannedResumeReader
 from ensemble_ray.record.trace import fold_trace
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, node, output
 from tests.ensemble_ray.record.test_recovery import resumed
@@ -17,7 +17,7 @@ def test_exit_behind_a_task_is_told_with_its_output_when_its_process_died_before
         fact("output", "read#0", 104, output=output("Read Ray", "x")),
         fact("task_exited", "read#0", 104, reason="timeout"),
     ]
-    kept = resumed(PlannedRecovery.of([*begun(READ, EDIT), *ends])).results["read#0"]
+    kept = resumed(PlannedResumeReader.of([*begun(READ, EDIT), *ends])).results["read#0"]
     assert (kept.status, kept.exit_reason, kept.failure) == ("exited", ExitReason.TIMEOUT, None)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray import MapEnsemble, MapReduceEnsemble, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Reflects
+from ensemble_ray.definition.run_rules import RunListeners
+from ensemble_ray.definition.task import WithReflection
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.teamfile import Runnable, load_ensemble, load_runnable
@@ -173,7 +173,7 @@ def test_what_needs_a_plan_refuses_it(loaded: Loaded) -> None:
 def test_the_keys_are_those_of_the_class() -> None:
     """S-MR-175: every field has its key, and no key is without its field."""
     fields = {info.alias or name for name, info in MapReduceDefinition.model_fields.items()}
-    rules = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
+    rules = {info.alias or name for name, info in (RunListeners.model_fields | WithReflection.model_fields).items()}
     agents = {"map_agent", "reduce_agent", "direct_agent"}  # a section names its agent
     sides = {"map": "map_task", "reduce": "reduce_task", "direct": "direct_task"}
     assert {sides.get(name, name) for name in MapReduceKeys.model_fields} == fields - rules - agents

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.text.foreign_text import WholePieces, one_line, whole_data, whole_json, whole_text
+from ensemble_ray.text.foreign_text import SurrogateJoiner, one_line, whole_data, whole_json, whole_text
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Texts with halves of surrogate pairs among everything else.
@@ -73,7 +73,7 @@ def test_json_is_made_whole_in_linear_time_when_it_is_all_escapes(text: str) -> 
 @given(TEXTS, st.integers(1, 5))
 def test_pieces_make_the_same_text_when_it_comes_cut(text: str, size: int) -> None:
     """S-SEC-56: two halves in two pieces are one character; nothing is held but half of a pair."""
-    pieces = WholePieces()
+    pieces = SurrogateJoiner()
     fed = [pieces.feed(text[at : at + size]) for at in range(0, len(text), size)]
     assert "".join(fed) + pieces.finish() == whole_text(text)
     for piece in fed:

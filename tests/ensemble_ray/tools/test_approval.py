@@ -295,7 +295,7 @@ async def limited(limit_s: float | None, waits: list[tuple[float, bool]]) -> boo
                     limit.pause()
                 await asyncio.sleep(length_s)
                 if is_paused:
-                    limit.go_on()
+                    limit.resume()
     except TimeoutError:
         assert limit.is_over
         return False

@@ -19,7 +19,7 @@ from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
 from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun, rules_of
+from ensemble_ray.runs.map_reduce.recovery import MapReduceResumePoint, rules_of
 from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
@@ -136,7 +136,7 @@ class Conducting:
         self.store = MapReduceOutputs()
         record = None
         if facts:
-            record = RecoveredRun(self.store)
+            record = MapReduceResumePoint(self.store)
             record.apply(facts)
         journal_of_run = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=self.clock)
         items = ItemBuffer(ListReader(range(count)) if reader is None else reader, record)

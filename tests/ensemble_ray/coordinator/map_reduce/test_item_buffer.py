@@ -9,13 +9,13 @@ from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
+from ensemble_ray.runs.map_reduce.recovery import MapReduceResumePoint
 from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 
 
-def recorded(count: int, *, are_all: bool) -> RecoveredRun:
+def recorded(count: int, *, are_all: bool) -> MapReduceResumePoint:
     """The record of a run that pulled 0, 1, 2, ..."""
-    record = RecoveredRun(MapReduceOutputs())
+    record = MapReduceResumePoint(MapReduceOutputs())
     digests = [item_digest(number) for number in range(count)]
     record.facts.apply([items_fact("r", 1.0, indices=range(count), digests=digests, are_all=are_all)])
     return record

@@ -63,7 +63,7 @@ async def test_room_is_what_the_slowest_reader_leaves() -> None:
     assert not waiting.done()
     assert await log.come(1, 1) == 2
     assert await waiting == 1
-    await log.leave(1)
+    await log.detach(1)
     assert await watch.free_slots(lambda: 0) == 2
 
 
@@ -117,6 +117,6 @@ async def test_rows_of_a_run_that_is_broken_off_stay_lines(tmp_path: Path) -> No
         results = await ResultsFile.open(path, is_resumed=error is None)
         watch = ItemResultWriter(log_of(done), results=results)
         watch.write_output(0, 0, 0, done)
-        await watch.leave(type(error), error, None)
+        await watch.detach(type(error), error, None)
         assert path.exists() is (error is None)
         assert (tmp_path / "results.parquet.rows.jsonl").exists() is (error is not None)

@@ -175,7 +175,7 @@ def test_units_last_from_the_first_to_the_last_of_what_is_in_them() -> None:
 
 def test_run_that_goes_on_links_to_its_first_span_and_tells_calls_once() -> None:
     """S-INT-36: a beginning that ended has told of its calls."""
-    again = RunTracing(run_id="r", beginning=2, told_until=_at(5).timestamp())
+    again = RunTracing(run_id="r", beginning=2, reported_until=_at(5).timestamp())
     (run,) = run_spans(_ended(again, ExitReason.CANCELLED), UnitTimes())
     assert (run.links, run.parent_id, run.is_error) == ((TRACING.run_span(),), None, False)
     _, *calls = task_spans(_event("w#0", _interaction(0), _interaction(1, at=6.0), tracing=again))

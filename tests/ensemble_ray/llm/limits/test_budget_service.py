@@ -82,7 +82,7 @@ async def test_dead_process_gives_back_what_it_reserved() -> None:
     await one.reserve(Amount(80))
     waiting = asyncio.create_task(two.reserve(Amount(80)))
     await settle()
-    way.service.leave("one")
+    way.service.detach("one")
     await waiting
     two.charge(waiting.result(), Amount(75))
     with pytest.raises(BudgetExhaustedError):
@@ -95,7 +95,7 @@ async def test_account_is_rebuilt_when_its_service_died() -> None:
     gone, one, two = way.process("gone"), way.process("one"), way.process("two")
     gone.charge(await gone.reserve(Amount(10)), Amount(10))
     await settle()
-    way.service.leave("gone")
+    way.service.detach("gone")
     one.charge(await one.reserve(Amount(20)), Amount(20))
     await two.reserve(Amount(30))
     way.service = BudgetService()

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ensemble_ray import CircuitOpenError
-from ensemble_ray.llm.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
+from ensemble_ray.llm.limits.endpoints import EndpointCall, EndpointService, EndpointUpdate, process_endpoints
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.llm.limits.settling import settle
 
@@ -25,29 +25,29 @@ class Process:
         self.updates: list[EndpointUpdate] = []
         self.endpoints = EndpointService(clock=self.clock, share=self.updates.append)
 
-    def visit(self, endpoint: str = HOME) -> Visit:
-        return self.endpoints.visit(endpoint)
+    def open_call(self, endpoint: str = HOME) -> EndpointCall:
+        return self.endpoints.open_call(endpoint)
 
-    def sent(self) -> Visit:
+    def sent(self) -> EndpointCall:
         """A call on its way."""
-        visit = self.visit()
-        assert visit.try_go()
-        return visit
+        call = self.open_call()
+        assert call.try_begin()
+        return call
 
     def failing(self, times: int) -> None:
         """So many calls go and fail."""
         for _ in range(times):
-            visit = self.sent()
-            visit.record_failure("HTTP 503: busy")
-            visit.end()
+            call = self.sent()
+            call.record_failure("HTTP 503: busy")
+            call.end()
 
     def is_let_in(self, endpoint: str = HOME) -> bool:
         """Whether a call may go now; it leaves at once."""
-        visit = self.visit(endpoint)
-        may_go = visit.try_go()
+        call = self.open_call(endpoint)
+        may_go = call.try_begin()
         if may_go:
-            visit.leave()
-        visit.end()
+            call.abandon()
+        call.end()
         return may_go
 
     @property
@@ -76,15 +76,15 @@ def test_calls_of_others_wait_when_five_failed_in_a_row(here: Process, caplog: p
 async def test_one_call_goes_as_a_probe_when_the_breaker_was_open_for_five_seconds(here: Process) -> None:
     """S-DUR-64: its success lets everybody in."""
     here.failing(5)
-    visits = [here.visit() for _ in range(3)]
-    waits = [asyncio.create_task(visit.wait(120)) for visit in visits]
+    calls = [here.open_call() for _ in range(3)]
+    waits = [asyncio.create_task(call.wait(120)) for call in calls]
     await settle()
     assert not any(wait.done() for wait in waits)
     here.clock.advance(5)
     await settle()
     assert [wait.done() for wait in waits] == [True, False, False]
     assert not here.is_let_in()
-    visits[0].record_answer()
+    calls[0].record_answer()
     assert await asyncio.gather(*waits) == [5.0, 5.0, 5.0]
     assert here.is_let_in()
 
@@ -92,8 +92,8 @@ async def test_one_call_goes_as_a_probe_when_the_breaker_was_open_for_five_secon
 async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> None:
     """S-DUR-64: and one of them is the next probe, also when the first one was cancelled."""
     here.failing(5)
-    first, second, third = (here.visit() for _ in range(3))
-    waits = [asyncio.create_task(visit.wait(120)) for visit in (first, second, third)]
+    first, second, third = (here.open_call() for _ in range(3))
+    waits = [asyncio.create_task(call.wait(120)) for call in (first, second, third)]
     await settle()
     here.clock.advance(5)
     await settle()
@@ -104,7 +104,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
     here.clock.advance(0.5)
     await settle()
     assert [wait.done() for wait in waits] == [True, True, False]
-    second.leave()
+    second.abandon()
     await settle()
     assert waits[2].done()
     third.record_answer()
@@ -114,7 +114,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
 async def test_a_call_fails_when_its_patience_ends_before_the_breaker_closes(here: Process) -> None:
     """S-DUR-64: after `max_wait`; the error names endpoint and last failure."""
     here.failing(5)
-    wait = asyncio.create_task(here.visit().wait(3))
+    wait = asyncio.create_task(here.open_call().wait(3))
     await settle()
     here.clock.advance(2.9)
     await settle()
@@ -132,15 +132,15 @@ async def test_a_call_without_patience_fails_at_once_when_the_breaker_is_open(he
     """S-DUR-64: `max_wait=0`."""
     here.failing(5)
     with pytest.raises(CircuitOpenError, match="waited 0 s"):
-        await here.visit().wait(0)
+        await here.open_call().wait(0)
 
 
 def test_the_breaker_stays_closed_when_calls_are_refused_for_now(here: Process) -> None:
     """S-DUR-64: 429 is no failure of the endpoint."""
     for _ in range(10):
-        visit = here.sent()
-        visit.record_refusal()
-        visit.end()
+        call = here.sent()
+        call.record_refusal()
+        call.end()
     assert here.is_let_in()
 
 
@@ -158,16 +158,16 @@ async def test_the_calls_on_their_way_are_halved_when_one_is_refused(here: Proce
     """S-DUR-65: further ones wait for a place, first come first served; cancelled ones take none."""
     sent = [here.sent() for _ in range(4)]
     sent[0].record_refusal()
-    waiting = [here.visit() for _ in range(3)]
-    assert not waiting[0].try_go()
-    waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
+    waiting = [here.open_call() for _ in range(3)]
+    assert not waiting[0].try_begin()
+    waits = [asyncio.create_task(call.wait(0)) for call in waiting]
     await settle()
     sent[1].record_answer()
     await settle()
     assert not any(wait.done() for wait in waits)
     waits[0].cancel()
     await settle()
-    sent[2].leave()
+    sent[2].abandon()
     await settle()
     assert [wait.done() for wait in waits] == [True, True, False]
     sent[3].record_answer()
@@ -178,10 +178,10 @@ async def test_a_place_is_given_on_when_its_call_was_cancelled_before_it_heard(h
     """S-DUR-65: no place is kept by a call that left."""
     first, second = here.sent(), here.sent()
     first.record_refusal()
-    waiting = [here.visit(), here.visit()]
-    waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
+    waiting = [here.open_call(), here.open_call()]
+    waits = [asyncio.create_task(call.wait(0)) for call in waiting]
     await settle()
-    second.leave()
+    second.abandon()
     waits[0].cancel()
     await settle()
     assert waits[0].cancelled()
@@ -191,13 +191,13 @@ async def test_a_place_is_given_on_when_its_call_was_cancelled_before_it_heard(h
 def test_nothing_is_limited_when_enough_calls_were_answered(here: Process) -> None:
     """S-DUR-65: the limit is lifted when it exceeds what is asked for."""
     sent = [here.sent() for _ in range(2)]
-    for visit in sent:
-        visit.record_refusal()
+    for call in sent:
+        call.record_refusal()
     assert here.is_let_in()
     alone = here.sent()
     assert not here.is_let_in()
-    for visit in sent:
-        visit.end()
+    for call in sent:
+        call.end()
     alone.record_answer()
     alone.end()
     many = [here.sent() for _ in range(50)]
@@ -220,10 +220,10 @@ def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
     assert here.is_let_in()
     sent = [there.sent() for _ in range(4)]
     here.sent().record_refusal()
-    sent[0].leave()
-    sent[1].leave()
+    sent[0].abandon()
+    sent[1].abandon()
     assert not there.is_let_in()
-    sent[2].leave()
+    sent[2].abandon()
     assert there.is_let_in()
 
 
@@ -251,8 +251,8 @@ def test_calls_go_when_failures_are_told_late_and_answers_came_since(here: Proce
     here.clock.advance(1)
     here.sent().record_answer()
     here.clock.advance(1)
-    for visit in late:
-        visit.record_failure("HTTP 503: busy", ago_s=2.0)
+    for call in late:
+        call.record_failure("HTTP 503: busy", ago_s=2.0)
     assert here.is_let_in()
 
 
@@ -270,9 +270,9 @@ def test_calls_go_when_failures_are_few_among_answers(here: Process) -> None:
 def test_nothing_is_told_when_calls_are_answered(here: Process) -> None:
     """S-DUR-64: an endpoint that is well costs no messages."""
     for _ in range(3):
-        visit = here.sent()
-        visit.record_answer()
-        visit.end()
+        call = here.sent()
+        call.record_answer()
+        call.end()
     here.failing(1)
     recovered = here.sent()
     recovered.record_answer()
@@ -283,8 +283,8 @@ def test_failures_are_not_told_when_the_breaker_is_open_already(here: Process) -
     """S-DUR-64: those of calls that were sent before it opened change nothing."""
     late = [here.sent() for _ in range(3)]
     here.failing(5)
-    for visit in late:
-        visit.record_failure("late")
+    for call in late:
+        call.record_failure("late")
     assert here.categories == ["failed"] * 5
 
 
@@ -295,7 +295,7 @@ def test_calls_of_several_threads_share_one_breaker_when_they_wait(here: Process
 
     def caller() -> None:
         async def call() -> None:
-            wait = asyncio.create_task(here.visit().wait(1000))
+            wait = asyncio.create_task(here.open_call().wait(1000))
             await settle()
             began.wait()
             waited.append(await wait)
@@ -317,11 +317,11 @@ def test_a_waiter_is_passed_over_when_its_loop_is_gone(here: Process) -> None:
     first, second = here.sent(), here.sent()
     first.record_refusal()
     gone = asyncio.new_event_loop()
-    lost = gone.create_task(here.visit().wait(0))
+    lost = gone.create_task(here.open_call().wait(0))
     gone.run_until_complete(settle())
     gone.close()
     lost._log_destroy_pending = False  # type: ignore[attr-defined]  the point of this test
-    second.leave()
+    second.abandon()
     assert here.is_let_in()
 
 
@@ -333,10 +333,10 @@ def test_there_is_one_service_when_several_runs_share_a_process() -> None:
 async def test_endpoints_are_described_those_that_make_trouble_first() -> None:
     """S-CLU-101: calm ones too; how long until a probe may go, who waits, and how many may be on their way."""
     process = Process()
-    calm = process.visit("http://calm m")
-    assert calm.try_go()
+    calm = process.open_call("http://calm m")
+    assert calm.try_begin()
     process.failing(5)
-    waiting = asyncio.create_task(process.visit().wait(60.0))
+    waiting = asyncio.create_task(process.open_call().wait(60.0))
     await settle()
     process.clock.advance(2.0)
     bad, good = process.endpoints.describe()
@@ -353,7 +353,7 @@ async def test_endpoints_are_described_those_that_make_trouble_first() -> None:
     waiting.cancel()
     process.clock.advance(4.0)
     assert process.endpoints.describe()[0].state == "half_open"
-    asking = [process.visit("http://asks m") for _ in range(4)]
-    assert all(each.try_go() for each in asking)
+    asking = [process.open_call("http://asks m") for _ in range(4)]
+    assert all(each.try_begin() for each in asking)
     asking[0].record_refusal()
     assert {each.name: each.limit for each in process.endpoints.describe()}["http://asks m"] == 2

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.events.messages import LAST_TYPE
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record import following as follower
-from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
+from ensemble_ray.record.following import LiveEvents, RunFollower, SharedRecordReader
 from tests.ensemble_ray.record.following.test_shared_ends import CountedStore
 
 
@@ -38,7 +38,7 @@ async def _end_is_told() -> None:
 
 async def test_nothing_is_kept_of_runs_that_nobody_reads_any_more() -> None:
     """S-SRV-36: also where they were read after their end."""
-    shared = SharedEnds(CountedStore(), lasting_s=0.0)
+    shared = SharedRecordReader(CountedStore(), lasting_s=0.0)
     for number in range(100):
         assert [page async for page in shared.read(f"run-{number}")] == []
         await asyncio.sleep(0.001)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.following import SharedEnds
+from ensemble_ray.record.following import SharedRecordReader
 from ensemble_ray.record.stores import RecordedRun
 from tests.ensemble_ray.record.facts_of_runs import fact
 
@@ -27,7 +27,7 @@ class CountedStore:
         return None
 
 
-async def read(store: SharedEnds, after: int) -> int:
+async def read(store: SharedRecordReader, after: int) -> int:
     """How many facts there are behind a position."""
     return len([each async for page in store.read("run", after=after) for each in page])
 
@@ -36,11 +36,11 @@ async def test_nobody_looks_again_who_stands_where_another_saw_nothing() -> None
     """S-SRV-36: whoever stands before that reads; when the run has ended, everybody looks once more."""
     counted = CountedStore()
     counted.facts = [replace(fact("output", "a#0", 1.0, output={}), seq=1)]
-    shared = SharedEnds(counted, lasting_s=1000)
+    shared = SharedRecordReader(counted, lasting_s=1000)
     assert [await read(shared, 1) for _ in range(10)] == [0] * 10
     assert counted.looks == 1
     assert await read(shared, 0) == 1
     counted.facts.append(replace(fact("output", "b#0", 2.0, output={}), seq=2))
     assert await read(shared, 1) == 0
-    shared.forget("run")
+    shared.drop("run")
     assert await read(shared, 1) == 1

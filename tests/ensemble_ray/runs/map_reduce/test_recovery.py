@@ -12,7 +12,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
+from ensemble_ray.runs.map_reduce.recovery import MapReduceResumePoint
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 
@@ -47,7 +47,7 @@ def failed(index: int) -> Fact:
 def test_an_end_counts_that_was_recorded_before_its_item() -> None:
     """S-MR-161, S-SET-39: a task's process commits its end without the driver, which commits the item."""
     bodies = MapReduceOutputs()
-    record = RecoveredRun(bodies)
+    record = MapReduceResumePoint(bodies)
     record.apply([ended(1), failed(2)])
     assert len(bodies.outputs) == 0
     record.apply([ended(0), items_fact("r", 1.0, indices=range(3), digests=map(item_digest, range(3)), are_all=True)])
@@ -67,7 +67,7 @@ ITEM = items_fact("r", 1.0, indices=range(1), digests=map(item_digest, range(1))
 def test_output_has_its_type_where_the_definition_declares_it() -> None:
     """S-MR-161: the record's name chooses among the types of today's definition."""
     bodies = MapReduceOutputs()
-    RecoveredRun(bodies, {"fruits.Fruit": Fruit}).apply([ITEM, typed("fruits.Fruit")])
+    MapReduceResumePoint(bodies, {"fruits.Fruit": Fruit}).apply([ITEM, typed("fruits.Fruit")])
 
     assert bodies.output(0, 0).parsed_output == Fruit(name="fig")
     assert bodies.output(0, 0).output_type is Fruit
@@ -82,7 +82,7 @@ def test_class_that_a_record_names_is_neither_imported_nor_used(
     loaded.Trap = Trap  # type: ignore[attr-defined]  as a module of the program has it
     monkeypatch.setitem(sys.modules, "trap_module", loaded)
     before, bodies = set(sys.modules), MapReduceOutputs()
-    RecoveredRun(bodies, {f"{__name__}.Fruit": Fruit}).apply([ITEM, typed(kind)])
+    MapReduceResumePoint(bodies, {f"{__name__}.Fruit": Fruit}).apply([ITEM, typed(kind)])
 
     found = bodies.output(0, 0)
     assert (found.parsed_output, found.output_type) == ({"name": "fig"}, None)

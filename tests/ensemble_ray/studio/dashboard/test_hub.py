@@ -77,7 +77,7 @@ def test_a_page_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert numbers(heard) == list(range(100))
         assert slow.is_overrun
         assert await slow.take() == []
-        hub.leave(slow)
+        hub.detach(slow)
         assert hub.connected == 1
 
     asyncio.run(body())

@@ -190,7 +190,7 @@ async def test_a_page_that_leaves_decides_nothing(web: Web) -> None:
     """S-WEB-56: a gate stays open until its own timeout, or until a page that comes back decides it."""
     page = web.hub.join()
     timed, decided = await web.open(asked("timed", timeout=30, on_timeout="continue"), asked("decided"))
-    web.hub.leave(page)
+    web.hub.detach(page)
     await asyncio.sleep(29)
     assert [each["review_id"] for each in web.handler.open_reviews()] == ["timed", "decided"]
     assert web.handler.decide("decided", "edit", "better")
