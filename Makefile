@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 TIERS := parallel extended
-.PHONY: help demo demo-crash serve-demo quick test test-all test-again $(TIERS:%=test-%) $(TIERS:%=again-%) chaos attack check bench docs clean
+.PHONY: help demo demo-crash serve-demo quick test test-all test-again $(TIERS:%=test-%) $(TIERS:%=again-%) chaos attack check bench bench-check docs clean
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -87,6 +87,9 @@ check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, type
 
 bench: $(STAMPS)/dev ## Measure against the floor and print the table.
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-check: $(STAMPS)/dev ## Compare calls per task and modules at import with benchmarks/baseline.json; ARGS=--write replaces it.
+	$(BIN)/python -m benchmarks check $(ARGS)
 
 docs: $(STAMPS)/dev ## Build the documentation as a site, in build/site; ARGS=--help.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,32 +25,24 @@ _BUSY = (
     "wall time do not where work runs in several processes: one of many threads gets more of a crowded processor than "
     "one of few."
 )
+#: Modules of other measurements, by subcommand.
+_OTHERS = {
+    "scale": "benchmarks.scale",
+    "check": "benchmarks.counts",
+    "endpoint": "benchmarks.endpoint.requests",
+    "soak": "benchmarks.endpoint.soak",
+    "start-up": "benchmarks.jobs.start_up",
+    "scheduler-memory": "benchmarks.jobs.scheduler_memory",
+}
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen scenarios; 1 when one of them could not be measured. A missed target is a result, not a failure."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["scale"]:
-        from benchmarks import scale
-
-        return scale.main(given[1:])
-    if given[:1] == ["endpoint"]:
-        from benchmarks.endpoint import requests
-
-        return requests.main(given[1:])
-    if given[:1] == ["soak"]:
-        from benchmarks.endpoint import soak
-
-        return soak.main(given[1:])
-    if given[:1] == ["start-up"]:
-        from benchmarks.jobs import start_up
-
-        return start_up.main(given[1:])
-    if given[:1] == ["scheduler-memory"]:
-        from benchmarks.jobs import scheduler_memory
-
-        return scheduler_memory.main(given[1:])
+    if given and given[0] in _OTHERS:
+        other = importlib.import_module(_OTHERS[given[0]])
+        return int(other.main(given[1:]))
     chosen = _parser().parse_args(arguments)
     if chosen.profile:
         from benchmarks.profiling import print_profile
@@ -91,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What a run costs beside the bare calls it is made of: ratios to hand-written AsyncOpenAI code, "
+        description="What a run costs beside the bare calls it is made of: ratios to hand-written aiohttp code, "
         "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
-        "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `endpoint`, what a request to "
+        "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `check`, calls per task beside a "
+        "baseline; `endpoint`, what a request to "
         "an endpoint costs; `soak`, whether its memory is flat under steady load; `scheduler-memory`, "
         "what large outputs cost the scheduler; `start-up`, what starting costs, step by step. Each has a `--help`.",
     )

@@ -1,7 +1,7 @@
 """What is measured. Data only: scenarios with their variants.
 
-Against the floor stand teams whose runs record nothing (durability `off`), as hand-written code does; what recording
-costs is a table of its own, whose floor they are.
+Floors are written by hand: `floor` in one process with aiohttp, `hand` with two Ray actors, each with aiohttp. Teams
+record their runs; the same teams without a record (durability `off`) show what recording costs.
 """
 
 from __future__ import annotations
@@ -54,11 +54,15 @@ class Scenario:
 
 
 _JOBS = {"floor": "floor", "inline": "team", "ray": "team", "inline-recorded": "team", "ray-recorded": "team"}
-_ON_RAY = frozenset({"ray", "ray-recorded"})
+_ON_RAY = frozenset({"ray", "ray-recorded", "hand"})
 _RECORDED = frozenset({"inline-recorded", "ray-recorded"})
 
 _MAPPING = {"floor": "floor", "inline": "team", "ray": "team", "ray-2": "team_two"}
-_MAPPING_RECORDED = _MAPPING | {"inline-recorded": "team", "ray-2-recorded": "team_two"}
+_MAPPING_RECORDED = _MAPPING | {"inline-recorded": "team", "ray-recorded": "team", "ray-2-recorded": "team_two"}
+
+
+def _jobs(module: str) -> dict[str, str]:
+    return {name: f"{module}:{made}" for name, made in _JOBS.items()} | {"hand": f"by_hand:{module}"}
 
 
 def _mapping(name: str, *, size: int, slots: int, latency_ms: int, is_recorded: bool = False) -> Scenario:
@@ -67,8 +71,8 @@ def _mapping(name: str, *, size: int, slots: int, latency_ms: int, is_recorded: 
     return Scenario(
         name=name,
         measure="warm",
-        variants={variant: f"mapping:{made}" for variant, made in variants.items()},
-        on_ray=frozenset({"ray", "ray-2", "ray-2-recorded"}),
+        variants={variant: f"mapping:{made}" for variant, made in variants.items()} | {"hand": "by_hand:mapping"},
+        on_ray=_ON_RAY | {"ray-2", "ray-2-recorded"},
         recorded=_RECORDED | {"ray-2-recorded"},
         size=size,
         latency_ms=latency_ms,
@@ -80,7 +84,7 @@ SCENARIOS = (
     Scenario(
         name="fan-out-200ms",
         measure="warm",
-        variants={name: f"fan_out:{made}" for name, made in _JOBS.items()},
+        variants=_jobs("fan_out"),
         on_ray=_ON_RAY,
         recorded=_RECORDED,
         size=1000,
@@ -91,7 +95,7 @@ SCENARIOS = (
     Scenario(
         name="fan-out-0ms",
         measure="warm",
-        variants={name: f"fan_out:{made}" for name, made in _JOBS.items()},
+        variants=_jobs("fan_out"),
         on_ray=_ON_RAY,
         recorded=_RECORDED,
         size=1000,
@@ -101,8 +105,23 @@ SCENARIOS = (
     _mapping("map-1k-200", size=1_000, slots=200, latency_ms=200),
     _mapping("map-1k-1000", size=1_000, slots=1_000, latency_ms=200),
     _mapping("map-10k-200", size=10_000, slots=200, latency_ms=200),
-    _mapping("map-10k-1000", size=10_000, slots=1_000, latency_ms=200),
+    _mapping("map-10k-1000", size=10_000, slots=1_000, latency_ms=200, is_recorded=True),
     _mapping("map-10k-0ms", size=10_000, slots=200, latency_ms=0, is_recorded=True),
+    Scenario(
+        name="map-reduce-200ms",
+        measure="warm",
+        variants={
+            "floor": "stragglers:floor",
+            "inline-recorded": "stragglers:levels",
+            "ray-recorded": "stragglers:levels",
+        },
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
+        size=1000,
+        requests_more=1,
+        latency_ms=200,
+        extra={"slots": 200, "group": 1000},
+    ),
     Scenario(
         name="stragglers",
         measure="warm",
@@ -119,12 +138,12 @@ SCENARIOS = (
         requests_more=111,
         latency_ms=100,
         server=("--latency-spread", "1"),
-        extra={"slots": 200},
+        extra={"slots": 200, "group": 10},
     ),
     Scenario(
         name="chain",
         measure="warm",
-        variants={name: f"chain:{made}" for name, made in _JOBS.items()},
+        variants=_jobs("chain"),
         on_ray=_ON_RAY,
         recorded=_RECORDED,
         size=50,
@@ -171,7 +190,7 @@ SCENARIOS = (
     Scenario(
         name="tool-loop",
         measure="warm",
-        variants={name: f"tool_loop:{made}" for name, made in _JOBS.items()} | {"inline-once": "tool_loop:team_once"},
+        variants=_jobs("tool_loop") | {"inline-once": "tool_loop:team_once"},
         on_ray=_ON_RAY,
         recorded=_RECORDED | {"inline-once"},
         size=20,
@@ -183,7 +202,7 @@ SCENARIOS = (
     Scenario(
         name="manager",
         measure="warm",
-        variants={name: f"manager:{made}" for name, made in _JOBS.items()},
+        variants=_jobs("manager"),
         on_ray=_ON_RAY,
         recorded=_RECORDED,
         size=10,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble, MapEnsemble, MapReduceEnsemble
 
-__all__ = ["MODEL", "SYSTEM", "Round", "Setting", "bare_rounds", "team_rounds"]
+__all__ = [
+    "MODEL",
+    "SYSTEM",
+    "Ask",
+    "Round",
+    "Setting",
+    "answer",
+    "asking",
+    "bare_rounds",
+    "messages_of",
+    "team_rounds",
+]
 
 MODEL = "benchmark"
 #: As long as what a team's agents send, so that both sides move the same bytes.
@@ -25,7 +34,9 @@ SYSTEM = (
     "guessing."
 )
 
-#: Does the work once and gives the seconds it took.
+#: Sends messages, and perhaps tools, in the form of the protocol; returns the message of the answer.
+Ask = Callable[..., Awaitable[dict[str, Any]]]
+#: Does the work once and returns the seconds it took.
 Round = Callable[[], float]
 
 
@@ -43,21 +54,49 @@ class Setting:
 
 
 @contextmanager
-def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]]) -> Generator[Round]:
-    """Run rounds of hand-written code: one client, made once, with its default transport."""
-    from openai import AsyncOpenAI
-
+def bare_rounds(setting: Setting, job: Callable[[Ask], Awaitable[object]]) -> Generator[Round]:
+    """Run rounds of hand-written code: one aiohttp session, made once, and JSON. Nothing is recorded or repeated."""
     with asyncio.Runner() as runner:
-        # By default a connection has 5 s: a thousand made at the same time by one busy process take longer.
-        client = AsyncOpenAI(base_url=setting.url, api_key="benchmark", timeout=600.0)
 
         async def timed() -> float:
             began = time.perf_counter()
-            await job(client)
+            await job(ask)
             return time.perf_counter() - began
 
+        ask, close = runner.run(asking(setting.url))
         yield lambda: runner.run(timed())
-        runner.run(client.close())
+        runner.run(close())
+
+
+async def asking(url: str) -> tuple[Ask, Callable[[], Coroutine[Any, Any, None]]]:
+    """Return a function that asks the model, and one that closes its connections."""
+    import aiohttp
+
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        headers={"Authorization": "Bearer benchmark"},
+        # By default an answer has 300 s: ten thousand at the same time by one busy process may take longer.
+        timeout=aiohttp.ClientTimeout(total=600),
+    )
+
+    async def ask(messages: Sequence[Any], tools: Sequence[Any] = ()) -> dict[str, Any]:
+        body = {"model": MODEL, "messages": messages} | ({"tools": tools} if tools else {})
+        async with session.post(f"{url}/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            message: dict[str, Any] = (await answer.json())["choices"][0]["message"]
+            return message
+
+    return ask, session.close
+
+
+async def answer(ask: Ask, text: str) -> str:
+    """Return the model's answer to one text."""
+    return str((await ask(messages_of(text)))["content"])
+
+
+def messages_of(text: str) -> list[Any]:
+    """Return a conversation that begins with a text of the user."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
 @contextmanager

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble, Task
 
 __all__ = ["floor", "make_chain", "team"]
@@ -19,14 +17,11 @@ __all__ = ["floor", "make_chain", "team"]
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run a plain loop."""
 
-    async def job(client: AsyncOpenAI) -> str:
+    async def job(ask: Ask) -> str:
         text = ""
         for number in range(setting.size):
             asked = f"Earlier: {text}\n\nWrite part {number} in one sentence."
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-            )
-            text = answer.choices[0].message.content or ""
+            text = await answer(ask, asked)
         return text
 
     return bare_rounds(setting, job)

@@ -10,11 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, bare_rounds, messages_of, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble
 
 __all__ = ["burn", "loops_of_100_ms", "pool", "team", "threads"]
@@ -51,7 +49,7 @@ def loops_of_100_ms() -> int:
 
 def threads(setting: Setting) -> AbstractContextManager[Round]:
     """As a script does it: tools in threads, which share one interpreter."""
-    return bare_rounds(setting, lambda client: _all(client, setting.size, lambda loops: asyncio.to_thread(burn, loops)))
+    return bare_rounds(setting, lambda ask: _all(ask, setting.size, lambda loops: asyncio.to_thread(burn, loops)))
 
 
 @contextmanager
@@ -62,7 +60,7 @@ def pool(setting: Setting) -> Generator[Round]:
         def work(loops: int) -> Awaitable[int]:
             return asyncio.get_running_loop().run_in_executor(workers, burn, loops)
 
-        with bare_rounds(setting, lambda client: _all(client, setting.size, work)) as one_round:
+        with bare_rounds(setting, lambda ask: _all(ask, setting.size, work)) as one_round:
             yield one_round
 
 
@@ -88,19 +86,15 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
     return team_rounds(setting, make)
 
 
-async def _all(client: AsyncOpenAI, size: int, work: Callable[[int], Awaitable[int]]) -> list[str]:
-    return await asyncio.gather(*(_converse(client, work) for _ in range(size)))
+async def _all(ask: Ask, size: int, work: Callable[[int], Awaitable[int]]) -> list[str]:
+    return await asyncio.gather(*(_converse(ask, work) for _ in range(size)))
 
 
-async def _converse(client: AsyncOpenAI, work: Callable[[int], Awaitable[int]]) -> str:
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Add up numbers."}]
-    while True:
-        answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
-        said = answer.choices[0].message
-        if not said.tool_calls:
-            return said.content or ""
+async def _converse(ask: Ask, work: Callable[[int], Awaitable[int]]) -> str:
+    messages = messages_of("Add up numbers.")
+    while calls := (said := await ask(messages, [TOOL])).get("tool_calls"):
         messages.append(said)
-        for call in said.tool_calls:
-            assert call.type == "function"
-            result = await work(json.loads(call.function.arguments)["loops"])
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+        for call in calls:
+            result = await work(json.loads(call["function"]["arguments"])["loops"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(result)})
+    return str(said["content"])

@@ -6,11 +6,9 @@ import asyncio
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble
 
 __all__ = ["floor", "team", "team_of"]
@@ -19,21 +17,15 @@ __all__ = ["floor", "team", "team_of"]
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run a semaphore and a gather."""
 
-    async def ask(client: AsyncOpenAI, text: str) -> str:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-        )
-        return answer.choices[0].message.content or ""
-
-    async def job(client: AsyncOpenAI) -> str:
+    async def job(ask: Ask) -> str:
         slots = asyncio.Semaphore(setting.extra["slots"])
 
         async def one(number: int) -> str:
             async with slots:
-                return await ask(client, f"Summarise part {number} in one sentence.")
+                return await answer(ask, f"Summarise part {number} in one sentence.")
 
         answers = await asyncio.gather(*(one(number) for number in range(setting.size)))
-        return await ask(client, "Join these into one text.\n\n" + "\n\n".join(answers))
+        return await answer(ask, "Join these into one text.\n\n" + "\n\n".join(answers))
 
     return bare_rounds(setting, job)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, bare_rounds, messages_of, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble
 
-__all__ = ["floor", "team"]
+__all__ = ["floor", "manage", "team"]
 
 TOOL: Any = {
     "type": "function",
@@ -32,24 +31,18 @@ TOOL: Any = {
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run the loop of the protocol's documentation, with a call of the same model as its tool."""
 
-    async def job(client: AsyncOpenAI) -> str:
-        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Have it done."}]
-        while True:
-            answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
-            said = answer.choices[0].message
-            if not said.tool_calls:
-                return said.content or ""
-            messages.append(said)
-            for call in said.tool_calls:
-                assert call.type == "function"
-                asked = json.loads(call.function.arguments)["task_description"]
-                done = await client.chat.completions.create(
-                    model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-                )
-                result = done.choices[0].message.content or ""
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return bare_rounds(setting, lambda ask: manage(ask, lambda text: ask(messages_of(text))))
 
-    return bare_rounds(setting, job)
+
+async def manage(ask: Ask, delegate: Callable[[str], Awaitable[dict[str, Any]]]) -> str:
+    """Delegate what the model asks for, until it calls no tool."""
+    messages = messages_of("Have it done.")
+    while calls := (said := await ask(messages, [TOOL])).get("tool_calls"):
+        messages.append(said)
+        for call in calls:
+            done = await delegate(json.loads(call["function"]["arguments"])["task_description"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": done["content"]})
+    return str(said["content"])
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:

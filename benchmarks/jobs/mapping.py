@@ -6,11 +6,9 @@ import asyncio
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Agent, MapEnsemble, Task
 
 __all__ = ["floor", "team", "team_of", "team_two"]
@@ -19,19 +17,12 @@ __all__ = ["floor", "team", "team_of", "team_two"]
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run a semaphore and a gather."""
 
-    async def job(client: AsyncOpenAI) -> None:
+    async def job(ask: Ask) -> None:
         slots = asyncio.Semaphore(setting.extra["slots"])
 
         async def one(number: int) -> str:
             async with slots:
-                answer = await client.chat.completions.create(
-                    model=MODEL,
-                    messages=[
-                        {"role": "system", "content": SYSTEM},
-                        {"role": "user", "content": f"Summarise part {number} in one sentence."},
-                    ],
-                )
-                return answer.choices[0].message.content or ""
+                return await answer(ask, f"Summarise part {number} in one sentence.")
 
         await asyncio.gather(*(one(number) for number in range(setting.size)))
 

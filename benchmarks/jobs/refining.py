@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble, GraphRoutingContext, LoopIterationContext, Task
 
 __all__ = ["floor", "graph", "loop"]
@@ -18,14 +16,11 @@ __all__ = ["floor", "graph", "loop"]
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run a loop written by hand."""
 
-    async def job(client: AsyncOpenAI) -> str:
+    async def job(ask: Ask) -> str:
         text = ""
         for number in range(setting.size):
             asked = f"Revise, round {number}: {text}\n\nWrite one sentence."
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-            )
-            text = answer.choices[0].message.content or ""
+            text = await answer(ask, asked)
         return text
 
     return bare_rounds(setting, job)

@@ -6,38 +6,31 @@ import asyncio
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import MapReduceEnsemble
 
-__all__ = ["GROUP", "floor", "levels", "pipelined"]
-
-#: Outputs that come together.
-GROUP = 10
+__all__ = ["floor", "levels", "pipelined"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Level by level with a semaphore and gathers, as one writes it by hand."""
 
-    async def job(client: AsyncOpenAI) -> None:
+    async def job(ask: Ask) -> None:
         slots = asyncio.Semaphore(setting.extra["slots"])
 
         async def one(text: str) -> str:
             async with slots:
-                answer = await client.chat.completions.create(
-                    model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-                )
-                return answer.choices[0].message.content or ""
+                return await answer(ask, text)
 
         level = [f"Summarise part {number} in one sentence." for number in range(setting.size)]
         answers = await asyncio.gather(*map(one, level))
         number = 0
         while len(answers) > 1:
             number += 1
-            groups = [answers[first : first + GROUP] for first in range(0, len(answers), GROUP)]
+            size = setting.extra["group"]
+            groups = [answers[first : first + size] for first in range(0, len(answers), size)]
             texts = ["\n\n".join(group) for group in groups]
             answers = await asyncio.gather(
                 *(one(f"Join group {place} of level {number}.\n\n{text}") for place, text in enumerate(texts))
@@ -64,7 +57,7 @@ def _team(setting: Setting, mode: Literal["levels", "pipelined"]) -> MapReduceEn
         map_task=lambda number: Task(description=f"Summarise part {number}", expected_output="One sentence"),
         reduce_task=lambda group: Task(description="Join these", expected_output="One text", context=group),
         llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"),
-        chunk_size=GROUP,
+        chunk_size=setting.extra["group"],
         mode=mode,
         max_parallel_tasks=setting.extra["slots"],
     )

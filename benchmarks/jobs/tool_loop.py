@@ -6,14 +6,12 @@ import json
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+from benchmarks.setting import MODEL, Ask, Round, Setting, bare_rounds, messages_of, team_rounds
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ensemble_ray import Ensemble
 
-__all__ = ["floor", "look_up", "team", "team_once"]
+__all__ = ["converse", "floor", "look_up", "team", "team_once"]
 
 TOOL: Any = {
     "type": "function",
@@ -33,20 +31,18 @@ def look_up(number: int) -> str:
 def floor(setting: Setting) -> AbstractContextManager[Round]:
     """Run the loop of the protocol's documentation: what the model said goes back into the conversation as it came."""
 
-    async def job(client: AsyncOpenAI) -> str:
-        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Look up numbers."}]
-        while True:
-            answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
-            said = answer.choices[0].message
-            if not said.tool_calls:
-                return said.content or ""
-            messages.append(said)
-            for call in said.tool_calls:
-                assert call.type == "function"
-                result = look_up(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return bare_rounds(setting, converse)
 
-    return bare_rounds(setting, job)
+
+async def converse(ask: Ask) -> str:
+    """Send the model's messages back as they came, with the results of its calls, until it calls no tool."""
+    messages = messages_of("Look up numbers.")
+    while calls := (said := await ask(messages, [TOOL])).get("tool_calls"):
+        messages.append(said)
+        for call in calls:
+            result = look_up(**json.loads(call["function"]["arguments"]))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return str(said["content"])
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:

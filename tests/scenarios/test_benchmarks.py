@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.counts import BASELINE, compare, versions
 from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_variants, measure
 from benchmarks.jobs import chain
 from benchmarks.jobs import scale as scale_jobs
@@ -164,9 +165,9 @@ def test_every_kind_that_scale_offers_can_be_measured() -> None:
 @pytest.mark.parametrize(
     ("conditions", "variants"),
     [
-        (Conditions(), ["floor", "inline", "ray", "inline-recorded", "ray-recorded"]),
+        (Conditions(), ["floor", "inline", "ray", "inline-recorded", "ray-recorded", "hand"]),
         (Conditions(with_ray=False), ["floor", "inline", "inline-recorded"]),
-        (Conditions(durability="off"), ["floor", "inline", "ray"]),
+        (Conditions(durability="off"), ["floor", "inline", "ray", "hand"]),
         (Conditions(durability="off", with_ray=False), ["floor", "inline"]),
     ],
 )
@@ -278,3 +279,32 @@ def test_each_step_has_its_figures_when_start_up_is_measured() -> None:
         "import ensemble_ray", "first run, inline", "first run, local Ray", "further run", "run with 1 more agents",
         "run with the same agents", "an endpoint: Ray Serve, one replica",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "has_same_versions", "rows"),
+    [
+        ({"chain: own calls": 103.0}, False, {"chain: own calls": True}),
+        ({"chain: own calls": 104.0}, False, {"chain: own calls": False}),
+        ({"chain: calls": 104.0}, True, {"chain: calls": False}),
+        ({"chain: calls": 104.0}, False, {}),
+        ({"chain: context switches": 900.0}, True, {}),
+        ({"new": 1.0}, True, {}),
+    ],
+)
+def test_a_count_holds_when_it_is_at_most_three_percent_above_the_baseline(
+    *, found: dict[str, float], has_same_versions: bool, rows: dict[str, bool]
+) -> None:
+    """Figures that depend on the versions of libraries, or on other programs, are not judged."""
+    baseline = {"chain: own calls": 100.0, "chain: calls": 100.0, "chain: context switches": 1.0}
+    assert compare(found, baseline, has_same_versions=has_same_versions) == rows
+
+
+@pytest.mark.extended
+def test_counts_are_compared_with_the_baseline_when_they_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m benchmarks check`: it counts in fresh processes; every name that it prints has a baseline."""
+    main(["check", "--only", "chain", "--only", "import"])
+    told = capsys.readouterr().out
+    assert "chain: own calls per task" in told
+    assert "import: own modules" in told
+    assert set(json.loads(BASELINE.read_text())["versions"]) == set(versions())
