@@ -56,7 +56,6 @@ def _get_shared(cls: type[object], name: str, *arguments: object, **options: obj
 
 
 def scheduler_name(shard: int, namespace: str = "") -> str:
-    """Return the name of a scheduler, from its number (from 0) and namespace."""
     name = f"{SCHEDULER}-{shard}" if shard else SCHEDULER
     return f"{namespace}{_BETWEEN}{name}" if namespace else name
 
@@ -73,16 +72,14 @@ def scheduler(cls: type[object], shard: int = 0, namespace: str = "") -> Any:
 
 
 def existing_schedulers(namespace: str = "") -> dict[str, Any]:
-    """Return the schedulers of a namespace by name."""
     names = (name for name in _names(scheduler_name(0, namespace)) if namespace_of(name) == namespace)
     return {name: found for name in names if (found := existing(name)) is not None}
 
 
 def run_driver(cls: type[object], name: str, config: object) -> Any:
-    """Return the actor that drives the runs of an endpoint. It stays on the head node with their files.
+    """Return the actor that drives the runs of an endpoint, on the head node with their files.
 
-    Args:
-        config: Its configuration; plain data, since Ray restarts it with the same value.
+    Ray restarts it with the same `config`.
     """
     return _get_shared(cls, name, config, resources=_ON_HEAD)
 
@@ -94,7 +91,6 @@ def journal_actor(cls: type[object], node_id: str) -> Any:
 
 
 def existing_journals() -> list[Any]:
-    """Return the journal actors: one per node with files."""
     return [found for name in _names(_JOURNAL) if (found := existing(name)) is not None]
 
 
@@ -117,12 +113,7 @@ def rate_limiter(cls: type[object]) -> Any:
 
 
 def disposable(
-    cls: type[object],
-    name: str,
-    scheduler: str,
-    *,
-    requirements: ResourceRequirements = NOTHING,
-    node_id: str = "",
+    cls: type[object], name: str, scheduler: str, *, requirements: ResourceRequirements = NOTHING, node_id: str = ""
 ) -> Any:
     """Return a new process for runs. It is never restarted: its lost work is sent to another.
 
@@ -143,19 +134,16 @@ def disposable(
 
 
 def cpu_call() -> Any:
-    """Return the remote function that runs CPU-heavy tools with one CPU each."""
     return ray.remote(num_cpus=1, max_retries=0)(call_packed)  # noqa: TID251  the one place
 
 
 def on_node(function: Callable[..., object], node_id: str) -> Any:
-    """Return the function as a remote function on this node."""
     there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
     return cast("Any", ray.remote)(**options)(function)  # noqa: TID251  the one place
 
 
 def existing(name: str) -> Any:
-    """Return the cluster's actor with this name, or None."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:

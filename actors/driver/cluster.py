@@ -27,7 +27,7 @@ from ray._private.node import Node
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver import silent_agent, worker_client, worker_template
-from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, patiently, reach
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, living_nodes, patiently, reach, run_error
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.process.config import package_version, read_switch
 from ensemble_ray.process.context import bounded_logger, notify
@@ -64,11 +64,7 @@ PROGRAM = new_object_id()
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
-    """Join the cluster at this address, or start a local one. Return False if this process is already connected.
-
-    Raises:
-        EnsembleError: the cluster cannot be joined or started; the message says what to check.
-    """
+    """Join the cluster at this address, or start a local one. Return False if this process is already connected."""
     check_fork()
     if ray.is_initialized():
         return False
@@ -91,11 +87,7 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
 
 
 def check_fork() -> None:
-    """Check that this process was not forked from one with a connection to a cluster.
-
-    Raises:
-        EnsembleError: it was; Ray's threads and sockets belong to its parent.
-    """
+    """Check that this process was not forked from one with a connection to a cluster."""
     if is_ray_inherited():
         raise EnsembleError(
             f"Process {os.getpid()} was forked from a process that was connected to Ray, and cannot use that connection or open "
@@ -126,7 +118,7 @@ def _join(address: str, options: Mapping[str, object]) -> None:
 
 
 def _cannot_connect(address: str, error: Exception) -> str:
-    if address == "local":
+    if address == LOCAL:
         return f"Ray cannot be started on this machine: {message_of(error)}. Look with 'ensemble-ray doctor'"
     return (
         f"The Ray cluster at '{address}' cannot be joined: {message_of(error)}. Check RAY_ADDRESS or address=, that the "
@@ -145,12 +137,7 @@ class ClusterHeartbeat:
     def is_gone(self) -> bool:
         return self._misses >= _MOST_MISSES
 
-    async def wait_for(self, reference: Any) -> Any:
-        """Return the reply of a call while the cluster is alive.
-
-        Raises:
-            EnsembleError: the cluster's address no longer answers.
-        """
+    async def wait_for(self, reference: Awaitable[Reply]) -> Reply:
         waiting = asyncio.ensure_future(reference)
         try:
             while not (await asyncio.wait([waiting], timeout=_LOOK_S))[0]:
@@ -160,16 +147,8 @@ class ClusterHeartbeat:
         return await waiting
 
     async def reach(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Call the scheduler while the cluster is alive, and retry while the scheduler restarts.
-
-        Raises:
-            EnsembleError: the cluster's address no longer answers.
-        """
+        """Call the scheduler while the cluster is alive, and retry while the scheduler restarts."""
         is_noted = False
-
-        async def ask() -> Reply:
-            reply: Reply = await self.wait_for(call())
-            return reply
 
         async def note() -> None:
             nonlocal is_noted
@@ -178,42 +157,29 @@ class ClusterHeartbeat:
                 is_noted = True
             await self.check()
 
-        return await reach(ask, patiently(), before_retry=note)
+        return await reach(lambda: self.wait_for(call()), patiently(), before_retry=note)
 
     async def check(self) -> None:
-        """Check that the cluster answers. Calls to a dead cluster may fail faster than any check during them.
-
-        Raises:
-            EnsembleError: several checks in a row failed.
-        """
-        self._misses = 0 if await _head_liveness.within(_FRESH_S) else self._misses + 1
+        """Check that the cluster answers. Calls to a dead cluster may fail faster than any check during them."""
+        self._misses = 0 if await _is_alive() else self._misses + 1
         if self.is_gone:
-            gone = EnsembleError(
-                f"Run {self._run_id}: the cluster is gone. What was recorded is kept; continue the run: "
-                f"{resume_advice(self._run_id, self._origin)}"
-            )
-            gone.run_id = self._run_id
-            raise gone
+            advice = resume_advice(self._run_id, self._origin)
+            raise run_error(self._run_id, f"the cluster is gone. What was recorded is kept; continue the run: {advice}")
 
 
-class _HeadLiveness:
-    """When the cluster's head last answered. Of many waiting runs, one asks for all."""
-
-    def __init__(self) -> None:
-        self._answered_at: dict[str, float] = {}
-
-    async def within(self, seconds: float) -> bool:
-        """Whether it answered within the last `seconds`, or answers now."""
-        connection, now = connection_id(), time.monotonic()
-        if now - self._answered_at.get(connection, -math.inf) < seconds:
-            return True
-        is_there = await _answers()
-        if is_there:
-            self._answered_at = {connection: now}
-        return is_there
+#: Connection -> when the cluster's head last answered, s. Of many waiting runs, one asks for all.
+_answered_at: dict[str, float] = {}
 
 
-_head_liveness = _HeadLiveness()
+async def _is_alive() -> bool:
+    connection, now = connection_id(), time.monotonic()
+    if now - _answered_at.get(connection, -math.inf) < _FRESH_S:
+        return True
+    is_there = await _answers()
+    if is_there:
+        _answered_at.clear()
+        _answered_at[connection] = now
+    return is_there
 
 
 async def _answers() -> bool:
@@ -227,7 +193,6 @@ async def _answers() -> bool:
 
 
 def connection_id() -> str:
-    """Return an id of this process's connection to a cluster; empty if there is none."""
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()
@@ -246,11 +211,7 @@ async def check_version(scheduler: Any) -> None:
 
 
 async def describe_cluster() -> ClusterDescription:
-    """Return the descriptions of the cluster's actors, and notes on actors that did not answer.
-
-    Raises:
-        EnsembleError: this process is not connected, or the cluster does not list its nodes and actors.
-    """
+    """Return the descriptions of the cluster's actors, and notes on actors that did not answer."""
     if not ray.is_initialized():
         raise EnsembleError("This process is connected to no cluster")
     try:
@@ -282,7 +243,9 @@ async def _ask(name: str, actor: Any) -> ActorDescription | str:
     try:
         async with asyncio.timeout(_ANSWER_S):
             described = load_actor(await ask.remote())
-            restarts = await threads.run(_restarts_of, actor)
+            # Ray's public function asks the dashboard, which a cluster may not have.
+            listed = await threads.run(cast("Any", state).actors, actor_id=actor._actor_id.hex())  # noqa: SLF001
+            restarts = int(listed["NumRestarts"]) if listed else None
         return replace(described, process=replace(described.process, restarts=restarts))
     except TimeoutError:
         return f"'{name}' did not answer within {_ANSWER_S:.0f} s"
@@ -292,32 +255,19 @@ async def _ask(name: str, actor: Any) -> ActorDescription | str:
         return f"'{name}' says what this version does not understand: {message_of(error).splitlines()[0]}"
 
 
-def _restarts_of(actor: Any) -> int | None:
-    """Return how often Ray restarted an actor; None: Ray does not list the actor."""
-    # Ray's public function asks the dashboard, which a cluster may not have.
-    found = cast("dict[str, Any]", cast("Any", state).actors(actor_id=actor._actor_id.hex()))  # noqa: SLF001  the id is not public
-    return int(found["NumRestarts"]) if found else None
-
-
 def _nodes() -> list[NodeDescription]:
-    listed = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
     return [
         NodeDescription(
             node_id=node["NodeID"],
             name=node.get("NodeManagerHostname") or node.get("NodeName") or node["NodeID"][:8],
             address=node.get("NodeManagerAddress") or "",
         )
-        for node in listed
-        if node["Alive"]
+        for node in living_nodes()
     ]
 
 
 def start_local(options: Mapping[str, object]) -> None:
-    """Start an instance on this machine, on loopback unless the options name an address.
-
-    Raises:
-        EnsembleError: it cannot be protected from other users of this machine.
-    """
+    """Start an instance on this machine, on loopback unless the options name an address."""
     # Ray runs workers at niceness 15, which starves agents and heavy tools on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # An unset mode stays unset: Ray then enables tokens, even for this process, which has already read its settings.
@@ -331,12 +281,13 @@ def start_local(options: Mapping[str, object]) -> None:
         )
     has_address = "_node_ip_address" in options
     arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
+    has_dashboard = arguments["include_dashboard"] is not False
     notify("Starting a local Ray (some seconds) ...")
     with (
         quiet(),
         _ended_on_exit(),
-        _leave_out(_list_needless_starts(arguments)),
-        _adapt_raylet(has_dashboard=arguments["include_dashboard"] is not False),
+        nullcontext() if has_dashboard else _leave_out(has_log_monitor=bool(arguments.get("log_to_driver"))),
+        _adapt_raylet(has_dashboard=has_dashboard),
         nullcontext() if has_address else on_loopback(),
     ):
         cast("Callable[..., object]", ray.init)(**arguments)
@@ -351,7 +302,6 @@ def start_local(options: Mapping[str, object]) -> None:
 
 
 def is_started_here() -> bool:
-    """Whether this process is connected to an instance that it started itself."""
     return ray.is_initialized() and _instance() in _started
 
 
@@ -409,24 +359,18 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _list_needless_starts(options: Mapping[str, object]) -> Sequence[str]:
-    """Return the methods of Ray's node that start processes without use for a local instance.
-
-    It has one machine, no autoscaler, no driver that reads logs, and no dashboard. An instance with a dashboard starts all processes.
-    """
-    if options["include_dashboard"] is not False:
-        return ()
-    return ("start_monitor", "start_api_server", *(() if options.get("log_to_driver") else ("start_log_monitor",)))
-
-
 @contextlib.contextmanager
-def _leave_out(methods: Sequence[str]) -> Generator[None]:
-    """Skip these methods of Ray's node, since Ray has no options for them: docs/decisions/0013-local-ray.md."""
+def _leave_out(*, has_log_monitor: bool) -> Generator[None]:
+    """Start no processes without use for an instance with one machine, no autoscaler and no dashboard.
+
+    Ray has no options for them: docs/decisions/0013-local-ray.md.
+    """
 
     def start_nothing(*_: object, **__: object) -> None:
         pass
 
     node = cast("Any", Node)
+    methods = ("start_monitor", "start_api_server", *(() if has_log_monitor else ("start_log_monitor",)))
     kept = {name: getattr(node, name) for name in methods if hasattr(node, name)}
     for name in kept:
         setattr(node, name, start_nothing)
@@ -478,7 +422,6 @@ def _adapt_raylet(*, has_dashboard: bool) -> Generator[None]:
 
 @contextlib.contextmanager
 def _replace_agent() -> Generator[None]:
-    """Let Ray's raylet start the silent agent instead of the dashboard agent."""
     module = cast("Any", services)
     original = module.start_ray_process
     theirs = subprocess.list2cmdline([str(Path(str(ray.__file__)).parent / "dashboard" / "agent.py")])
@@ -542,11 +485,12 @@ def _ended_on_exit() -> Generator[None]:
     Ray ends only an instance that is up. An exit by a signal is not noticed here; on Linux the kernel ends the processes then.
     """
     before = frozenset(psutil.Process().children())
+    package = str(Path(str(ray.__file__)).parent)
 
     def end() -> None:
         for child in psutil.Process().children():
-            if child not in before and _is_of_ray(child):
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):  # it is gone, or belongs to another user
+                if child not in before and any(package in argument for argument in child.cmdline()):
                     child.kill()
 
     atexit.register(end)
@@ -554,11 +498,3 @@ def _ended_on_exit() -> Generator[None]:
         yield
     finally:
         atexit.unregister(end)
-
-
-def _is_of_ray(process: psutil.Process) -> bool:
-    package = str(Path(str(ray.__file__)).parent)
-    try:
-        return any(package in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False  # it is gone, or belongs to another user

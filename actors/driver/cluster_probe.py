@@ -1,8 +1,8 @@
 """Describes a cluster for another process: `python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` (S-CLU-104).
 
-Each empty line on standard input is a question. Each answer is a line of JSON, `{"description": ...}` or `{"error": text}`. The process
-ends with its input. A process that is connected to a cluster may die with it, so a server asks through this one. It writes only
-answers to standard output, and never starts a cluster.
+Each empty line on standard input is a question, and each answer a line of JSON, `{"description": ...}` or `{"error":
+text}`. A process that is connected to a cluster may die with it, so a server asks through this one. It never starts a
+cluster.
 """
 
 from __future__ import annotations

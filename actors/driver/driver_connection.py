@@ -1,7 +1,4 @@
-"""DriverConnection: receives a run's events in its driver, and answers requests that only the driver can answer.
-
-It polls the event hub from the start of the run. Each event is emitted once, and no answer is lost while the hub lives.
-"""
+"""DriverConnection: receives a run's events and log lines in its driver, and answers requests to the driver."""
 
 from __future__ import annotations
 
@@ -11,34 +8,30 @@ import logging
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import ray.exceptions
 
+from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, REFLECTION_SERVICE
 from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import LogLine
+from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import ErrorChain
+from ensemble_ray.events import Event
 from ensemble_ray.execute.effects import UnknownEffect
+from ensemble_ray.execute.orders import EvaluationFailed
 from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger, is_repeated, notify
 from ensemble_ray.process.forks import USER_ERRORS, threads
+from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
 from ensemble_ray.tools.waiting import record_metric
-
-if TYPE_CHECKING:
-    from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
-    from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
-    from ensemble_ray.definition.task import ReflectionInput
-    from ensemble_ray.events import Event
-    from ensemble_ray.plan.plan import LoopUnit
-    from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, TaskReflection
 
 #: How long the driver's call waits for lines, s, and how long a failed call pauses before its retry, s.
 _WAIT_S = 10.0
@@ -53,8 +46,6 @@ DriverService: TypeAlias = Callable[[Mapping[str, object]], Awaitable[object]]
 
 
 class DriverConnection:
-    """Connects one run's driver to its event hub. Inactive before `begin`."""
-
     def __init__(self, run: RunRequest, heartbeat: ClusterHeartbeat, scheduler: Any) -> None:
         self._run = run
         self._run_id = run.run_id
@@ -84,7 +75,6 @@ class DriverConnection:
         self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     def keep_last_lines(self, lines: Sequence[LogLine] | None) -> None:
-        """Store the last lines of the run's processes if the run's end contained them."""
         if self._listener is not None:
             self._listener.keep_last(lines)
 
@@ -164,8 +154,6 @@ class DriverConnection:
 
 
 def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
-    """Return the services of a run's driver by name."""
-
     async def count_tool_call(payload: Mapping[str, object]) -> object:
         arguments = cast("Sequence[object]", payload["arguments"])
         return await threads.run(record_metric, run.tool_metrics, str(payload["method"]), *arguments)
@@ -203,36 +191,26 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
 async def _use_memory(run: RunRequest, payload: Mapping[str, object]) -> object:
     if run.memory is None:
         raise IllegalStateError(f"Run {run.run_id} has no memory")
-    asked: object = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
-    match payload["method"]:
-        case "recall":
-            return await run.memory.recall(cast("MemoryQuery", asked))
-        case "remember":
-            return await run.memory.remember(cast("MemoryNote", asked))
-        case _:
-            failed = await LocalMemoryResets(run.memory).reset(cast("LoopUnit", asked))
-            return None if failed is None else packed_evaluation(failed)  # bytes: the caller loads no user code
+    is_reset = payload["method"] == "reset"
+    answer = await _call(LocalMemoryResets(run.memory) if is_reset else run.memory, payload)
+    # Bytes: the caller loads no user code.
+    return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
 
 
 async def _use_reflections(run: RunRequest, payload: Mapping[str, object]) -> object:
     if run.reflections is None:
         raise IllegalStateError(f"Run {run.run_id} has no store of reflections")
-    asked: object = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
-    match payload["method"]:
-        case "recall":
-            return await run.reflections.recall(*cast("tuple[str]", asked))
-        case "find_prior":
-            return await run.reflections.find_prior(*cast("tuple[str]", asked))
-        case "store":
-            await run.reflections.store(*cast("tuple[str, TaskReflection]", asked))
-            return None
-        case _:
-            return await run.reflections.ask_strategy(*cast("tuple[ReflectionInput]", asked))
+    return await _call(run.reflections, payload)
+
+
+async def _call(target: object, payload: Mapping[str, object]) -> object:
+    """Call a method of an object for a `DriverObject`."""
+    arguments = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
+    answer: object = await getattr(target, str(payload["method"]))(*arguments)
+    return answer
 
 
 class LineListener:
-    """Logs the lines of a run's processes again in the driver."""
-
     def __init__(self, service: Any, run_id: str) -> None:
         self._service = service
         self._run_id = run_id
@@ -242,7 +220,6 @@ class LineListener:
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def keep_last(self, lines: Sequence[LogLine] | None) -> None:
-        """Store the last lines. `detach` shows them after those in flight. The call for lines has ended with them."""
         self._last = lines
 
     async def detach(self, *, is_gone: bool) -> None:
@@ -275,11 +252,7 @@ class LineListener:
 
 
 def show_line(line: LogLine, run_id: str = "") -> None:
-    """Log a line in this process: a record under its logger and level, a printed line as a notice.
-
-    Args:
-        run_id: Its run; equal warnings of a run are merged.
-    """
+    """Log a line in this process: a record under its logger and level, a printed line as a notice."""
     text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
     if not line.logger:
         notify(text)

@@ -114,7 +114,6 @@ class JobServer:
             time.sleep(_PAUSE_S)
 
     async def _tail(self, job_id: str, skipped: int, show: Callable[[str], None]) -> None:
-        """Show a log after its first `skipped` characters, until the server closes it."""
         left = skipped
         async for text in self._client.tail_job_logs(job_id):
             new = text[left:]

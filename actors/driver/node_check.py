@@ -1,7 +1,6 @@
-"""Checks whether all nodes of a cluster fit a team, before any model is called (S-CLU-1 to S-CLU-6).
+"""Checks whether all nodes of a cluster fit a team before any model is called (S-CLU-1 to S-CLU-6).
 
-One task per node describes the node, and the report names nodes that do not answer in time. Before a run,
-`check_loading` loads payloads whose modules a node may lack on every node.
+Before a run, `check_loading` loads payloads on every node that may lack their modules.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import ray
@@ -26,17 +25,14 @@ import ray.exceptions
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import is_started_here
 from ensemble_ray.actors.driver.packing import dump_all
-from ensemble_ray.actors.link.reach import last_line
+from ensemble_ray.actors.link.reach import last_line, living_nodes
 from ensemble_ray.actors.worker import node_report
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition
+from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.values.descriptions import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
-
-if TYPE_CHECKING:
-    from ensemble_ray.llm.openai import OpenAIChatModel
-
 
 _log = bounded_logger(__name__)
 #: A short text in a pickle, such as a module's name: opcode, length, text.
@@ -64,11 +60,6 @@ _ENDPOINT_S = 10.0
 
 
 def question_about(definition: object | None) -> NodeQuestion:
-    """Return the requirements of a team on each node; None: the requirements of any team.
-
-    Raises:
-        ValidationError: something that must be sent cannot be pickled (S-CONV-34).
-    """
     payloads: dict[str, bytes] = {}
     modules: set[str] = set()
     endpoints: list[EndpointQuestion] = []
@@ -77,16 +68,14 @@ def question_about(definition: object | None) -> NodeQuestion:
         if needed := {module for module in found.modules if not is_everywhere(module)}:
             payloads[name] = found.body
             modules |= needed
-        endpoints += [each for each in map(_endpoint_of, found.models) if each not in endpoints]
-    return NodeQuestion(
-        packages=(*_PACKAGES, *_distributions_of(modules)),
-        payloads=payloads,
-        endpoints=tuple(dict.fromkeys(endpoints)),
-    )
+        endpoints += map(_endpoint_of, found.models)
+    known = importlib.metadata.packages_distributions()
+    needed_by = {name for module in modules for name in known.get(module.partition(".")[0], ())}
+    packages = (*_PACKAGES, *sorted(needed_by - {*_PACKAGES}))
+    return NodeQuestion(packages=packages, payloads=payloads, endpoints=tuple(dict.fromkeys(endpoints)))
 
 
 def _sent_parts(definition: object | None) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a team that are sent, by the names that users know."""
     if isinstance(definition, EnsembleDefinition):
         agents = (*(definition.agents or ()), *(task.agent for task in definition.all_tasks if task.agent is not None))
         for agent in dict.fromkeys(agents):
@@ -107,19 +96,8 @@ def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
     return EndpointQuestion(url=url, has_key=model.has_own_key)
 
 
-def _distributions_of(modules: Iterable[str]) -> list[str]:
-    """Return the installed distributions of these modules, except the ones that are always checked."""
-    known = importlib.metadata.packages_distributions()
-    found = {name for module in modules for name in known.get(module.partition(".")[0], ())}
-    return sorted(found - {*_PACKAGES})
-
-
 async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
-    """Ask every living node. Nodes that do not answer in time are in the report, too.
-
-    Args:
-        timeout_s: Limit for the whole check.
-    """
+    """Ask every living node. Nodes that do not answer in time are in the report, too."""
     arguments = (
         tuple(question.packages),
         dict(question.payloads),
@@ -131,19 +109,14 @@ async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
     pickling = cast("Any", ray.cloudpickle)
     pickling.register_pickle_by_value(node_report)
     try:
-        nodes = await threads.run(_living)
+        # Nodes of one machine share an address.
+        nodes = {str(each["NodeID"]): str(each["NodeManagerAddress"]) for each in await threads.run(living_nodes)}
         asked = {node_id: spawn.on_node(node_report.describe_node, node_id).remote(*arguments) for node_id in nodes}
         here = threads.run(lambda: node_report.describe_node(arguments[0], {}, (), 0))
         answers = await asyncio.gather(*(_answer(asked[node], nodes[node], node, timeout_s) for node in nodes))
     finally:
         pickling.unregister_pickle_by_value(node_report)
     return NodesReport(here=_report("this process", "", await here), nodes=answers, duration_s=time.monotonic() - began)
-
-
-def _living() -> dict[str, str]:
-    """Return the addresses of the living nodes by their ids. Nodes of one machine share an address."""
-    nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
-    return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
 
 
 async def _answer(reference: Any, address: str, node_id: str, timeout_s: float) -> NodeReport:
@@ -162,11 +135,6 @@ def _report(address: str, node_id: str, data: Mapping[str, object]) -> NodeRepor
 
 
 async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
-    """Load payloads on every node if they use modules that a node may not have.
-
-    Raises:
-        RayTaskError: a payload cannot be loaded on some node; its cause is a ValidationError.
-    """
     doubtful = {
         name: body
         for name, body in payloads.items()
@@ -195,7 +163,6 @@ def modules_in(body: bytes) -> set[str]:
 
 
 def is_everywhere(module: str) -> bool:
-    """Whether each node with this library has that module."""
     return module.partition(".")[0] in _EVERYWHERE
 
 

@@ -1,6 +1,6 @@
-"""Pickles what a driver sends: a planned run, or the orders of a dynamic run, with shared parts that are sent once under a name.
+"""Pickles what a driver sends: a planned run, or the orders of a dynamic run.
 
-A name never refers to another object later, and shared parts are dropped with the last order that needs them.
+Shared parts are sent once under a name, which never refers to another object later.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import itertools
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ensemble_ray.actors.link.packing import pack_output
 from ensemble_ray.actors.link.wire import (
@@ -30,21 +30,19 @@ from ensemble_ray.actors.link.wire import (
     TaskCallables,
     WireOrder,
 )
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
+from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.local_executor import RefCountedCache, overrides_of, requirements_of
+from ensemble_ray.execute.orders import RunContext, TaskOrder
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.process.config import UserPickler
+from ensemble_ray.runs.ports import PlannedWork, RunRequest
 from ensemble_ray.runs.unit_evaluations import list_predicates
 from ensemble_ray.values.ids import REDISPATCH_STEP
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.graph import Graph
-    from ensemble_ray.definition.loop import Loop
-    from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import RunContext, TaskOrder
-    from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
 #: Classes with objects that pickle but do not work in another process.
 _SILENTLY_WRONG = (
@@ -65,25 +63,8 @@ _NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
 
 
 def pack_submission(
-    request: RunRequest,
-    work: PlannedWork,
-    *,
-    keep: Keep,
-    is_connected: bool,
-    goes_on_alone: bool,
-    program: str = "",
+    request: RunRequest, work: PlannedWork, *, keep: Keep, is_connected: bool, goes_on_alone: bool, program: str = ""
 ) -> Submission:
-    """Return the submission of a planned run.
-
-    Args:
-        keep: How long agent processes stay for the next run.
-        is_connected: Whether this process receives events and requests.
-        goes_on_alone: Whether the run resumes without this process after a review.
-        program: Its runs may share processes with this one; empty: no other run may.
-
-    Raises:
-        ValidationError: a part cannot be pickled; the message names the path to it (S-CONV-34).
-    """
     planned = work.planned
     declared = {entry.key for entry in planned.plan.agents if not entry.is_synthesized}
     return Submission(
@@ -107,7 +88,6 @@ def pack_submission(
 
 
 def list_payloads(submission: Submission) -> dict[str, bytes]:
-    """Return all pickles of a run by the names that users know."""
     roles = {node.agent_key: node.agent_role for node in submission.plan.nodes}
     payloads = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
     payloads.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
@@ -118,16 +98,28 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
 
 
 def pack_context(context: RunContext) -> RunContext:
-    """Return the pickled context of a run's tasks.
-
-    Raises:
-        ValidationError: one of its models cannot be pickled.
-    """
     return replace(context, models=context.models.pack(dump))
 
 
+def _has_callables(task: Task) -> bool:
+    return task.handler is not None or bool(task.input_guardrails or task.output_guardrails)
+
+
+def _add_callables(task: Task, where: str, add: Callable[[object, str], CallableRef]) -> TaskCallables:
+    """Add a task's callables by their names in messages, and return the references to them."""
+
+    def add_all(field: str, things: Sequence[object]) -> tuple[CallableRef, ...]:
+        return tuple(add(each, f"{where} -> {field} -> [{number}]") for number, each in enumerate(things))
+
+    return TaskCallables(
+        handler=None if task.handler is None else add(task.handler, f"{where} -> handler"),
+        input_guardrails=add_all("input_guardrails", task.input_guardrails),
+        output_guardrails=add_all("output_guardrails", task.output_guardrails),
+    )
+
+
 def _without_callables(task: Task) -> Task:
-    if task.handler is None and not task.input_guardrails and not task.output_guardrails:
+    if not _has_callables(task):
         return task
     effect = None if task.handler is None else task.handler_effect
     return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
@@ -158,18 +150,7 @@ def pack_callables(
         things.append(thing)
         return CallableRef(_BUNDLE, len(things) - 1)
 
-    def add_all(each: Sequence[object], where: str) -> tuple[CallableRef, ...]:
-        return tuple(add(thing, f"{where} -> [{number}]") for number, thing in enumerate(each))
-
-    found = {
-        key: TaskCallables(
-            handler=None if task.handler is None else add(task.handler, f"Task '{key}' -> handler"),
-            input_guardrails=add_all(task.input_guardrails, f"Task '{key}' -> input_guardrails"),
-            output_guardrails=add_all(task.output_guardrails, f"Task '{key}' -> output_guardrails"),
-        )
-        for key, task in tasks.items()
-        if task.handler is not None or task.input_guardrails or task.output_guardrails
-    }
+    found = {key: _add_callables(task, f"Task '{key}'", add) for key, task in tasks.items() if _has_callables(task)}
     asked = [add(policy, f"Ensemble -> delegation_policies[{number}]") for number, policy in enumerate(policies)]
     predicates = {path: add(each, _name_predicate(path, units)) for path, each in list_predicates(units).items()}
     if not things:
@@ -181,7 +162,6 @@ def pack_callables(
 
 
 def _name_predicate(path: str, units: Mapping[str, Loop | Phase | Graph]) -> str:
-    """Return a predicate's name for messages."""
     key, kind, position = path.rsplit("/", 2)
     name = units[key].name
     return f"Loop '{name}' -> until" if kind == "until" else f"Graph '{name}' -> edges[{position}] -> condition"
@@ -203,8 +183,6 @@ class _Callable:
 
 @dataclass(frozen=True, slots=True)
 class PackedOrder:
-    """A pickled order, and references to its shared parts."""
-
     order: WireOrder
     #: references to its callables; None: it has none
     names: TaskCallables | None
@@ -224,24 +202,17 @@ class PackedOrder:
         return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
 
     def renew(self, steps: int) -> PackedOrder:
-        """Return the order under a higher epoch."""
         return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
 
 
 class Packer:
-    """Packs the orders of one dynamic run."""
-
     def __init__(self) -> None:
         self._templates: RefCountedCache[_Template] = RefCountedCache()
         self._callables: RefCountedCache[_Callable] = RefCountedCache()
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return a packed order. Its shared parts stay until `release`.
-
-        Raises:
-            ValidationError: a part cannot be pickled; the message names the path to it (S-CONV-34).
-        """
+        """Return a packed order. Its shared parts stay until `release`."""
         task = order.task
         where = f"Task '{order.key}'"
         body = _task_body(task, where)
@@ -262,19 +233,16 @@ class Packer:
         return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
 
     def release(self, packed: PackedOrder) -> None:
-        """Release the shared parts of an order after its result has arrived."""
         if packed.template is not None:
             self._templates.release(packed.template)
         for key in packed.callables:
             self._callables.release(key)
 
     def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
-        """Return the template of the order's agent; None: it has no agent."""
         template = None if packed.template is None else self._templates.get(packed.template)
         return None if template is None else template.wire
 
     def bundles_of(self, packed: PackedOrder) -> dict[str, bytes]:
-        """Return the bundles of the order's callables by name."""
         found = (self._callables.get(key) for key in packed.callables)
         return {held.ref.bundle: held.body for held in found if held is not None}
 
@@ -301,23 +269,14 @@ class Packer:
 
     def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
         """Return references to a task's callables, and their cache keys."""
-        if task.handler is None and not task.input_guardrails and not task.output_guardrails:
-            return None, ()
-        handler = [] if task.handler is None else [self._callable(task.handler, f"{where} -> handler")]
-        inputs = [
-            self._callable(each, f"{where} -> input_guardrails -> [{number}]")
-            for number, each in enumerate(task.input_guardrails)
-        ]
-        outputs = [
-            self._callable(each, f"{where} -> output_guardrails -> [{number}]")
-            for number, each in enumerate(task.output_guardrails)
-        ]
-        names = TaskCallables(
-            handler=handler[0].ref if handler else None,
-            input_guardrails=tuple(each.ref for each in inputs),
-            output_guardrails=tuple(each.ref for each in outputs),
-        )
-        return names, tuple(_key(each.thing) for each in (*handler, *inputs, *outputs))
+        keys: list[str] = []
+
+        def add(thing: object, name: str) -> CallableRef:
+            keys.append(_key(thing))
+            return self._callable(thing, name).ref
+
+        names = _add_callables(task, where, add) if _has_callables(task) else None
+        return names, tuple(keys)
 
     def _callable(self, thing: object, where: str) -> _Callable:
         """Return the only copy of an object, however many tasks share it (S-SET-31)."""
@@ -352,11 +311,6 @@ def _task_body(task: Task, where: str) -> bytes:
 
 
 def dump(value: object, path: str) -> bytes:
-    """Return the pickled value.
-
-    Raises:
-        ValidationError: it cannot be pickled; the message names the path to the cause, and a remedy.
-    """
     try:
         return _dumps(value)
     except Exception as error:
@@ -365,8 +319,6 @@ def dump(value: object, path: str) -> bytes:
 
 
 class Dumped(NamedTuple):
-    """A pickle and the modules that loading it needs."""
-
     body: bytes
     models: Sequence[OpenAIChatModel]
     #: names of modules in the pickle
@@ -374,11 +326,7 @@ class Dumped(NamedTuple):
 
 
 def dump_all(value: object, path: str) -> Dumped:
-    """Pickle the value, and find all models and modules in it (S-CLU-4).
-
-    Raises:
-        ValidationError: as for `dump`.
-    """
+    """Pickle the value, and find all models and modules in it (S-CLU-4)."""
     body = dump(value, path)
     finder = _Finder(io.BytesIO(), protocol=5)
     finder.dump(value)
@@ -401,15 +349,13 @@ class _StrictPickler(UserPickler):
 
 
 def _is_silently_wrong(value: object) -> bool:
-    """Whether it pickles but does not work. In-memory files keep their contents; each process has its own standard streams."""
+    """Whether it pickles but does not work. Each process has its own standard streams."""
     if isinstance(value, io.StringIO | io.BytesIO) or value is sys.stdout or value is sys.stderr:
         return False
     return isinstance(value, _SILENTLY_WRONG)
 
 
 class _Finder(_StrictPickler):
-    """Collects the models and modules of a value."""
-
     def __init__(self, file: io.BytesIO, *, protocol: int) -> None:
         super().__init__(file, protocol=protocol)
         self.models: list[OpenAIChatModel] = []
@@ -474,18 +420,13 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for index, item in enumerate(cast("tuple[object, ...]", value)):
             yield f"[{index}]", item
     else:
-        yield from _parts_of_object(value)
-
-
-def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
-    for name, item in getattr(value, "__dict__", {}).items():
-        # A class's `__dict__` and `__weakref__` fail whenever the class does.
-        if not isinstance(item, types.GetSetDescriptorType):
-            yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
+        for name, item in getattr(value, "__dict__", {}).items():
+            # A class's `__dict__` and `__weakref__` fail whenever the class does.
+            if not isinstance(item, types.GetSetDescriptorType):
+                yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield a function's closure, named globals and defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f"closure variable '{name}'", cell.cell_contents

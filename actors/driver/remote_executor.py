@@ -1,7 +1,7 @@
 """RemoteExecutor: runs the tasks of a dynamic run on a cluster, for the coordinator in the driver.
 
-Orders go to the scheduler in batches; one outstanding call waits for results. After a restart the scheduler receives the run and its
-unfinished orders again, under higher epochs (S-MR-164). Each order has one result while the cluster lives.
+After a restart the scheduler receives the run and its unfinished orders again, under higher epochs (S-MR-164). Each
+order has one result while the cluster lives.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -19,31 +19,20 @@ from ensemble_ray.actors.driver.cluster import PROGRAM, ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.node_check import check_loading
 from ensemble_ray.actors.driver.packing import PackedOrder, Packer, pack_context
+from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.limiter import RemoteLimiter, shared_spending
 from ensemble_ray.actors.link.packing import make_undone_result, unpack_result
-from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, ours, patiently, reach
-from ensemble_ray.actors.link.wire import (
-    AgentTemplate,
-    Keep,
-    OrderBatch,
-    RecordLocation,
-    ReportPage,
-    SessionOpening,
-    WireOrder,
-    WireResult,
-)
+from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, ours, patiently, reach, run_error
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.events import Event
 from ensemble_ray.execute.local_executor import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.placement import MOST_DEATHS
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.runs.ports import Deliver, RunRequest
 from ensemble_ray.values.ids import new_object_id
-
-if TYPE_CHECKING:
-    from ensemble_ray.events import Event
-    from ensemble_ray.runs.ports import Deliver, RunRequest
 
 _log = bounded_logger(__name__)
 #: Limits of a message to the scheduler: orders, and bytes except for a single large order.
@@ -60,21 +49,17 @@ _GATHER_S = 0.01
 
 
 class RemoteExecutor:
-    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts no process before `open`.
-
-    Args:
-        keep: How long its processes stay for the next run.
-    """
+    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts no process before `open`."""
 
     def __init__(
-        self, request: RunRequest, scheduler: Any, *, is_connected: bool, keep: Keep, most_processes: int
+        self, request: RunRequest, scheduler: Any, *, is_connected: bool, keep: wire.Keep, most_processes: int
     ) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = request
         self._run_id = request.run_id
         self._scheduler = scheduler
         self._is_connected = is_connected
-        self._keep: Keep = keep
+        self._keep: wire.Keep = keep
         self._most_processes = most_processes
         self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
@@ -112,11 +97,7 @@ class RemoteExecutor:
         return self._most_processes
 
     async def open(self, deliver: Deliver) -> None:
-        """Register the run at the scheduler, then pass results to `deliver`.
-
-        Raises:
-            EnsembleError: a run with this id is running there, or the cluster cannot be reached.
-        """
+        """Register the run at the scheduler, then pass results to `deliver`."""
         self._hand_over = deliver
         hub = await self._open_session()
         self._connection.begin(hub)
@@ -130,7 +111,7 @@ class RemoteExecutor:
             self._sink.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Start these tasks. Never waits. A task that cannot be pickled is delivered as failed (S-MR-106)."""
+        """Start these tasks. A task that cannot be pickled is delivered as failed (S-MR-106)."""
         for order in orders:
             try:
                 packed = self._packer.pack(order)
@@ -141,7 +122,6 @@ class RemoteExecutor:
             self._enqueue(order.instance)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks. Each is still delivered."""
         in_flight = [name for name in instances if name in self._in_flight]
         self._stopping.update(in_flight)
         self._to_stop.extend(in_flight)
@@ -185,8 +165,8 @@ class RemoteExecutor:
         for orders in _batches(waiting):
             self._submitting.start(self._submit(self._session, self._batch(orders)))
 
-    def _batch(self, orders: Sequence[PackedOrder]) -> OrderBatch:
-        templates: list[AgentTemplate] = []
+    def _batch(self, orders: Sequence[PackedOrder]) -> wire.OrderBatch:
+        templates: list[wire.AgentTemplate] = []
         bundles: dict[str, bytes] = {}
         for packed in orders:
             template = self._packer.template_of(packed)
@@ -194,7 +174,7 @@ class RemoteExecutor:
                 templates.append(template)
             needed = self._packer.bundles_of(packed)
             bundles.update({name: body for name, body in needed.items() if not self._was_sent(name)})
-        return OrderBatch(
+        return wire.OrderBatch(
             number=next(self._batches),
             orders=[packed.order for packed in orders],
             callables={packed.instance: packed.names for packed in orders if packed.names is not None},
@@ -211,7 +191,7 @@ class RemoteExecutor:
             self._sent.popitem(last=False)
         return was_sent
 
-    async def _submit(self, session: str, batch: OrderBatch) -> None:
+    async def _submit(self, session: str, batch: wire.OrderBatch) -> None:
         """Send a batch. If the session is lost meanwhile, the next session sends the orders."""
         try:
             async with self._loading:  # batches stay in order
@@ -223,7 +203,6 @@ class RemoteExecutor:
             self._fail(error)
 
     def _stop_all(self) -> None:
-        """Stop all tasks that were to stop in this turn of the loop."""
         names, self._to_stop = self._to_stop, []
         queued = set(self._queue)
         rest: list[str] = []
@@ -247,9 +226,12 @@ class RemoteExecutor:
 
     async def _collect(self) -> None:
         try:
+            collect = self._scheduler.collect.remote
             while True:
-                page = await self._next_page()
-                if page is None:
+                page: wire.ReportPage | None = await self._heartbeat.reach(
+                    lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
+                )
+                if page is None:  # the scheduler does not know this session
                     await self._resubmit()
                 else:
                     self._receive(page)
@@ -258,15 +240,7 @@ class RemoteExecutor:
         except Exception as error:  # noqa: BLE001  the run must end, whatever failed
             self._fail(error)
 
-    async def _next_page(self) -> ReportPage | None:
-        """Return new reports; None: the scheduler does not know this session."""
-        collect = self._scheduler.collect.remote
-        page: ReportPage | None = await self._heartbeat.reach(
-            lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
-        )
-        return page
-
-    def _receive(self, page: ReportPage) -> None:
+    def _receive(self, page: wire.ReportPage) -> None:
         self._cursor = page.cursor
         for instance in page.unknown:
             packed = self._in_flight.get(instance)
@@ -291,13 +265,11 @@ class RemoteExecutor:
         self._packer.release(packed)
 
     def _cancel(self, instance: str) -> None:
-        """Deliver a task that no process has as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
         self._add_result(make_undone_result(packed.order, None, "cancelled"))
 
     def _add_result(self, result: TaskResult) -> None:
-        """Deliver a result together with the others of this turn of the loop."""
         self._undelivered.append(result)
         if len(self._undelivered) == 1:
             asyncio.get_running_loop().call_soon(self._deliver)
@@ -318,12 +290,12 @@ class RemoteExecutor:
         self._sent.clear()
         request = self._request
         node_id = str(ray.get_runtime_context().get_node_id())
-        opening = SessionOpening(
+        opening = wire.SessionOpening(
             run_id=self._run_id,
             session=self._session,
             context=pack_context(request.context),
             program=PROGRAM,
-            location=None if request.store is None else RecordLocation(request.store, node_id),
+            location=None if request.store is None else wire.RecordLocation(request.store, node_id),
             is_connected=self._is_connected,
             is_resubmission=self._collecting is not None,
         )
@@ -332,7 +304,6 @@ class RemoteExecutor:
         return hub
 
     async def _resubmit(self) -> None:
-        """Register the run at a restarted scheduler and send the unfinished orders again."""
         await self._open_session()
         for instance in [name for name in self._in_flight if name in self._stopping]:
             self._cancel(instance)
@@ -340,7 +311,12 @@ class RemoteExecutor:
         for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
             count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
             if count >= _MOST_SESSIONS and self._request.store is not None:
-                raise _lost_too_often(self._run_id, self._request.origin)
+                advice = resume_advice(self._run_id, self._request.origin)
+                raise run_error(
+                    self._run_id,
+                    f"the scheduler's process died {_MOST_SESSIONS} times with the same tasks. What was recorded is kept; "
+                    f"continue the run: {advice}",
+                )
             # The lost scheduler may have dispatched it again up to `MOST_DEATHS` times.
             self._in_flight[packed.instance] = packed.renew(MOST_DEATHS)
             self._queue.append(packed.instance)
@@ -353,7 +329,6 @@ class RemoteExecutor:
 
 
 def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
-    """Yield the orders in groups of one message each."""
     begin = size = 0
     for position, packed in enumerate(waiting):
         if position > begin and (position - begin >= _BATCH_ORDERS or size + packed.size > _BATCH_BYTES):
@@ -364,7 +339,7 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
         yield waiting[begin:]
 
 
-def _read(result: WireResult, order: WireOrder) -> TaskResult:
+def _read(result: wire.WireResult, order: wire.WireOrder) -> TaskResult:
     """Return a result with its objects, or a failed one if they cannot be loaded here."""
     try:
         return unpack_result(result)
@@ -375,12 +350,3 @@ def _read(result: WireResult, order: WireOrder) -> TaskResult:
         )
         unreadable.__cause__ = error
         return make_undone_result(order, unreadable)
-
-
-def _lost_too_often(run_id: str, origin: str) -> EnsembleError:
-    lost = EnsembleError(
-        f"Run {run_id}: the scheduler's process died {_MOST_SESSIONS} times with the same tasks. What was recorded is "
-        f"kept; continue the run: {resume_advice(run_id, origin)}"
-    )
-    lost.run_id = run_id
-    return lost

@@ -1,4 +1,4 @@
-"""RayRuntime: implements the `Runtime` port on a cluster. It connects, pickles and submits from the driver.
+"""RayRuntime: implements the `Runtime` port on a cluster.
 
 It creates only the detached schedulers, which start all other actors.
 """
@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,28 +33,25 @@ from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.node_check import ask_nodes, check_loading, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
-from ensemble_ray.actors.link.packing import dump_submission, unpack_end, unpack_failure, unpack_output
-from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, ours, reach
-from ensemble_ray.actors.link.wire import EndPage, Submission
+from ensemble_ray.actors.link.packing import pack, unpack, unpack_failure, unpack_output
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, ours, reach, run_error
+from ensemble_ray.actors.link.wire import EndPage, Keep, Submission
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.definition.fields import OnUnknown
-from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
+from ensemble_ray.errors import RunExistsError, ValidationError, message_of
+from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.plan.placement import most_replicas, shard_of
+from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, bridge, run_blocking, threads, track
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.ports import SubmissionReason
+from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest, SubmissionReason
+from ensemble_ray.values.descriptions import NodesReport
+from ensemble_ray.values.reviews import RunDirective
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.jobs import JobServer
-    from ensemble_ray.actors.link.wire import Keep
-    from ensemble_ray.execute.orders import RunOutcome
-    from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Journal
-    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
-    from ensemble_ray.values.descriptions import NodesReport
-    from ensemble_ray.values.reviews import RunDirective
 
 #: A namespace's name is part of the names of actors and files, and of log lines.
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -109,7 +107,6 @@ class RayRuntime:
         track(self)
 
     def after_fork(self) -> None:
-        """Drop the schedulers of the parent process."""
         abandon(self._schedulers, self._connecting)
         self._schedulers = self._connecting = None
 
@@ -119,14 +116,11 @@ class RayRuntime:
         return StoreAddress.of(self._home, self._store)
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> RayRun:
-        """Start a planned run on the cluster.
-
-        Raises:
-            ValidationError: something cannot be sent, or a node cannot load it.
-            RunExistsError: a run with this id is running there.
-        """
+        """Start a planned run on the cluster."""
         request = self._with_logs(request)
-        has_doubles = _has_doubles(work.planned)
+        # Calls of scripted models return to this process.
+        scripted = sys.modules.get("ensemble_ray.testing.scripted")
+        has_doubles = scripted is not None and bool(work.planned.agents) and scripted.has_live_doubles()
         submission = pack_submission(
             request,
             work,
@@ -146,12 +140,7 @@ class RayRuntime:
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> RemoteExecutor:
-        """Open an executor on the cluster for tasks that are created during their run.
-
-        Raises:
-            RunExistsError: a run with this id is running there.
-            EnsembleError: the cluster cannot be reached.
-        """
+        """Open an executor on the cluster for tasks that are created during their run."""
         request = self._with_logs(request)
         del journal  # each process of the cluster opens its own
         try:
@@ -160,7 +149,7 @@ class RayRuntime:
             executor = RemoteExecutor(
                 request,
                 scheduler,
-                is_connected=_needs_driver(request, has_doubles=_may_have_doubles()),
+                is_connected=_needs_driver(request, has_doubles="ensemble_ray.testing.scripted" in sys.modules),
                 keep=self._keep(),
                 most_processes=most_replicas(cluster),
             )
@@ -195,9 +184,8 @@ class RayRuntime:
         Raises:
             EnsembleError: it cannot be reached, or refuses.
         """
-        from ensemble_ray.actors.driver.jobs import (
-            JobServer,
-        )  # importing Ray's job client takes 0.2 s, and no run needs it
+        # Importing Ray's job client takes 0.2 s, and no run needs it.
+        from ensemble_ray.actors.driver.jobs import JobServer
 
         return JobServer(address)
 
@@ -225,22 +213,12 @@ class RayRuntime:
         run_blocking(self.close())
 
     async def _find_scheduler(self, request: RunRequest) -> Any:
-        """Return the scheduler of a run.
-
-        Raises:
-            RunExistsError: another scheduler runs an unrecorded run with this id.
-        """
         schedulers = await self._connect(request.cancelled)
         if request.store is None:
             await schedulers.check_unrecorded(request.run_id)
         return schedulers.of(request.run_id)
 
     async def _connect(self, cancelled: asyncio.Event) -> Schedulers:
-        """Return the cluster's schedulers. The first caller starts the missing ones.
-
-        Raises:
-            CancelledError: the run was cancelled meanwhile. The connection continues for the next run.
-        """
         check_fork()
         # A handle is valid for one connection: until `ray.shutdown`.
         if self._connecting is None and (self._schedulers is None or connection_id() != self._connected_as):
@@ -267,7 +245,6 @@ class RayRuntime:
             connecting.exception()  # marks it as retrieved: every waiting run may have been cancelled
 
     def _join(self) -> None:
-        """Join or start a cluster. Called in a thread."""
         address = self._address
         if join_or_start(address, self._init_options) and address == LOCAL:
             # No other program uses it, and a new process costs a second.
@@ -297,9 +274,7 @@ class RayRun:
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
 
     async def begin(self) -> None:
-        """Submit the run, then receive events and answer requests until it ends."""
-        hub = await self._submit(self._submission)
-        self._connection.begin(hub)
+        self._connection.begin(await self._submit(self._submission))
 
     async def _submit(self, submission: Submission) -> Any:
         """Submit the run and return its hub.
@@ -313,16 +288,12 @@ class RayRun:
             if not is_first and await self._scheduler.knows.remote(self.run_id):
                 return spawn.existing("event_hub") if submission.is_connected else None
             reason = submission.reason if is_first else submission.reason.without_answer()
-            return await self._scheduler.submit.remote(dump_submission(replace(submission, reason=reason)))
+            return await self._scheduler.submit.remote(pack(replace(submission, reason=reason)))
 
         return await reach(submit, RESTART_PAUSES_S)
 
     async def wait(self) -> RunOutcome:
-        """Wait until the run has ended and all its events have arrived. Return its outcome.
-
-        Raises:
-            EnsembleError: the cluster died, or the scheduler's process did and the run is not recorded.
-        """
+        """Return the outcome when the run has ended and all its events have arrived."""
         try:
             return await self._fetch_end()
         except ray.exceptions.RayError as error:
@@ -350,12 +321,11 @@ class RayRun:
             return page.end.convert(unpack_output, unpack_failure)
         except Exception as error:
             self._scheduler.drop.remote(self.run_id, page.end_id)
-            unreadable = EnsembleError(
-                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
-                "Install the module they come from here too, or use runtime='inline'"
-            )
-            unreadable.run_id = self.run_id
-            raise unreadable from error
+            raise run_error(
+                self.run_id,
+                f"its results cannot be loaded in this process: {message_of(error)}. "
+                "Install the module they come from here too, or use runtime='inline'",
+            ) from error
 
     async def _wait_for_end(self) -> EndPage:
         """Wait for the end and return its first page. A restarted scheduler receives the run again (S-DUR-32)."""
@@ -364,7 +334,11 @@ class RayRun:
             if ended is not None:
                 return ended
             if self._submission.store is None:
-                raise _unrecorded_loss(self.run_id)
+                raise run_error(
+                    self.run_id,
+                    "the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot go on. "
+                    "Run it again, or use durability='effects'",
+                )
             # The scheduler resumes from the record, which contains a cancellation.
             await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
             if self._is_cancelled:
@@ -374,7 +348,7 @@ class RayRun:
         if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
             await self._scheduler.cancel.remote(self.run_id)
         body: bytes | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
-        return None if body is None else unpack_end(body)
+        return None if body is None else unpack(body, EndPage)
 
     async def cancel(self) -> None:
         """Ask the run to end, and wait for a restarting scheduler. If it is gone, `wait` reports that."""
@@ -385,11 +359,7 @@ class RayRun:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Send a directive to tasks that start from now on, and wait for a restarting scheduler.
-
-        Raises:
-            EnsembleError: it cannot be recorded, or the cluster is gone.
-        """
+        """Send a directive to tasks that start from now on, and wait for a restarting scheduler."""
         try:
             is_accepted: bool = await reach(
                 lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S
@@ -400,7 +370,6 @@ class RayRun:
 
 
 def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
-    """Combine the pages of an end."""
     return replace(
         parts[0],
         completed=[each for part in parts for each in part.completed],
@@ -411,29 +380,13 @@ def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
     )
 
 
-def _unrecorded_loss(run_id: str) -> EnsembleError:
-    lost = EnsembleError(
-        f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
-        "go on. Run it again, or use durability='effects'"
-    )
-    lost.run_id = run_id
-    return lost
-
-
 class Schedulers:
-    """The schedulers of one program, in the order of their numbers."""
-
     def __init__(self, handles: Sequence[Any], namespace: str = "") -> None:
         self._handles = handles
         self._namespace = namespace
 
     @classmethod
     async def connect(cls, shards: int, namespace: str) -> Schedulers:
-        """Return the first `shards` schedulers of a namespace. Start the missing ones.
-
-        Raises:
-            ValidationError: a scheduler's version differs from this process's.
-        """
         handles = [await threads.run(spawn.scheduler, SchedulerActor, number, namespace) for number in range(shards)]
         await asyncio.gather(*map(check_version, handles))
         return cls(handles, namespace)
@@ -442,11 +395,7 @@ class Schedulers:
         return self._handles[shard_of(run_id, len(self._handles))]
 
     async def check_unrecorded(self, run_id: str) -> None:
-        """Check an unrecorded run: no other scheduler may have a run with its id, from a program with another number of shards.
-
-        Raises:
-            RunExistsError: another scheduler runs it.
-        """
+        """Check that no other scheduler has a run with this id, from a program with another number of shards."""
         own = spawn.scheduler_name(shard_of(run_id, len(self._handles)), self._namespace)
         known = await threads.run(spawn.existing_schedulers, self._namespace)
         others = [each for name, each in known.items() if name != own]
@@ -454,16 +403,11 @@ class Schedulers:
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
 
     async def evict_idle(self) -> None:
-        """End the idle agent processes that wait for the next run."""
         await asyncio.gather(*(each.evict_idle.remote() for each in self._handles))
 
 
 def check_namespace(name: str) -> str:
-    """Return the name of a namespace; empty: the unnamed one.
-
-    Raises:
-        ValidationError: the name is invalid.
-    """
+    """Return the name of a namespace; empty: the unnamed one."""
     if name and not _NAMESPACE.fullmatch(name):
         raise ValidationError(
             f"A namespace has up to 64 letters, digits and '.', '_', '-', and begins with a letter or digit; got: {name[:80]!r}"
@@ -481,29 +425,7 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
 
 def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Whether tasks may send requests that only this process can answer, apart from reviews."""
-    context = request.context
-    has_stores = context.memory is not None or context.has_reflections or _has_held_objects()
+    context, tools = request.context, sys.modules.get("ensemble_ray.memory.tools")
+    has_held_objects = tools is not None and tools.has_held_objects()
+    has_stores = context.memory is not None or context.has_reflections or has_held_objects
     return context.on_unknown == OnUnknown.ASK or has_doubles or has_stores
-
-
-def _has_held_objects() -> bool:
-    """Whether tools that use this process's memory may take part."""
-    import sys
-
-    held = sys.modules.get("ensemble_ray.memory.tools")
-    return held is not None and held.has_held_objects()
-
-
-def _may_have_doubles() -> bool:
-    """Whether scripted models of this process may be created during the run."""
-    import sys
-
-    return "ensemble_ray.testing.scripted" in sys.modules
-
-
-def _has_doubles(planned: Planned) -> bool:
-    """Whether scripted models of this process take part; their calls return here."""
-    import sys
-
-    scripted = sys.modules.get("ensemble_ray.testing.scripted")
-    return scripted is not None and bool(planned.agents) and scripted.has_live_doubles()

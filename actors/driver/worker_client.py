@@ -57,7 +57,6 @@ def _request(address: str, arguments: list[str]) -> bool:
 
 
 def become_worker() -> None:
-    """Replace this process's program by Ray's own."""
     from importlib.util import find_spec
 
     ray = find_spec("ray")

@@ -51,8 +51,6 @@ _REQUEST_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequest:
-    """A client's arguments, environment and standard streams for its worker."""
-
     streams: Sequence[int]
     arguments: list[str]
     environment: dict[str, str]
@@ -122,11 +120,7 @@ def _postpone_arrow() -> None:
 
 
 def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str]) -> WorkerRequest | None:
-    """Fork a worker for each request. Return the request in a worker, or None when the raylet has ended.
-
-    Args:
-        variables: Ray's variables when Ray was imported; a worker with other values is not forked.
-    """
+    """Fork a worker for each request. Return the request in a worker, or None when the raylet has ended."""
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
     waiting.register(raylet_end, select.POLLIN)
@@ -168,12 +162,7 @@ def _receive(connection: socket.socket) -> WorkerRequest:
         raise EOFError
     arguments, environment, directory, path, niceness = marshal.loads(body)  # noqa: S302  of the same user
     return WorkerRequest(
-        streams=streams,
-        arguments=arguments,
-        environment=environment,
-        directory=directory,
-        path=path,
-        niceness=niceness,
+        streams=streams, arguments=arguments, environment=environment, directory=directory, path=path, niceness=niceness
     )
 
 

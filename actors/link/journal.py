@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import ray
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, reach
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, BatchSender, last_line, reach
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.shared.journal import AppendCall, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
@@ -22,6 +22,8 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
 _log = bounded_logger(__name__)
+#: Facts, their epoch, how far they must get, and the future of their caller.
+_Append: TypeAlias = tuple[Sequence[Fact], int, Persistence, "asyncio.Future[None]"]
 
 
 async def open_journal(location: RecordLocation | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
@@ -38,8 +40,7 @@ async def open_journal(location: RecordLocation | None, run_id: str, *, writer: 
 class RemoteJournal:
     """A run's journal for a process without access to the store. Implements `Journal`.
 
-    Only one group is in flight, and later facts go with the next, so each writer's facts stay in order. A group with an unknown
-    outcome is sent again: a fact that is recorded twice has no effect.
+    A group with an unknown outcome is sent again: a fact that is recorded twice has no effect.
     """
 
     def __init__(
@@ -51,33 +52,22 @@ class RemoteJournal:
         self._writer = writer
         self._is_buffered = is_buffered
         self._fence = EpochFence(run_id)
-        self._waiting: list[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._sender = BatchSender(self._send)
         self._is_closed = False
         #: why facts were lost; later facts must not be recorded without them
         self._failure: Exception | None = None
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Append facts in order.
-
-        Raises:
-            StaleEpochError: a newer epoch has been seen.
-            RecordError: the store refused the facts, or cannot be reached.
-            IllegalStateError: the journal is closed.
-        """
         if self._is_closed:
             raise IllegalStateError(f"The journal of run '{self._run_id}' is closed")
         if self._failure is not None:
             raise self._failure
         self._fence.admit(facts, epoch)
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[None] = loop.create_future()
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waits = until is not Persistence.QUEUED and not self._is_buffered
         # The message waits for its commit even if its caller does not, so that the next one receives a refusal.
         degree = Persistence.QUEUED if self._is_buffered else max(until, Persistence.COMMITTED)
-        self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
-        if self._sending is None:
-            self._sending = loop.create_task(self._send())
+        self._sender.add(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
         if not waits:
             arrived.add_done_callback(_log_refusal)
         else:
@@ -89,18 +79,11 @@ class RemoteJournal:
         return cast("Mapping[tuple[str, str], Fact]", found)
 
     async def flush(self) -> None:
-        """Return when all appended facts are committed.
-
-        Raises:
-            RecordError: the store refused them, or cannot be reached.
-        """
         if self._failure is not None:
             raise self._failure
-        if self._waiting or self._sending is not None:
+        if not self._sender.is_idle:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(((), 0, Persistence.COMMITTED, arrived))
-            if self._sending is None:
-                self._sending = asyncio.get_running_loop().create_task(self._send())
+            self._sender.add(((), 0, Persistence.COMMITTED, arrived))
             await arrived
 
     async def close(self) -> None:
@@ -113,15 +96,7 @@ class RemoteJournal:
             self._is_closed = True
             self._actor.close.remote(self._run_id, self._writer)
 
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await self._append(batch)
-        finally:
-            self._sending = None
-
-    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]]) -> None:
+    async def _send(self, batch: Sequence[_Append]) -> None:
         groups: list[AppendCall] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
         try:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)

@@ -1,8 +1,8 @@
 """Pickles orders, outputs and results, in processes that may run user code.
 
-Each task is sent as one message of bytes, although it contains only values: Ray pickles each argument separately, with a pickler in
-Python. Measured between actors: a call with an order and its reply takes 1.25 ms, and 0.99 ms as bytes; Ray alone needs 0.86 ms of
-that for an empty call. All bytes come from this cluster: a process that can send others can run code in it anyway.
+Each task is sent as one message of bytes: Ray pickles each argument separately, with a pickler in Python. Measured
+between actors: a call with an order and its reply takes 1.25 ms, and 0.99 ms as bytes. All bytes come from this
+cluster: a process that can send others can run code in it anyway.
 
 Functions with `unpack` in their names load no user code unless their docstring says so.
 """
@@ -15,33 +15,21 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TypeAlias, TypeVar, cast
 
-from ensemble_ray.actors.link.wire import (
-    Binding,
-    CallablesUpdate,
-    Dispatch,
-    EndPage,
-    Submission,
-    WireFailure,
-    WireOrder,
-    WireResult,
-)
+from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.effects import typed_output
-from ensemble_ray.execute.orders import EvaluationFailed, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskFailure, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 from ensemble_ray.values.task_output import TaskOutput
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import HistoryPart, TaskStatus
-    from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
-
-
+T = TypeVar("T")
 _log = bounded_logger(__name__)
 
 # A dataclass of a script is pickled by value, together with `dataclasses.MISSING`. Dataclasses compare it by identity, and
@@ -49,56 +37,14 @@ _log = bounded_logger(__name__)
 copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 
 
-_NO_TEMPLATES: Mapping[str, bytes] = {}
+def pack(value: object) -> bytes:
+    """Pickle a value of this library, such as a `Dispatch`."""
+    return pickle.dumps(value, protocol=5)
 
 
-def pack_binding(binding: Binding) -> bytes:
-    return pickle.dumps(binding, protocol=5)
-
-
-def unpack_binding(body: bytes) -> Binding:
-    return cast("Binding", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-
-
-def pack_update(run_id: str, update: CallablesUpdate) -> bytes:
-    return pickle.dumps((run_id, update), protocol=5)
-
-
-def unpack_update(body: bytes) -> tuple[str, CallablesUpdate]:
-    return cast("tuple[str, CallablesUpdate]", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-
-
-def pack_dispatch(run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> bytes:
-    return pickle.dumps(Dispatch(run_id, orders, templates), protocol=5)
-
-
-def unpack_dispatch(body: bytes) -> Dispatch:
-    return cast("Dispatch", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-
-
-def pack_report(report: WireResult) -> bytes:
-    return pickle.dumps(report, protocol=5)
-
-
-def unpack_report(body: bytes) -> WireResult:
-    return cast("WireResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-
-
-def pack_end(page: EndPage) -> bytes:
-    return pickle.dumps(page, protocol=5)
-
-
-def unpack_end(body: bytes) -> EndPage:
-    return cast("EndPage", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-
-
-def dump_submission(submission: Submission) -> bytes:
-    return pickle.dumps(submission, protocol=5)
-
-
-def load_submission(body: bytes) -> Submission:
-    """Load a submission. The source of the bytes must be trusted. No user code is loaded."""
-    return cast("Submission", pickle.loads(body))  # noqa: S301  of our own driver, or sealed by the scheduler's user
+def unpack(body: bytes, kind: type[T]) -> T:  # noqa: ARG001  for the type
+    """Load the output of `pack`. The source of the bytes must be trusted: this cluster, or a sealed submission."""
+    return cast("T", pickle.loads(body))  # noqa: S301  see above
 
 
 def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
@@ -109,7 +55,7 @@ def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
 
 def pack_order(order: TaskOrder) -> WireOrder:
     """Pack an order of delegated work, which has no context and no guardrails."""
-    return order.convert(pickle.dumps(order.task, protocol=5), None, pack_output)
+    return order.convert(pack(order.task), None, pack_output)
 
 
 def pack_output(output: TaskOutput) -> bytes:
@@ -150,7 +96,6 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
 
 
 def packed_evaluation(failed: EvaluationFailed) -> EvaluationFailed:
-    """Return a failed evaluation with its error as bytes, for processes that load no user code."""
     if isinstance(failed.error, bytes):
         return failed
     packed = pack_failure(TaskFailure(error=failed.error))
@@ -160,7 +105,6 @@ def packed_evaluation(failed: EvaluationFailed) -> EvaluationFailed:
 
 
 def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:
-    """Return the failure of a task with a result that cannot be pickled."""
     text = f"The result of task '{task}' cannot leave its agent's process: {message_of(error)}"
     return AgentExecutionError(text, agent_role, task)
 
@@ -205,27 +149,13 @@ def unpack_result(result: WireResult) -> TaskResult:
     return result.convert(unpack_output, unpack_failure)
 
 
-def pack_question(
-    run_id: str, question: UntilHolds | EdgeMatches, sent_count: int, new: Sequence[HistoryPart[bytes]]
-) -> bytes:
-    """Pack a question to a run's user code and the new part of its history."""
-    return pickle.dumps((run_id, question, sent_count, tuple(new)), protocol=5)
-
-
-def unpack_question(body: bytes) -> tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
-    """Return the run, the question, the number of parts that were sent before, and the new parts."""
-    held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
-    return cast("tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
-
-
-def load_agent(body: bytes) -> Agent:
-    return cast("Agent", pickle.loads(body))  # noqa: S301  bytes of our own driver
+#: The run, a question to its user code, the number of parts of the history that were sent before, and the new parts.
+PackedQuestion: TypeAlias = tuple[str, UntilHolds | EdgeMatches, int, Sequence[HistoryPart[bytes]]]
 
 
 def make_undone_result(
     order: TaskOrder | WireOrder, error: BaseException | None, status: TaskStatus = "failed"
 ) -> TaskResult:
-    """Return the result of a task that ends without an output."""
     return TaskResult(
         key=order.key,
         instance=order.instance,

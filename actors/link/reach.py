@@ -1,4 +1,4 @@
-"""Calls to actors that may be restarting, and small helpers for asyncio and errors in actors."""
+"""Calls to actors that may be restarting, batches of messages to them, and the cluster's living nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 import ray.exceptions
@@ -21,6 +21,8 @@ _PATIENT_PAUSES_S = (0.1, 0.5, 1.0)
 #: Allocations before a collection of the youngest generation; Python's default is 700.
 _YOUNGEST = 20_000
 Reply = TypeVar("Reply")
+Result = TypeVar("Result")
+Entry = TypeVar("Entry")
 
 
 async def reach(
@@ -30,16 +32,11 @@ async def reach(
     retry_on: type[ray.exceptions.RayError] = ray.exceptions.ActorUnavailableError,
     before_retry: Callable[[], Awaitable[None]] | None = None,
 ) -> Reply:
-    """Make a call until it is answered, and return the reply.
-
-    Only for calls that may arrive twice: if the actor's process dies, it may have handled the call.
+    """Call an actor until it answers, and return the reply. The actor may receive the call twice.
 
     Args:
         pauses: Pauses before further tries, s. After the last one, the call's error is raised.
         before_retry: Awaited after each pause; an error that it raises ends the tries.
-
-    Raises:
-        RayError: the call failed with another error, or after the last pause.
     """
     waiting = iter(pauses)
     while True:
@@ -64,20 +61,22 @@ def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
     cause = getattr(error, "cause", None)
     if isinstance(cause, EnsembleError | IllegalStateError):
         return cause
+    if not isinstance(error, ray.exceptions.RayError):
+        return error
+    first_line = next(iter(message_of(error).strip().splitlines()), type(error).__name__)
+    advice = resume_advice(run_id, origin)
     if isinstance(error, ray.exceptions.RayActorError):
-        lost = EnsembleError(
-            f"Run {run_id}: the scheduler's process died ({_first_line(error)}). "
-            f"What was recorded is kept; continue the run: {resume_advice(run_id, origin)}"
-        )
-        lost.run_id = run_id
-        return lost
-    if isinstance(error, ray.exceptions.RayError):
-        text = message_of(cause) if isinstance(cause, BaseException) else _first_line(error)
-        broken = EnsembleError(
-            f"Run {run_id}: the cluster failed: {text}. What was recorded is kept: {resume_advice(run_id, origin)}"
-        )
-        broken.run_id = run_id
-        return broken
+        text = f"the scheduler's process died ({first_line}). What was recorded is kept; continue the run: {advice}"
+    else:
+        reason = message_of(cause) if isinstance(cause, BaseException) else first_line
+        text = f"the cluster failed: {reason}. What was recorded is kept: {advice}"
+    return run_error(run_id, text)
+
+
+def run_error(run_id: str, text: str) -> EnsembleError:
+    """Return an error with the id of its run."""
+    error = EnsembleError(f"Run {run_id}: {text}")
+    error.run_id = run_id
     return error
 
 
@@ -87,18 +86,11 @@ def last_line(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(message_of(error).strip().splitlines()), type(error).__name__)
-
-
 def refuse(awaited: asyncio.Future[Any], error: BaseException) -> None:
     """Fail a future. No error is logged if it is never awaited."""
     if not awaited.done():
         awaited.set_exception(error)
         awaited.exception()
-
-
-Result = TypeVar("Result")
 
 
 class BackgroundTasks:
@@ -108,7 +100,6 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        """Iterate over the tasks that are not done."""
         return iter(tuple(self._tasks))
 
     def __len__(self) -> int:
@@ -119,6 +110,48 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class BatchSender(Generic[Entry]):
+    """Sends entries in order and in batches. Only one batch is in flight; later entries go with the next.
+
+    Ray starts calls of an asynchronous actor out of order if one of them is large (measured: 400 kB beside 10 bytes, in 52 of
+    60 rounds).
+    """
+
+    def __init__(self, send: Callable[[list[Entry]], Awaitable[object]]) -> None:
+        self._send = send
+        #: entries of the next batch
+        self.waiting: list[Entry] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all entries are sent."""
+        return self._sending is None and not self.waiting
+
+    def add(self, *entries: Entry) -> None:
+        self.waiting.extend(entries)
+        if self._sending is None and self.waiting:
+            self._sending = asyncio.get_running_loop().create_task(self._run())
+
+    async def flush(self) -> None:
+        """Return when all entries so far are sent."""
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _run(self) -> None:
+        try:
+            while self.waiting:
+                batch, self.waiting = self.waiting, []
+                await self._send(batch)
+        finally:
+            self._sending = None
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    """Return the living nodes of the cluster as Ray describes them. It blocks."""
+    return [node for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)()) if node["Alive"]]
 
 
 def freeze_modules() -> None:

@@ -1,8 +1,7 @@
-"""Values that processes of a living cluster send to each other. User objects are bytes.
+"""Values that processes of a living cluster send to each other. User objects are bytes, which a scheduler never loads.
 
-A scheduler never loads these bytes, so it runs no user code. Shared parts of orders, such as an agent's template or a guardrail,
-are sent once under a name. A process without such a part returns the order and receives the part. None of this is written to
-disk.
+Shared parts of orders, such as an agent's template or a guardrail, are sent once under a name. A process without such a
+part returns the order and receives the part. None of this is written to disk.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class LogLine:
 
 
 def scheduler_line(text: str, logger: str, level: int = logging.WARNING) -> LogLine:
-    """Return a line of the scheduler itself, for the log of a run's driver."""
     return LogLine(text=str(one_line(text)), agent_role="", logger=logger, level=level)
 
 
@@ -75,7 +73,6 @@ class LineBudget:
         return False
 
     def reset_left_out(self) -> int:
-        """Return the number of rejected lines since the last call."""
         count, self._left_out = self._left_out, 0
         return count
 
@@ -97,11 +94,9 @@ class LineService:
         self._boxes: OrderedDict[str, _Box] = OrderedDict()
 
     async def put_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
-        """Store lines of a run. Returning is the acknowledgement."""
         self.add_lines(run_id, lines)
 
     def add_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
-        """Store lines of this process for a run's driver."""
         box = self._box(run_id)
         box.lines.extend(lines)
         box.changed.set()
@@ -232,8 +227,6 @@ class CallableRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCallables:
-    """The callables of a task."""
-
     handler: CallableRef | None = None
     input_guardrails: tuple[CallableRef, ...] = ()
     output_guardrails: tuple[CallableRef, ...] = ()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
-from ensemble_ray.actors.link.reach import BackgroundTasks
+from ensemble_ray.actors.link.reach import BackgroundTasks, living_nodes
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.plan.placement import (
@@ -36,12 +35,6 @@ _FRESH_S = 0.5
 
 
 class ClusterNodes:
-    """The nodes of the cluster.
-
-    Args:
-        on_change: Called with the new limits when nodes joined or left.
-    """
-
     def __init__(self, on_change: Callable[[SessionLimits], None], is_needed: Callable[[], bool]) -> None:
         self._on_change = on_change
         self._is_needed = is_needed
@@ -51,7 +44,6 @@ class ClusterNodes:
         self._fresh_until = 0.0
 
     def limits(self) -> SessionLimits:
-        """Return the limits of a run that starts now, and watch the nodes from now on."""
         now = asyncio.get_running_loop().time()
         if now >= self._fresh_until:
             self._limits = limits_of(_living())
@@ -82,11 +74,8 @@ class ClusterNodes:
 
 
 def limits_of(nodes: Sequence[ClusterNode]) -> SessionLimits:
-    """Return the limits of a run on a cluster of these nodes."""
-    total: Counter[str] = Counter()
-    for node in nodes:
-        for name in ("CPU", "memory"):
-            total[name] += node.resources.get(name, 0)  # type: ignore[assignment]  # a Counter adds fractions as well
+    names = ("CPU", "memory") if nodes else ()
+    total = {name: sum(node.resources.get(name, 0) for node in nodes) for name in names}
     return SessionLimits(
         max_own=max_own_processes(total, cpus_here=os.cpu_count() or 1),
         most_replicas=most_replicas(total),
@@ -95,20 +84,14 @@ def limits_of(nodes: Sequence[ClusterNode]) -> SessionLimits:
 
 
 def _living() -> list[ClusterNode]:
-    nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
     return [
         ClusterNode(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
-        for node in nodes
-        if node["Alive"]
+        for node in living_nodes()
     ]
 
 
 def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits) -> None:
-    """Check that the cluster can provide all processes of these agents at the same time.
-
-    Raises:
-        ValidationError: no node has what an agent requires, or the cluster has too little of it.
-    """
+    """Check that the cluster can provide all processes of these agents at the same time."""
     placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
     placement.place(template.placement for template in templates)
     roles = {template.key: template.role for template in templates}
@@ -126,11 +109,6 @@ def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits
             f"{obstacle}. Ask for less, add a node that has it (a local Ray takes RayRuntime(init_options={{'num_gpus': 1}}) "
             "and the like), or use runtime='inline', where nothing is reserved"
         )
-
-
-def check_comer(template: AgentTemplate, limits: SessionLimits) -> None:
-    """Check an agent that is added during its run, as `check_requirements` does."""
-    check_requirements((template,), limits)
 
 
 def _nodes_to_come() -> list[ClusterNode]:

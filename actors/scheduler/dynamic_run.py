@@ -1,7 +1,7 @@
 """DynamicRun: a session with its coordinator in the driver, because its tasks are created there during the run.
 
-The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it. The driver owns and
-records the run, and sends unfinished work again to another scheduler. Processes end at most a minute after their driver.
+The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it. It owns and
+records the run, and sends unfinished work again to another scheduler.
 """
 
 from __future__ import annotations
@@ -13,20 +13,10 @@ from functools import partial
 from typing import Any
 
 from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.limiter import close_account
-from ensemble_ray.actors.link.wire import (
-    CLUSTER_LOGGER,
-    Keep,
-    LogLine,
-    OrderBatch,
-    ReportPage,
-    SessionOpening,
-    WireResult,
-    driver_of,
-    scheduler_line,
-)
-from ensemble_ray.actors.scheduler.cluster_nodes import check_comer
+from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.shared.event_hub import EventHub
@@ -51,12 +41,12 @@ class DynamicRun:
 
     def __init__(
         self,
-        opening: SessionOpening,
+        opening: wire.SessionOpening,
         pool: ProcessPool,
         *,
         hub: Any,
         limits: SessionLimits,
-        add_lines: Callable[[Sequence[LogLine]], None],
+        add_lines: Callable[[Sequence[wire.LogLine]], None],
     ) -> None:
         self._opening = opening
         self.hub = hub
@@ -66,8 +56,8 @@ class DynamicRun:
             self,
             hub=hub,
             limits=limits,
-            check=check_comer,
-            warn=(lambda text: add_lines([scheduler_line(text, CLUSTER_LOGGER)]))
+            check=check_requirements,
+            warn=(lambda text: add_lines([wire.scheduler_line(text, wire.CLUSTER_LOGGER)]))
             if opening.context.forwards_logs
             else None,
         )
@@ -75,7 +65,7 @@ class DynamicRun:
         self._early: set[int] = set()
         self._next_batch = 1
         #: reports, and instances of returned orders, until the driver has them
-        self._outbox: list[WireResult | str] = []
+        self._outbox: list[wire.WireResult | str] = []
         #: how many entries the driver has
         self._acknowledged = 0
         self._changed = asyncio.Event()
@@ -95,14 +85,13 @@ class DynamicRun:
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait for a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
         self._session.resize(limits)
 
-    def submit(self, batch: OrderBatch) -> None:
-        """Start these tasks. Never waits. A repeated batch has no effect."""
+    def submit(self, batch: wire.OrderBatch) -> None:
+        """Start these tasks. A repeated batch has no effect."""
         if batch.number < self._next_batch or batch.number in self._early:
             return
         self._early.add(batch.number)
@@ -111,12 +100,10 @@ class DynamicRun:
             self._next_batch += 1
         self._session.submit(batch.orders, callables=batch.callables, templates=batch.templates, bundles=batch.bundles)
 
-    async def collect(self, cursor: int, wait_s: float) -> ReportPage:
-        """Return new reports. Wait up to `wait_s` if there are none.
+    async def collect(self, cursor: int, wait_s: float) -> wire.ReportPage:
+        """Return new reports after the driver's first `cursor` entries, which are dropped here.
 
-        Args:
-            cursor: How many entries the driver has; they are dropped here.
-            wait_s: Longest wait.
+        Wait up to `wait_s` for one.
         """
         loop = asyncio.get_running_loop()
         self._heartbeat_at = loop.time()
@@ -129,7 +116,7 @@ class DynamicRun:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             self._heartbeat_at = loop.time()
         entries = list(_page_of(self._outbox))
-        return ReportPage(
+        return wire.ReportPage(
             cursor=cursor + len(entries),
             results=[entry for entry in entries if not isinstance(entry, str)],
             unknown=[entry for entry in entries if isinstance(entry, str)],
@@ -138,16 +125,16 @@ class DynamicRun:
     def stop(self, instances: Sequence[str]) -> None:
         self._session.stop(instances)
 
-    async def report(self, reports: Sequence[WireResult]) -> None:
+    async def report(self, reports: Sequence[wire.WireResult]) -> None:
         await self._session.report(reports)
 
-    async def receive(self, reports: Sequence[WireResult]) -> None:
+    async def receive(self, reports: Sequence[wire.WireResult]) -> None:
         self._post(reports)
 
     def return_order(self, instance: str) -> None:
         self._post((instance,))
 
-    async def close(self, *, keep: Keep | None) -> None:
+    async def close(self, *, keep: wire.Keep | None) -> None:
         """Release all processes and wake waiting readers."""
         self._changed.set()
         await self._session.close(keep=keep)
@@ -159,12 +146,12 @@ class DynamicRun:
             await asyncio.sleep(left)
             left = self._heartbeat_at + MOST_SILENT_S - asyncio.get_running_loop().time()
 
-    def _post(self, entries: Sequence[WireResult | str]) -> None:
+    def _post(self, entries: Sequence[wire.WireResult | str]) -> None:
         self._outbox.extend(entries)
         self._changed.set()
 
 
-def _page_of(outbox: Sequence[WireResult | str]) -> Sequence[WireResult | str]:
+def _page_of(outbox: Sequence[wire.WireResult | str]) -> Sequence[wire.WireResult | str]:
     size = 0
     for count, entry in enumerate(outbox[:_PAGE_ENTRIES]):
         if size > _PAGE_BYTES:
@@ -181,7 +168,7 @@ class SessionService:
         self,
         pool: ProcessPool,
         limits: Callable[[], SessionLimits],
-        add_lines: Callable[[str, Sequence[LogLine]], None],
+        add_lines: Callable[[str, Sequence[wire.LogLine]], None],
     ) -> None:
         self._pool = pool
         self._limits = limits
@@ -189,7 +176,7 @@ class SessionService:
         self._dynamic: dict[str, DynamicRun] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
-    async def open_session(self, opening: SessionOpening) -> Any:
+    async def open_session(self, opening: wire.SessionOpening) -> Any:
         """Prepare for a run's tasks. Return the handle of its event hub, or None when it has no listener.
 
         A driver that claimed the run, or lost its session, replaces the open session.
@@ -200,7 +187,7 @@ class SessionService:
         while (held := self._dynamic.get(opening.run_id)) is not None:
             if held.session == opening.session:
                 return held.hub
-            if driver_of(held.session) != driver_of(opening.session) and opening.location is None:
+            if wire.driver_of(held.session) != wire.driver_of(opening.session) and opening.location is None:
                 raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
             await self._end(held, keep=None)
         hub = spawn.event_hub(EventHub) if opening.is_connected else None
@@ -213,38 +200,28 @@ class SessionService:
             await begin_events(hub, opening.run_id)
         return hub
 
-    async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
+    async def submit_orders(self, run_id: str, session: str, batch: wire.OrderBatch) -> bool:
         """Accept orders. Return False if the session is unknown because this process was restarted."""
         run = self._find(run_id, session)
         if run is not None:
             run.submit(batch)
         return run is not None
 
-    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
-        """Return reports, or None if the session is unknown here.
-
-        Args:
-            cursor: How many entries the driver has; they are dropped here.
-            wait_s: Longest wait if there are no new reports.
-
-        Raises:
-            EnsembleError: another driver coordinates the run now.
-        """
+    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> wire.ReportPage | None:
+        """Return reports, or None if the session is unknown here. Raise if another driver coordinates the run now."""
         run = self._find(run_id, session)
         page = None if run is None else await run.collect(cursor, wait_s)
         now = self._dynamic.get(run_id)
-        if now is not None and driver_of(now.session) != driver_of(session):
+        if now is not None and wire.driver_of(now.session) != wire.driver_of(session):
             raise EnsembleError(f"Run {run_id} was taken over: another process runs it now, and this one must stop")
         return page if now is run else None
 
     async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
-        """Stop tasks. Each is still reported."""
         run = self._find(run_id, session)
         if run is not None:
             run.stop(instances)
 
-    async def close_session(self, run_id: str, session: str, *, keep: Keep | None) -> None:
-        """End the run of a driver that has finished. `keep` says how its processes stay for the next run."""
+    async def close_session(self, run_id: str, session: str, *, keep: wire.Keep | None) -> None:
         run = self._find(run_id, session)
         if run is not None:
             await self._end(run, keep=keep)
@@ -255,13 +232,12 @@ class SessionService:
         return run if run is not None and run.session == session else None
 
     async def _watch(self, run: DynamicRun) -> None:
-        """End a run after its driver disappeared (S-MR-164)."""
         await run.until_driver_is_gone()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
         await self._end(run, keep=None)
         close_account(run.context)
 
-    async def _end(self, run: DynamicRun, *, keep: Keep | None) -> None:
+    async def _end(self, run: DynamicRun, *, keep: wire.Keep | None) -> None:
         if self._dynamic.get(run.run_id) is run:
             del self._dynamic[run.run_id]
         watch = self._watches.get(run.session)

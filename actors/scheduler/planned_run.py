@@ -1,7 +1,7 @@
-"""PlannedRun: one planned run in the scheduler. Its coordinator runs here because its definition can be sent.
+"""PlannedRun: one planned run in the scheduler, with its coordinator.
 
-It owns the run's record and stores the submission for a restarted scheduler (S-DUR-32). Outputs stay bytes, which this process
-never loads.
+It owns the run's record and stores the submission for a restarted scheduler (S-DUR-32). Outputs stay bytes, which
+this process never loads.
 """
 
 from __future__ import annotations
@@ -10,44 +10,32 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 
+from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.events import HubSink, pack_announcement
 from ensemble_ray.actors.link.limiter import RemoteMemoryResets, close_account
 from ensemble_ray.actors.link.packing import (
     make_undone_result,
+    pack,
     pack_failure,
-    pack_question,
     pack_result,
     packed_evaluation,
 )
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
-from ensemble_ray.actors.link.wire import (
-    CLUSTER_LOGGER,
-    EndPage,
-    LogLine,
-    RecordLocation,
-    SessionOpening,
-    Submission,
-    TaskCallables,
-    WireFailure,
-    WireOrder,
-    WireOutcome,
-    WireResult,
-    scheduler_line,
-)
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.worker.task_host import RemoteDriverServices
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
-from ensemble_ray.execute.orders import EvaluationFailed, TaskBody
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskBody
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.plan.placement import find_beside_predicates
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
@@ -59,19 +47,13 @@ from ensemble_ray.runs.planned import ClaimedRun
 from ensemble_ray.runs.planned_tasks import LOGGER as PLANNED_LOGGER
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.runs.unit_evaluations import UnitPorts
-from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import RunDirective
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import HistoryPart
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
-
-
 _log = bounded_logger(__name__)
-_NO_CALLABLES = TaskCallables()
+_NO_CALLABLES = wire.TaskCallables()
 Entry = TypeVar("Entry")
 #: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
@@ -81,15 +63,11 @@ _READ_S = 60.0
 
 
 class PlannedRun:
-    """One planned run in the scheduler, and the executor of its coordinator. It starts no process before `begin`.
-
-    Args:
-        hub: Has its events; None: no listener.
-    """
+    """One planned run in the scheduler, and the executor of its coordinator. It starts no process before `begin`."""
 
     def __init__(
         self,
-        submission: Submission,
+        submission: wire.Submission,
         pool: ProcessPool,
         *,
         hub: Any,
@@ -97,8 +75,8 @@ class PlannedRun:
         claimed: ClaimedRun,
         outputs: SpooledOutputs,
         store: SubmissionStore,
-        add_lines: Callable[[Sequence[LogLine]], None],
-        finished: asyncio.Future[WireOutcome],
+        add_lines: Callable[[Sequence[wire.LogLine]], None],
+        finished: asyncio.Future[wire.WireOutcome],
     ) -> None:
         self._submission = submission = replace(submission, context=claimed.context)
         self._owned = owned = claimed.owned
@@ -106,6 +84,10 @@ class PlannedRun:
         self._store = store
         self._add_lines = add_lines
         is_managed = submission.plan.hierarchy is not None
+        beside_callables = frozenset[str]()  # agents in the process of the run's predicates
+        if submission.callables is not None and submission.callables.predicates:
+            placements = [each.placement for each in submission.templates]
+            beside_callables = find_beside_predicates(submission.plan, placements)
         self._session = RunSession(
             opening_of(submission),
             pool,
@@ -113,8 +95,8 @@ class PlannedRun:
             hub=hub,
             limits=limits,
             is_managed=is_managed,
-            beside_callables=_find_beside_callables(submission),
-            warn=(lambda text: add_lines([scheduler_line(text, CLUSTER_LOGGER)]))
+            beside_callables=beside_callables,
+            warn=(lambda text: add_lines([wire.scheduler_line(text, wire.CLUSTER_LOGGER)]))
             if submission.context.forwards_logs
             else None,
         )
@@ -125,7 +107,7 @@ class PlannedRun:
         if hub is not None and submission.plan.units:
             sink = HubSink(hub, self.run_id, submission.context.interest)
             self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
-        self._tasks: PlannedTasks[bytes, bytes, WireFailure] = PlannedTasks(
+        self._tasks: PlannedTasks[bytes, bytes, wire.WireFailure] = PlannedTasks(
             submission.plan,
             journal,
             outputs,
@@ -146,7 +128,7 @@ class PlannedRun:
             self._decisions = DecisionWatch(store_at(submission.store), submission.run_id, lambda: waiting.reviews)
         find_decided = None if self._decisions is None else self._decisions.find_decided
         self._coordinator = Coordinator(journal, self._tasks, find_decided)
-        self._running: asyncio.Task[WireOutcome]
+        self._running: asyncio.Task[wire.WireOutcome]
         self._background = BackgroundTasks()
         self._storing: asyncio.Task[None] | None = None
         self._finished = finished
@@ -155,7 +137,7 @@ class PlannedRun:
     def run_id(self) -> str:
         return self._submission.run_id
 
-    def _unit_ports(self, hub: Any) -> UnitPorts[bytes, WireFailure]:
+    def _unit_ports(self, hub: Any) -> UnitPorts[bytes, wire.WireFailure]:
         # Predicates run in the host of the run's callables; listeners and memory are in the driver.
         announcements = self._announcements
         return UnitPorts(
@@ -164,21 +146,19 @@ class PlannedRun:
             announce=(lambda _what, _outputs: None) if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            log=(lambda level, text: self._add_lines([scheduler_line(text, PLANNED_LOGGER, level)]))
+            log=(lambda level, text: self._add_lines([wire.scheduler_line(text, PLANNED_LOGGER, level)]))
             if self._submission.context.forwards_logs
             else None,
         )
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait for a process."""
         return self._session.waiting
 
     def resize(self, limits: SessionLimits) -> None:
         self._session.resize(limits)
 
     async def begin(self) -> None:
-        """Start processes and the first tasks."""
         if self._owned is not None:
             self._storing = self._background.start(self._store_submission())
         try:
@@ -190,13 +170,12 @@ class PlannedRun:
         await self._coordinator.begun
 
     async def cancel(self) -> None:
-        """End the run. A process that does not stop in time is ended."""
         await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
         return await self._coordinator.inject(directive)
 
-    async def report(self, reports: Sequence[WireResult]) -> None:
+    async def report(self, reports: Sequence[wire.WireResult]) -> None:
         await self._session.report(reports)
 
     def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
@@ -204,20 +183,19 @@ class PlannedRun:
 
     # The executor of its coordinator, and the receiver of its session.
 
-    def start(self, orders: Sequence[WireOrder]) -> None:
-        """Start these tasks after the events that were announced before. Never waits."""
+    def start(self, orders: Sequence[wire.WireOrder]) -> None:
+        """Start these tasks after the events that were announced before."""
         if self._announcements is None:
             self._session.submit(orders)
         else:
             self._announcements.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks. Each is still reported."""
         waiting = [] if self._announcements is None else self._announcements.withdraw(instances)
         self._coordinator.deliver([pack_result(make_undone_result(order, None, "cancelled")) for order in waiting])
         self._session.stop(instances)
 
-    async def receive(self, reports: Sequence[WireResult]) -> None:
+    async def receive(self, reports: Sequence[wire.WireResult]) -> None:
         self._coordinator.deliver(reports)
 
     def return_order(self, instance: str) -> None:
@@ -247,8 +225,8 @@ class PlannedRun:
         except Exception as error:  # noqa: BLE001  the run has ended
             _log.warning("Run %s: its stored submission cannot be removed: %s", self.run_id, message_of(error))
 
-    async def _release(self) -> WireOutcome:
-        """Release the processes and close the record when the run has ended. Return the outcome."""
+    async def _release(self) -> wire.WireOutcome:
+        """Release the processes and close the record when the run has ended."""
         keep, state = None, RunState.FAILED
         watching = deciding = None
         if self._owned is not None:
@@ -287,24 +265,25 @@ class PlannedRun:
 class Announcements:
     """Publishes the events of one run's units in order with its tasks."""
 
-    def __init__(self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[WireOrder]], None]) -> None:
+    def __init__(
+        self, run_id: str, plan: Plan, sink: HubSink, start: Callable[[Sequence[wire.WireOrder]], None]
+    ) -> None:
         self._run_id = run_id
         self._units = {unit.key: unit for unit in plan.units}
         self._sink = sink
         self._start = start
         #: orders that wait for the hub, by instance
-        self._waiting: dict[str, WireOrder] = {}
+        self._waiting: dict[str, wire.WireOrder] = {}
         self._background = BackgroundTasks()
 
     def announce(self, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> None:
-        """Publish the event if a listener wants it. Never waits."""
         event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
         if self._sink.wants(event_type):
             unit = self._units[node_key(instance_of(what.unit))]
             self._sink.emit_packed(pack_announcement(self._run_id, unit, what, outputs))
 
-    def start(self, orders: Sequence[WireOrder]) -> None:
-        """Start these orders when the hub has all earlier announcements. Never waits."""
+    def start(self, orders: Sequence[wire.WireOrder]) -> None:
+        """Start these orders when the hub has all earlier announcements."""
         if self._sink.is_idle and not self._waiting:
             self._start(orders)
             return
@@ -313,13 +292,11 @@ class Announcements:
         if is_first:
             self._background.start(self._start_waiting())
 
-    def withdraw(self, instances: Sequence[str]) -> list[WireOrder]:
-        """Remove and return the orders that still wait."""
+    def withdraw(self, instances: Sequence[str]) -> list[wire.WireOrder]:
         found = (self._waiting.pop(instance, None) for instance in instances)
         return [order for order in found if order is not None]
 
     async def flush(self) -> None:
-        """Return when the hub has all announcements."""
         await self._sink.flush()
 
     async def _start_waiting(self) -> None:
@@ -340,7 +317,7 @@ class HostedPredicates:
     async def holds(
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
-        body = pack_question(self._session.run_id, question, sent_count, new)
+        body = pack((self._session.run_id, question, sent_count, tuple(new)))
 
         async def ask(handle: Any) -> bool | EvaluationFailed | None:
             answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)
@@ -352,7 +329,6 @@ class HostedPredicates:
             return packed_evaluation(EvaluationFailed.of(error))
 
     def drop(self, unit: str) -> None:
-        """Drop the history of an ended unit. Never waits."""
         self._background.start(self._forget(unit))
 
     async def _forget(self, unit: str) -> None:
@@ -365,26 +341,18 @@ class HostedPredicates:
             _log.debug("Run %s: the history of '%s' is gone: %s", self._session.run_id, unit, last_line(error))
 
 
-def _find_beside_callables(submission: Submission) -> frozenset[str]:
-    """Return the agents in the process of the run's callables; empty if the run has no predicates."""
-    if submission.callables is None or not submission.callables.predicates:
-        return frozenset()
-    return find_beside_predicates(submission.plan, [each.placement for each in submission.templates])
-
-
-def _failure_of(raised: EvaluationFailed) -> WireFailure:
+def _failure_of(raised: EvaluationFailed) -> wire.WireFailure:
     assert isinstance(raised.error, bytes), "raised in another process"  # noqa: S101  for the type
     reason = raised.reason or RecordedError("", raised.error_type, raised.message)
-    return WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message, reason=reason)
+    return wire.WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message, reason=reason)
 
 
-def opening_of(submission: Submission) -> SessionOpening:
-    """Return the session opening of a submitted run."""
+def opening_of(submission: wire.Submission) -> wire.SessionOpening:
     node_id = str(ray.get_runtime_context().get_node_id())
-    return SessionOpening(
+    return wire.SessionOpening(
         run_id=submission.run_id,
         context=submission.context,
-        location=None if submission.store is None else RecordLocation(submission.store, node_id),
+        location=None if submission.store is None else wire.RecordLocation(submission.store, node_id),
         templates=submission.templates,
         callables=submission.callables,
         is_connected=submission.is_connected,
@@ -392,8 +360,7 @@ def opening_of(submission: Submission) -> SessionOpening:
     )
 
 
-def body_of(submission: Submission, key: str) -> TaskBody[bytes]:
-    """Return a task of a submitted plan."""
+def body_of(submission: wire.Submission, key: str) -> TaskBody[bytes]:
     declared = {} if submission.callables is None else submission.callables.tasks
     callables = declared.get(key, _NO_CALLABLES)
     return TaskBody(submission.tasks[key], len(callables.input_guardrails), len(callables.output_guardrails))
@@ -405,16 +372,15 @@ class RunEndBuffer:
     def __init__(self) -> None:
         self.id = new_object_id()
         #: gets the end
-        self.result: asyncio.Future[WireOutcome] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[wire.WireOutcome] = asyncio.get_running_loop().create_future()
         self._waiting = 0
         self._asked_at = -_READ_S
 
     @property
     def is_read(self) -> bool:
-        """Whether a driver is waiting for the end or is likely to request its next page."""
         return self._waiting > 0 or asyncio.get_running_loop().time() < self._asked_at + _READ_S
 
-    async def page(self, cursor: int) -> EndPage:
+    async def page(self, cursor: int) -> wire.EndPage:
         """Wait for the end and return the page after the first `cursor` entries."""
         self._waiting += 1
         try:
@@ -425,7 +391,7 @@ class RunEndBuffer:
         return _page_of(ended, self.id, cursor)
 
 
-def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
+def _page_of(ended: wire.WireOutcome, end_id: str, begin: int) -> wire.EndPage:
     page = _Page(begin)
     part = replace(
         ended,
@@ -438,7 +404,7 @@ def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
         units=ended.units if begin == 0 else (),
         unit_failures=ended.unit_failures if begin == 0 else (),
     )
-    return EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
+    return wire.EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
 
 
 class _Page:

@@ -1,7 +1,7 @@
 """The processes of one run: started, sent orders, watched and released, and replaced when they die.
 
-Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest dispatch of
-an order (`DispatchTable`). Every order is reported, whatever dies.
+Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest
+dispatch of an order (`DispatchTable`). Every order is reported, whatever dies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import ray.exceptions
 
 from ensemble_ray.actors.link.events import pack_event
-from ensemble_ray.actors.link.packing import make_undone_result, pack_dispatch, pack_result, unpack_report
+from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_result, unpack
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
-from ensemble_ray.actors.link.wire import Keep, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import Dispatch, Keep, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool, ProcessType
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
@@ -49,25 +49,15 @@ class GroupOwner(Protocol):
     """The session that owns the processes."""
 
     @property
-    def context(self) -> RunContext:
-        """Settings that all tasks of the run share."""
-        ...
+    def context(self) -> RunContext: ...
 
-    def group_of(self, order: WireOrder) -> str:
-        """Return the group that performs this order."""
-        ...
+    def group_of(self, order: WireOrder) -> str: ...
 
-    def roles_of(self, group: str) -> Sequence[str]:
-        """Return the roles of a group's agents in the order of their arrival."""
-        ...
+    def roles_of(self, group: str) -> Sequence[str]: ...
 
-    def process_type(self, group: str) -> ProcessType:
-        """Return the type of a group's processes."""
-        ...
+    def process_type(self, group: str) -> ProcessType: ...
 
-    def requirements_of(self, group: str) -> ResourceRequirements:
-        """Return the resources that a group's processes require."""
-        ...
+    def requirements_of(self, group: str) -> ResourceRequirements: ...
 
     def may_share(self, group: str) -> bool:
         """Whether a group's processes may serve other runs, too."""
@@ -89,9 +79,7 @@ class GroupOwner(Protocol):
         """Return the templates that these orders need and the process was not sent."""
         ...
 
-    async def report(self, reports: Sequence[WireResult]) -> None:
-        """Accept results."""
-        ...
+    async def report(self, reports: Sequence[WireResult]) -> None: ...
 
 
 class ProcessGroups:
@@ -127,7 +115,8 @@ class ProcessGroups:
         #: unreported orders as they were dispatched
         self._orders: dict[str, WireOrder] = {}
         self._tasks = BackgroundTasks()
-        self._callables: Lease | None = None
+        #: host of the run's callables
+        self.callables: Lease | None = None
         #: number of dead processes per group
         self._lost = Counter[str]()
         #: number of successive hosts of callables that died before they were ready
@@ -140,16 +129,10 @@ class ProcessGroups:
         if self._share_from is not None:
             self._share_from = most
 
-    @property
-    def callables(self) -> Lease | None:
-        return self._callables
-
     def host_callables(self) -> Lease:
-        """Return the host of the run's callables; start it if there is none."""
-        return self._callables or self._move_callables()
+        return self.callables or self._move_callables()
 
     def start(self, orders: Iterable[WireOrder]) -> None:
-        """Send each order to the least busy process of its group."""
         batches: dict[str, tuple[Lease, list[WireOrder]]] = {}
         for order in orders:
             lease = self._choose(self._owner.group_of(order))
@@ -162,14 +145,14 @@ class ProcessGroups:
                     self._send(lease, self._perform(lease, order))
             else:
                 templates = self._owner.templates_for(lease, batch)
-                body = pack_dispatch(self._run_id, batch, templates)
+                body = pack(Dispatch(self._run_id, batch, templates))
                 self._send(lease, lease.handle.accept.remote(body))
 
     async def _perform(self, lease: Lease, order: WireOrder) -> None:
         """Call the process for one order. The reply is its report, which saves a message."""
         templates = self._owner.templates_for(lease, (order,))
-        body: bytes = await lease.handle.perform.remote(pack_dispatch(self._run_id, (order,), templates))
-        await self._owner.report([unpack_report(body)])
+        body: bytes = await lease.handle.perform.remote(pack(Dispatch(self._run_id, (order,), templates)))
+        await self._owner.report([unpack(body, WireResult)])
 
     def retry(self, report: WireResult) -> None:
         """Dispatch an order again that a process could not start."""
@@ -188,12 +171,10 @@ class ProcessGroups:
                 self._send(lease, lease.handle.stop.remote(self._run_id, held))
 
     def end_stuck(self, instances: Iterable[str] | None = None) -> None:
-        """End processes that still run stopped tasks, which reports those tasks.
+        """End processes that still run stopped tasks (None: all of them), which reports those tasks.
 
-        A process that other runs use continues for them unless it no longer answers. This run's tasks are reported in its place.
-
-        Args:
-            instances: The tasks; None: all stopped tasks.
+        A process that other runs use continues for them unless it no longer answers. This run's tasks are reported in
+        its place.
         """
         stopped = None if instances is None else list(instances)
         for name in self._table.stuck(stopped):
@@ -221,7 +202,6 @@ class ProcessGroups:
         await asyncio.gather(*(self.detach(group, keep=keep) for group in list(self._groups)))
 
     async def detach(self, group: str, *, keep: Keep | None) -> None:
-        """Release the processes of a group."""
         leases = self._groups.pop(group, [])
         for lease in leases:
             lease.on_death = None
@@ -237,8 +217,8 @@ class ProcessGroups:
     async def _put_back_started(self, lease: Lease, *, keep: Keep | None) -> None:
         """Put a process back once it has started, or end it if it does not start.
 
-        Messages to a starting process overtake each other. If the run were resumed immediately, it would be bound under the same id, and
-        the release of the earlier run would remove it.
+        Messages to a starting process overtake each other: the release of this run could remove its resumption, which
+        has the same id.
         """
         if lease.starting is not None:
             await asyncio.wait([lease.starting], timeout=_START_S)
@@ -276,11 +256,7 @@ class ProcessGroups:
         return sum(len(self.alive(group)) for group in self._groups)
 
     def locate(self, group: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of a group's processes for an agent that delegates.
-
-        Args:
-            lost: Name of a process that failed a call of that agent.
-        """
+        """Return names and handles of a group's processes for an agent that delegates; end the one that it `lost`."""
         for lease in self._groups.get(group, []):
             if lease.name == lost:
                 self.mark_lost(lease, RuntimeError("it could not be reached by another agent"))
@@ -300,7 +276,6 @@ class ProcessGroups:
         return ready or alive
 
     def load(self, group: str) -> int:
-        """Return how many orders a group is running."""
         return sum(self._table.load(lease.name) for lease in self.alive(group))
 
     def start_process(self, group: str) -> Lease:
@@ -323,7 +298,6 @@ class ProcessGroups:
         return lease
 
     def _describe(self, group: str, lease: Lease) -> LeaseDescription:
-        """Describe a process's share of the run (S-CLU-100)."""
         alive, roles = self.alive(group), self._owner.roles_of(group)
         run = RunDescription(
             run_id=self._run_id,
@@ -340,13 +314,12 @@ class ProcessGroups:
         return LeaseDescription(run, tasks)
 
     async def _bind(self, group: str, lease: Lease) -> None:
-        await self._owner.bind(group, lease, None if self._callables is None else self._callables.handle)
+        await self._owner.bind(group, lease, None if self.callables is None else self.callables.handle)
         lease.is_ready = True
         if lease.requirements and lease in self._groups.get(group, ()):
             self._owner.on_ready(group)
 
     async def _report_wait(self, group: str, lease: Lease) -> None:
-        """Warn from time to time while a process waits for a node."""
         waited_s = _WAITED_S
         await asyncio.sleep(_WAITED_S)
         while lease in self._groups.get(group, ()) and lease.is_alive and not lease.is_ready:
@@ -357,9 +330,7 @@ class ProcessGroups:
     def _choose(self, group: str) -> Lease:
         usable = self._usable(group)
         if not usable:
-            return (
-                self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
-            )
+            return self.host_callables() if group == CALLABLES and self.callables is None else self.start_process(group)
         return min(usable, key=lambda lease: self._table.load(lease.name))
 
     def _send(self, lease: Lease, work: Awaitable[None]) -> asyncio.Task[None]:
@@ -372,14 +343,15 @@ class ProcessGroups:
                 if isinstance(error, ray.exceptions.RayActorError):
                     self.mark_lost(lease, error)
                 elif lease.is_alive:
-                    self._fail(lease, self._table.orders_of(lease.name), cause_of(error))
+                    cause = getattr(error, "cause", None)
+                    why = cause if isinstance(cause, BaseException) else error
+                    self._fail(lease, self._table.orders_of(lease.name), why)
 
         return self._tasks.start(send())
 
     # Failures.
 
     def mark_lost(self, lease: Lease, error: BaseException) -> None:
-        """End a process that failed a call. Its later reports are ignored."""
         self._pool.mark_lost(lease.process, error)
 
     def _on_death(self, lease: Lease, error: BaseException) -> None:
@@ -387,7 +359,7 @@ class ProcessGroups:
         # A death is reported several times: by the watch and by each call in flight.
         self._lost.update(group for group, leases in self._groups.items() if lease in leases)
         self._share_from = None  # the cause may be this run or one that shared it: run apart
-        if lease is self._callables:
+        if lease is self.callables:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1
             if self._failed_starts < MOST_DEATHS:
                 self._move_callables()
@@ -405,7 +377,7 @@ class ProcessGroups:
 
     def _move_callables(self) -> Lease:
         """Start a new host of the run's callables. Callers of the lost host call this one."""
-        self._callables = host = self.start_process(CALLABLES)
+        self.callables = host = self.start_process(CALLABLES)
         for group, leases in self._groups.items():
             for lease in leases if group != CALLABLES else ():
                 if lease.is_alive:
@@ -435,18 +407,8 @@ class ProcessGroups:
         await self._owner.report(reports)
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """Return the error inside Ray's wrapper."""
-    inner = getattr(error, "cause", None)
-    return inner if isinstance(inner, BaseException) else error
-
-
 def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopped: bool) -> WireResult:
-    """Return the result of a lost order: failed, or cancelled if it was stopped.
-
-    Args:
-        deaths: How many processes died while they ran it.
-    """
+    """Return the result of a lost order. `deaths` counts the processes that died while they ran it."""
     return pack_result(
         make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
     )

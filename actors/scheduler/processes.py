@@ -1,8 +1,7 @@
 """Agent processes: started, watched, shared, pooled and ended, for the scheduler's sessions.
 
-A run leases its processes. Runs of one program may share a process (`choose_shared`), and a process stays idle for some time after
-its last run. Both cost a thousandth of a new process. A process never gets another run while a thread or task of an
-earlier one is stuck in it.
+Runs of one program may share a process, and a process stays idle for some time after its last run: both cost a
+thousandth of a new process. A process never gets another run while a thread or task of an earlier one is stuck in it.
 """
 
 from __future__ import annotations
@@ -42,16 +41,10 @@ KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
 _DOUBT_S = 30.0
 #: The type of a process. It never changes.
 ProcessType = Literal["agent", "manager", "callables"]
-_CLASSES: Mapping[ProcessType, type[object]] = {
-    "agent": AgentActor,
-    "manager": ManagerActor,
-    "callables": CallableHost,
-}
+_CLASSES: Mapping[ProcessType, type[object]] = {"agent": AgentActor, "manager": ManagerActor, "callables": CallableHost}
 
 
 class ProcessPool:
-    """All agent processes of one scheduler."""
-
     def __init__(self, scheduler: str = spawn.SCHEDULER) -> None:
         self._scheduler = scheduler
         self._idle: list[AgentProcess] = []
@@ -85,7 +78,10 @@ class ProcessPool:
         if process is None and share_from is not None:
             process = self._find_shared(run_id, process_type, program, share_from)
         if process is None:
-            self._make_room(program)
+            # One process ends that waits briefly for another program, so that a series of short programs does not add up.
+            others = (each for each in self._idle if each.keep == "briefly" and each.program != program)
+            if (other := next(others, None)) is not None:
+                self._expire(other)
             process = self._start(process_type, requirements, nodes)
         if not process.leases:
             process.program, process.is_shareable = program, share_from is not None
@@ -103,13 +99,6 @@ class ProcessPool:
                 return process
         return None
 
-    def _make_room(self, program: str) -> None:
-        """End one process that waits briefly for another program, so that a series of short programs does not add up."""
-        for process in self._idle:
-            if process.keep == "briefly" and process.program != program:
-                self._expire(process)
-                return
-
     def _find_shared(
         self, run_id: str, process_type: ProcessType, program: str, share_from: int
     ) -> AgentProcess | None:
@@ -119,7 +108,13 @@ class ProcessPool:
             if (each.type, each.program, each.is_shareable, each.is_retired) == (process_type, program, True, False)
             and each.leases
         }
-        name = choose_shared(run_id, map(_to_shared, shared.values()), most=share_from)
+        candidates = [
+            SharedProcess(
+                name=each.name, runs=frozenset(lease.run_id for lease in each.leases), tasks=each.count_tasks()
+            )
+            for each in shared.values()
+        ]
+        name = choose_shared(run_id, candidates, most=share_from)
         return None if name is None else shared[name]
 
     def _start(
@@ -146,11 +141,9 @@ class ProcessPool:
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
     def put_back(self, lease: Lease, *, keep: Keep | None, is_clean: bool = True) -> None:
-        """Return a lease. The last one decides whether the process is kept for the next run or ended.
+        """Return a lease.
 
-        Args:
-            keep: How the process may be kept.
-            is_clean: Whether none of the run's work remains in it; otherwise it gets no more runs.
+        The last one decides whether the process is kept or ended; one that is not clean gets no more runs.
         """
         process = lease.process
         lease.on_death = lease.describe = None
@@ -169,17 +162,18 @@ class ProcessPool:
             self.end(process)
 
     def retire(self, process: AgentProcess) -> bool:
-        """Assign no more runs to a process with a stuck task. Return False if only one run uses it, which may end it."""
+        """Assign no more runs to a process with a stuck task.
+
+        Return False if only one run uses it, which may end it.
+        """
         process.is_retired = True
         return process.is_shared
 
     @property
     def living(self) -> Sequence[AgentProcess]:
-        """All processes, including idle ones."""
         return tuple(self._living)
 
     def is_idle(self, process: AgentProcess) -> bool:
-        """Whether a process waits for its next run."""
         return process in self._idle
 
     def evict_idle(self) -> None:
@@ -235,8 +229,6 @@ class ProcessPool:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AgentProcess:
-    """One agent process."""
-
     handle: Any
     #: also its name at the rate limiter
     name: str
@@ -260,14 +252,14 @@ class AgentProcess:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several runs use it now."""
         return len(self.leases) > 1
+
+    def count_tasks(self) -> int:
+        return sum(lease.count_tasks() for lease in self.leases)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseDescription:
-    """A process's share of a run."""
-
     run: RunDescription
     #: dispatched tasks that are not reported, at most `MOST_TASKS`
     tasks: Sequence[TaskDescription]
@@ -275,8 +267,6 @@ class LeaseDescription:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A run's use of a process."""
-
     process: AgentProcess
     run_id: str
     #: whether it has been bound to the run
@@ -309,14 +299,6 @@ class Lease:
         return self.process.is_alive
 
 
-def _to_shared(process: AgentProcess) -> SharedProcess:
-    return SharedProcess(
-        name=process.name,
-        runs=frozenset(lease.run_id for lease in process.leases),
-        tasks=sum(lease.count_tasks() for lease in process.leases),
-    )
-
-
 def _broadcast_death(process: AgentProcess, error: BaseException) -> None:
     for lease in list(process.leases):
         if lease.on_death is not None:
@@ -324,7 +306,6 @@ def _broadcast_death(process: AgentProcess, error: BaseException) -> None:
 
 
 def _release_holder(name: str) -> None:
-    """Free the permits and journals of a dead process."""
     limiter = spawn.existing("rate_limiter")
     if limiter is not None:
         limiter.receive.remote(HolderGone(holder=name))

@@ -1,7 +1,6 @@
 """SchedulerActor: the actor that owns the cluster's runs. It starts all other actors of a run and runs no user code.
 
-The rules are in `ensemble_ray.schedule` and `ensemble_ray.plan`. When its process dies, Ray restarts it, and it resumes the
-runs whose submissions are stored (S-DUR-32).
+When its process dies, Ray restarts it, and it resumes the runs whose submissions are stored (S-DUR-32).
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import ray
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
-from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
-from ensemble_ray.actors.link.reach import BackgroundTasks, freeze_modules, patiently, reach, refuse
+from ensemble_ray.actors.link.packing import pack, pack_recorded, unpack
+from ensemble_ray.actors.link.reach import BackgroundTasks, freeze_modules, living_nodes, patiently, reach, refuse
 from ensemble_ray.actors.link.wire import LineService, SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes, check_requirements
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun, SessionService
@@ -40,7 +39,7 @@ from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.record.stores import StoreAddress, resume_advice
 from ensemble_ray.runs.outputs import SpooledOutputs
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.planned import claim_planned
@@ -58,10 +57,6 @@ from ensemble_ray.values.descriptions import (
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import RunDirective
-
-if TYPE_CHECKING:
-    from ensemble_ray.record.stores import StoreAddress
-
 
 #: How long processes may take to answer a survey, s.
 _ANSWER_S = 1.5
@@ -121,7 +116,7 @@ class SchedulerActor(LineService, SessionService):
         """Start or resume a run. Return the handle of its event hub, or None when it has no listener.
 
         Args:
-            body: Output of `dump_submission`.
+            body: A packed `Submission`.
 
         Raises:
             RunExistsError: a run with this id is running.
@@ -129,7 +124,7 @@ class SchedulerActor(LineService, SessionService):
             ValidationError: an agent requires resources that the cluster can never provide (S-CLU-43).
         """
         await self.wait_until_recovered()
-        submission = load_submission(body)
+        submission = unpack(body, Submission)
         run_id = submission.run_id
         if await self.is_running(run_id):
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
@@ -143,7 +138,6 @@ class SchedulerActor(LineService, SessionService):
         return hub
 
     async def check_loading(self, payloads: Mapping[str, bytes]) -> None:
-        """Load these on every node, but not in this process (S-SET-56)."""
         await load_everywhere(payloads)
 
     async def knows(self, run_id: str) -> bool:
@@ -162,11 +156,6 @@ class SchedulerActor(LineService, SessionService):
             await run.report(reports)
 
     async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of an agent's processes, for another agent that delegates to it.
-
-        Args:
-            lost: Name of a process that failed a call; it is ended.
-        """
         run = self._planned.get(run_id)
         return [] if run is None else run.locate(agent_key, lost)
 
@@ -181,14 +170,11 @@ class SchedulerActor(LineService, SessionService):
         self._pool.broadcast(update, source=source)
 
     async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
-        """Wait until a run has ended and return a page of its end, packed by `pack_end`.
+        """Wait until a run has ended and return a page of its end; None if the end is unknown because this process was
+        restarted.
 
-        Return None if the end is unknown because this process was restarted. The last page contains the last log lines, if the
-        driver is waiting for lines: its call for them ends now, and it need not make another.
-
-        Args:
-            cursor: How many entries the driver has.
-            end_id: The end that those entries belong to; empty: it has none.
+        The driver has `cursor` entries of the end `end_id`. The last page contains the last log lines, if the driver is
+        waiting for lines: its call for them ends now, and it need not make another.
         """
         await self.wait_until_recovered()
         ended = self._ends.get(run_id)
@@ -197,7 +183,7 @@ class SchedulerActor(LineService, SessionService):
         page = await ended.page(cursor)
         if page.is_last and self.is_listening(run_id):
             page = replace(page, lines=await self.drain_lines(run_id))
-        return pack_end(page)
+        return pack(page)
 
     async def cancel(self, run_id: str) -> None:
         await self.wait_until_recovered()
@@ -218,7 +204,6 @@ class SchedulerActor(LineService, SessionService):
             del self._ends[run_id]
 
     async def states(self) -> dict[str, str]:
-        """Return the state of every run that has not ended."""
         return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
 
     async def describe(self) -> bytes:
@@ -240,11 +225,6 @@ class SchedulerActor(LineService, SessionService):
         self._pool.evict_idle()
 
     async def open_session(self, opening: SessionOpening) -> Any:
-        """Prepare for the tasks of a dynamic run. Return the handle of its hub, or None when it has no listener.
-
-        Raises:
-            RunExistsError: a run with this id is running.
-        """
         await self.wait_until_recovered()
         if opening.run_id in self._planned:
             raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
@@ -265,7 +245,9 @@ class SchedulerActor(LineService, SessionService):
                 continue  # resumed before the store became unreachable
             restarted = replace(submission, reason=SubmissionReason.RESTARTED)
             try:
-                if await _has_ended(submission):  # it was suspended here and resumed elsewhere
+                store, run_id = submission.store, submission.run_id
+                summary = None if store is None else await store_at(store).summary(run_id)
+                if summary is not None and summary.state.is_final:  # it was suspended here and resumed elsewhere
                     await self._store.drop(submission.run_id)
                     continue
                 await self._resume(restarted)
@@ -333,8 +315,6 @@ class SchedulerActor(LineService, SessionService):
 
 
 class ProcessSurvey:
-    """Describes the processes of a pool."""
-
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
         #: open questions by the process's name
@@ -342,7 +322,7 @@ class ProcessSurvey:
 
     async def describe(self) -> tuple[list[ProcessDescription], int]:
         """Return the busiest processes, and the number of those left out."""
-        living = sorted(self._pool.living, key=lambda each: (-_load(each), each.name))
+        living = sorted(self._pool.living, key=lambda each: (-each.count_tasks(), each.name))
         chosen = living[:MOST_PROCESSES]
         answers = await self._ask([each for each in chosen if _has_begun(each)])
         described = [self._merge(each, answers) for each in chosen if each.is_alive]
@@ -384,7 +364,7 @@ class ProcessSurvey:
             more_runs=max(0, len(leases) - _MOST_RUNS),
             tasks=tuple(task for each in leases for task in each.tasks)[:MOST_TASKS],
         )
-        return merge_description(known, answer, handed=_load(process))
+        return merge_description(known, answer, handed=process.count_tasks())
 
 
 def merge_description(
@@ -392,11 +372,7 @@ def merge_description(
 ) -> ProcessDescription:
     """Merge what the scheduler knows about a process with the process's own answer.
 
-    A dispatched task that is missing in the answer is on its way. A task that only the answer lists was delegated by another
-    agent.
-
-    Args:
-        answer: The process's description; None: it did not answer.
+    A dispatched task that is missing in the answer is on its way. A task that only the answer lists was delegated.
     """
     if answer is None:
         return replace(known, queue=handed, more_tasks=max(0, handed - len(known.tasks)))
@@ -418,10 +394,6 @@ def merge_description(
         more_tasks=whole - len(shown),
         queue=answer.queue + whole - told,
     )
-
-
-def _load(process: AgentProcess) -> int:
-    return sum(lease.count_tasks() for lease in process.leases)
 
 
 def _has_begun(process: AgentProcess) -> bool:
@@ -507,11 +479,7 @@ async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
         ValidationError: one cannot be loaded on some node.
     """
     digest = hashlib.sha256(repr(sorted(payloads.items())).encode()).hexdigest()
-    nodes = {
-        str(node["NodeID"]): str(node["NodeManagerAddress"])
-        for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
-        if node["Alive"]
-    }
+    nodes = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in living_nodes()}
     asked = [node for node in nodes if (node, digest) not in _proven]
     answers = await asyncio.gather(*(_load_on(node, payloads) for node in asked))
     failures = {node: found for node, found in zip(asked, answers, strict=True) if found}
@@ -546,13 +514,6 @@ def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
         except USER_ERRORS as error:
             failed.append((name, str(one_line(message_of(error)))))
     return failed
-
-
-async def _has_ended(submission: Submission) -> bool:
-    if submission.store is None:
-        return False
-    found = await store_at(submission.store).summary(submission.run_id)
-    return found is not None and found.state.is_final
 
 
 def start_recovery(actor: Any) -> None:

@@ -1,8 +1,7 @@
-"""RunSession: one run's share of the scheduler. It receives orders and returns reports.
+"""RunSession: one run's share of the scheduler.
 
-The coordinator of a planned run is in the same process; the coordinator of a dynamic run is in its driver (`dynamic_run`). A
-session places agents in groups of processes (`plan.placement`), delivers templates and callables, and dispatches orders through
-`process_groups`. It keeps no state about a reported task.
+It places agents in groups of processes (`plan.placement`), delivers templates and callables, dispatches orders
+through `process_groups` and returns reports. It keeps no state about a reported task.
 """
 
 from __future__ import annotations
@@ -10,24 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.packing import make_undone_result, pack_binding, pack_result, pack_update
-from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
-from ensemble_ray.actors.link.wire import (
-    AgentTemplate,
-    Binding,
-    CallablesUpdate,
-    Keep,
-    SessionOpening,
-    TaskCallables,
-    WireOrder,
-    WireResult,
-)
+from ensemble_ray.actors.link import wire
+from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_result
+from ensemble_ray.actors.link.reach import BackgroundTasks, BatchSender, last_line
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError, ValidationError
@@ -39,7 +30,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
 Answer = TypeVar("Answer")
-_NONE = CallablesUpdate(bundles={}, tasks={})
+_NONE = wire.CallablesUpdate(bundles={}, tasks={})
 _log = bounded_logger(__name__)
 #: How many processes may die while they evaluate a predicate. The predicate itself may be the cause.
 _MOST_LOST = 3
@@ -64,7 +55,7 @@ class SessionLimits:
 class ReportReceiver(Protocol):
     """Receives the results of a session."""
 
-    async def receive(self, reports: Sequence[WireResult]) -> None:
+    async def receive(self, reports: Sequence[wire.WireResult]) -> None:
         """Accept results. Each arrives once."""
         ...
 
@@ -76,16 +67,13 @@ class ReportReceiver(Protocol):
 class RunSession:
     """The processes and orders of one run. It starts no process before `open` or the first order.
 
-    Args:
-        hub: Has the run's events; None: no listener.
-        is_managed: Whether one agent is a manager, which has its own type of process.
-        check: Raises for an agent that is added later and requires what the cluster cannot provide.
-        warn: Warns the run's driver; None: this process's log.
+    It warns the run's driver through `warn`, or this process's log. `check` raises for an agent that is added later and
+    requires what the cluster cannot provide.
     """
 
     def __init__(
         self,
-        opening: SessionOpening,
+        opening: wire.SessionOpening,
         pool: ProcessPool,
         receiver: ReportReceiver,
         *,
@@ -93,7 +81,7 @@ class RunSession:
         limits: SessionLimits,
         is_managed: bool = False,
         beside_callables: frozenset[str] = frozenset(),
-        check: Callable[[AgentTemplate, SessionLimits], None] | None = None,
+        check: Callable[[Sequence[wire.AgentTemplate], SessionLimits], None] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self._opening = opening
@@ -117,7 +105,7 @@ class RunSession:
             share_from=limits.max_own if may_share else None,
         )
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
-        self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
+        self._templates: RefCountedCache[wire.AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
         #: agents that are known from the start; the processes of their groups are bound to them
         self._declared = frozenset(template.key for template in opening.templates)
         for template in opening.templates:
@@ -141,14 +129,12 @@ class RunSession:
         return self._opening.context
 
     def open(self) -> None:
-        """Start the processes of all known agents in parallel."""
         if self._opening.callables is not None:
             self._groups.host_callables()
         for group in self._placement.groups:
             self._grow(group, 0)
 
     def resize(self, limits: SessionLimits) -> None:
-        """Adapt to nodes that joined or left the cluster."""
         self._limits = limits
         self._groups.use_cluster(limits.spread_over, most=limits.max_own)
         self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
@@ -161,20 +147,13 @@ class RunSession:
 
     def submit(
         self,
-        orders: Iterable[WireOrder],
+        orders: Iterable[wire.WireOrder],
         *,
-        callables: Mapping[str, TaskCallables] | None = None,
-        templates: Iterable[AgentTemplate] = (),
+        callables: Mapping[str, wire.TaskCallables] | None = None,
+        templates: Iterable[wire.AgentTemplate] = (),
         bundles: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Start these tasks. Never waits.
-
-        Args:
-            orders: The tasks; an order that is already in flight has no effect.
-            callables: Callables of tasks by instance, unless their host has them from the start.
-            templates: Agents of these orders that were not sent before.
-            bundles: Bundles of callables that were not sent before.
-        """
+        """Start these tasks. An order that is already in flight has no effect."""
         for template in templates:
             self._templates.put(template.key, template)
         self._callables.put(bundles or {})
@@ -194,7 +173,7 @@ class RunSession:
         self._groups.stop(instances)
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._groups.end_stuck, tuple(instances))
 
-    async def report(self, reports: Sequence[WireResult]) -> None:
+    async def report(self, reports: Sequence[wire.WireResult]) -> None:
         """Accept reports of processes. Late reports are ignored."""
         for report in reports:
             if report.status == "unknown_template":
@@ -207,7 +186,6 @@ class RunSession:
 
     @property
     def waiting(self) -> int:
-        """How many orders wait for their callables."""
         return self._callables.waiting
 
     @property
@@ -215,29 +193,21 @@ class RunSession:
         return self._groups.callables
 
     async def ask_callables(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Call the process of the run's callables. A process that dies is replaced and called again a few times.
-
-        Raises:
-            RuntimeError: it died each time.
-        """
+        """Call the process of the run's callables. A process that dies is replaced and called again a few times."""
         try:
             return await ask_host(self._groups, lambda host: ask(host.handle), most_lost=_MOST_LOST)
         except ray.exceptions.RayError as error:
             raise RuntimeError(f"the process of the run's callables died at each call: {last_line(error)}") from None
 
     def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of an agent's processes for another agent; empty if the run has ended.
-
-        Args:
-            lost: Name of a process that failed a call of the other agent.
-        """
+        """Return names and handles of an agent's processes for another agent; empty if the run has ended."""
         return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
 
-    async def close(self, *, keep: Keep | None) -> None:
+    async def close(self, *, keep: wire.Keep | None) -> None:
         """Release all processes. After this call no process is started, whatever dies."""
         await self._groups.close(keep=keep)
 
-    def _accept(self, order: WireOrder, callables: TaskCallables | None) -> bool:
+    def _accept(self, order: wire.WireOrder, callables: wire.TaskCallables | None) -> bool:
         """Whether the order is new and can be dispatched. An order with missing parts is returned to the receiver."""
         if order.instance in self._in_flight:
             return False
@@ -251,7 +221,7 @@ class RunSession:
             self._templates.use(key)
             try:
                 if self._check is not None and template.requirements and key not in self._placement:
-                    self._check(template, self._limits)  # agents placed before wait for lost nodes to return
+                    self._check((template,), self._limits)  # agents placed before wait for lost nodes to return
             except ValidationError as error:
                 self._report_undone(order, error)
                 return False
@@ -259,18 +229,13 @@ class RunSession:
                 self._placement.place((template.placement,))
         return True
 
-    def _dispatch(self, orders: Sequence[WireOrder]) -> None:
-        coming: dict[str, int] = {}
-        for order in orders:
-            group = self.group_of(order)
-            coming[group] = coming.get(group, 0) + 1
-        for group, count in coming.items():
+    def _dispatch(self, orders: Sequence[wire.WireOrder]) -> None:
+        for group, count in Counter(map(self.group_of, orders)).items():
             if group != CALLABLES:
                 self._grow(group, count)
         self._groups.start(orders)
 
     def _grow(self, group: str, coming: int) -> None:
-        """Start the processes that a group should have for its current and coming orders."""
         requirements = self._placement.requirements_of(group)
         missing = self._placement.missing(
             group,
@@ -283,13 +248,12 @@ class RunSession:
         for _ in range(missing):
             self._groups.start_process(group)
 
-    def _fail(self, orders: Sequence[WireOrder], error: BaseException) -> None:
+    def _fail(self, orders: Sequence[wire.WireOrder], error: BaseException) -> None:
         why = EnsembleError(f"The process of the run's handlers and guardrails died at each attempt: {error}")
         for order in orders:
             self._report_undone(order, why)
 
-    def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
-        """Report a task that was not dispatched."""
+    def _report_undone(self, order: wire.WireOrder, error: EnsembleError | None) -> None:
         self._release(order.instance, order.key)
         result = pack_result(make_undone_result(order, error, "cancelled" if error is None else "failed"))
         self._background.start(self._receiver.receive((result,)))
@@ -300,14 +264,14 @@ class RunSession:
             self._templates.release(template)
         self._callables.release(key)
 
-    def _on_drop(self, key: str, _: AgentTemplate) -> None:
+    def _on_drop(self, key: str, _: wire.AgentTemplate) -> None:
         group = self._placement.release(key)
         if group is not None:
             self._background.start(self._groups.detach(group, keep=None))
 
     # The port `GroupOwner`.
 
-    def group_of(self, order: WireOrder) -> str:
+    def group_of(self, order: wire.WireOrder) -> str:
         return self._home_of(order.agent_key)
 
     def is_beside_callables(self, agent_key: str | None) -> bool:
@@ -349,15 +313,12 @@ class RunSession:
             f"so far. {show_nodes(self._limits.nodes)}, in use or not"
         )
 
-    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
-        """Return the templates that these orders need and the process was not sent."""
-        keys = {order.agent_key: None for order in orders if order.agent_key not in self._declared}
+    def templates_for(self, lease: Lease, orders: Sequence[wire.WireOrder]) -> Mapping[str, bytes]:
         missing: dict[str, bytes] = {}
-        for key in keys:
+        for key in {order.agent_key: None for order in orders if order.agent_key not in self._declared}:
             template = None if key is None or key in lease.templates else self._templates.get(key)
             if template is not None:
                 missing[template.key] = template.body
-        for key in keys:
             lease.templates[key or ""] = None
             lease.templates.move_to_end(key or "")
         while len(lease.templates) > MOST_TEMPLATES:
@@ -367,13 +328,13 @@ class RunSession:
     async def bind(self, group: str, lease: Lease, callables: Any) -> None:
         if group == CALLABLES:
             members, callables = self._beside_callables, None
-            await lease.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
+            await lease.handle.hold.remote(pack((self.run_id, self._callables.whole())))
             if self._groups.is_closed:
                 return  # released meanwhile: it must not keep the run
         else:
             members = self._declared.intersection(self._placement.members(group))
         templates = {key: found.body for key in members if (found := self._templates.get(key)) is not None}
-        body = pack_binding(Binding(self.context, templates, self._opening.location))
+        body = pack(wire.Binding(self.context, templates, self._opening.location))
         await lease.handle.bind.remote(body, hub=self._hub, callables=callables)
 
 
@@ -390,10 +351,10 @@ class CallablesDelivery:
         self,
         run_id: str,
         groups: ProcessGroups,
-        declared: CallablesUpdate | None,
+        declared: wire.CallablesUpdate | None,
         *,
-        ready: Callable[[Sequence[WireOrder]], None],
-        lost: Callable[[Sequence[WireOrder], BaseException], None],
+        ready: Callable[[Sequence[wire.WireOrder]], None],
+        lost: Callable[[Sequence[wire.WireOrder], BaseException], None],
     ) -> None:
         self._run_id = run_id
         self._groups = groups
@@ -402,14 +363,14 @@ class CallablesDelivery:
         self._lost = lost
         self._bundles: RefCountedCache[bytes] = RefCountedCache(on_drop=self._on_drop)
         #: callables of the tasks that are not reported yet
-        self._tasks: dict[str, TaskCallables] = {}
-        self._waiting: list[WireOrder] = []
+        self._tasks: dict[str, wire.TaskCallables] = {}
+        #: orders that wait for their callables
+        self._sender = BatchSender(self._deliver)
         self._done_tasks: list[str] = []
         self._done_bundles: list[str] = []
         #: bundles that were sent to this host
         self._sent: set[str] = set()
         self._host: Lease | None = None
-        self._sending: asyncio.Task[None] | None = None
 
     def put(self, bundles: Mapping[str, bytes]) -> None:
         """Store callables at least until the next `trim`."""
@@ -417,32 +378,26 @@ class CallablesDelivery:
             self._bundles.put(name, body)
 
     def trim(self) -> None:
-        """Drop the callables that no order needs."""
         self._bundles.trim()
 
-    def knows(self, callables: TaskCallables | None) -> bool:
+    def knows(self, callables: wire.TaskCallables | None) -> bool:
         return callables is None or all(name in self._bundles for name in callables.bundles)
 
-    def send(self, orders: Iterable[tuple[WireOrder, TaskCallables]]) -> None:
-        """Send the callables of these orders to the host. Never waits."""
+    def send(self, orders: Iterable[tuple[wire.WireOrder, wire.TaskCallables]]) -> None:
         for order, callables in orders:
             self._tasks[order.key] = callables
             for name in callables.bundles:
                 self._bundles.use(name)
-            self._waiting.append(order)
-        if self._sending is None and self._waiting:
-            self._sending = asyncio.get_running_loop().create_task(self._send())
+            self._sender.add(order)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._sender.waiting)
 
-    def withdraw(self, instance: str) -> WireOrder | None:
-        """Remove and return an order that still waits, or return None."""
-        for position, order in enumerate(self._waiting):
-            if order.instance == instance:
-                return self._waiting.pop(position)
-        return None
+    def withdraw(self, instance: str) -> wire.WireOrder | None:
+        waiting = self._sender.waiting
+        position = next((n for n, order in enumerate(waiting) if order.instance == instance), None)
+        return None if position is None else waiting.pop(position)
 
     def release(self, key: str) -> None:
         callables = self._tasks.pop(key, None)
@@ -451,7 +406,7 @@ class CallablesDelivery:
             for name in callables.bundles:
                 self._bundles.release(name)
 
-    def whole(self) -> CallablesUpdate:
+    def whole(self) -> wire.CallablesUpdate:
         """Return the data that a new host needs."""
         tasks = self._tasks
         return replace(
@@ -468,26 +423,18 @@ class CallablesDelivery:
             self._sent.discard(name)
             self._done_bundles.append(name)
 
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                orders, self._waiting = self._waiting, []
-                await self._deliver(orders)
-        finally:
-            self._sending = None
-
-    async def _deliver(self, orders: Sequence[WireOrder]) -> None:
+    async def _deliver(self, orders: Sequence[wire.WireOrder]) -> None:
         try:
             await ask_host(
                 self._groups,
-                lambda host: host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders))),
+                lambda host: host.handle.hold.remote(pack((self._run_id, self._update(host, orders)))),
             )
         except ray.exceptions.RayError as error:
             self._lost(orders, error)
         else:
             self._ready(orders)
 
-    def _update(self, host: Lease, orders: Sequence[WireOrder]) -> CallablesUpdate:
+    def _update(self, host: Lease, orders: Sequence[wire.WireOrder]) -> wire.CallablesUpdate:
         if host is not self._host:
             self._host = host
             self._done_tasks.clear()
@@ -499,26 +446,19 @@ class CallablesDelivery:
         self._sent |= names
         done_tasks, self._done_tasks = self._done_tasks, []
         done_bundles, self._done_bundles = self._done_bundles, []
-        return CallablesUpdate(
+        return wire.CallablesUpdate(
             bundles=self._load_bundles(names), tasks=tasks, done_tasks=done_tasks, done_bundles=done_bundles
         )
 
 
-def _bundles_of(tasks: Mapping[str, TaskCallables]) -> set[str]:
+def _bundles_of(tasks: Mapping[str, wire.TaskCallables]) -> set[str]:
     return {name for callables in tasks.values() for name in callables.bundles}
 
 
 async def ask_host(
     groups: ProcessGroups, ask: Callable[[Lease], Awaitable[Answer]], *, most_lost: int | None = None
 ) -> Answer:
-    """Call the process of the run's callables. A process that dies is replaced and called again.
-
-    Args:
-        most_lost: How many processes may die during this question; None: as many as are replaced.
-
-    Raises:
-        RayError: the last one died, too.
-    """
+    """Call the process of the run's callables. A process that dies is replaced and called again."""
     for lost in itertools.count(1):
         host = groups.host_callables()
         try:

@@ -1,8 +1,8 @@
-"""Stores the submissions of active runs, so that a restarted scheduler can resume them (S-DUR-32).
+"""Stores the submissions of active runs in the cluster's key-value store, so that a restarted scheduler can resume them
+(S-DUR-32).
 
-They are in the cluster's key-value store, which ends with the cluster; the record contains what must survive. A submission is a
-pickle and contains keys of models. So it is stored encrypted, never on disk, and loaded only if this user's scheduler encrypted
-it (S-SEC-36, S-SEC-37).
+A submission is a pickle and contains keys of models. So it is stored encrypted, never on disk, and loaded only if this
+user's scheduler encrypted it (S-SEC-36, S-SEC-37).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, cast
 from ray.experimental import internal_kv
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.packing import dump_submission, load_submission
+from ensemble_ray.actors.link.packing import pack, unpack
+from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.context import bounded_logger
@@ -25,9 +26,6 @@ from ensemble_ray.record.stores import resume_advice
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet
-
-    from ensemble_ray.actors.link.wire import Submission
-
 
 _log = bounded_logger(__name__)
 #: Name of the key's file in the directory of the records.
@@ -39,19 +37,18 @@ _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for n
 
 
 class SubmissionStore:
-    """The submissions of a cluster's runs. Each call takes some milliseconds, in a thread.
-
-    Args:
-        key_file: Key that encrypts the submissions; default: in the directory of this process's records.
-        scheduler: The scheduler that owns the runs; a cluster may have several, and none resumes another's runs.
-    """
+    """The submissions of a scheduler's runs. Each call takes some milliseconds, in a thread."""
 
     def __init__(self, key_file: Path | None = None, *, scheduler: str = "") -> None:
         self._prefix = _PREFIX if scheduler in {"", spawn.SCHEDULER} else f"{scheduler}:{_PREFIX}"
         self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
 
     async def keep(self, submission: Submission) -> None:
-        await threads.run(self._keep, submission)
+        def keep() -> None:
+            sealed = self._seal.seal(submission.run_id, pack(submission))
+            _put(f"{self._prefix}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
+
+        await threads.run(keep)
 
     async def drop(self, run_id: str) -> None:
         await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
@@ -62,10 +59,6 @@ class SubmissionStore:
         found = [await threads.run(self._open, name) for name in names]
         return [submission for submission in found if submission is not None]
 
-    def _keep(self, submission: Submission) -> None:
-        sealed = self._seal.seal(submission.run_id, dump_submission(submission))
-        _put(f"{self._prefix}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
-
     def _open(self, name: bytes) -> Submission | None:
         sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
         if sealed is None:
@@ -73,7 +66,7 @@ class SubmissionStore:
         run_id = name.decode(errors="replace").removeprefix(self._prefix)
         try:
             body = self._seal.open(run_id, sealed)
-            return load_submission(body)  # sealed by this user's scheduler, as just checked
+            return unpack(body, Submission)  # sealed by this user's scheduler, as just checked
         except Exception as error:  # noqa: BLE001  one such run must not stop the others
             _log.error(
                 "Run %s cannot resume by itself: its package in the cluster's store is refused: %s. Its record is kept: %s",
@@ -92,12 +85,7 @@ class Seal:
         self._key_file = key_file
 
     def seal(self, run_id: str, body: bytes) -> bytes:
-        """Return the body, encrypted and authenticated for this run. Create the key if there is none.
-
-        Raises:
-            EnsembleError: the key cannot be protected from others, or is damaged.
-            OSError: it cannot be read or written.
-        """
+        """Return the body, encrypted and authenticated for this run. Create the key if there is none."""
         # Imported here because drivers and agents do not need it, and it takes 10 ms.
         from cryptography.fernet import Fernet
 
@@ -106,12 +94,7 @@ class Seal:
         return self._cipher().encrypt(_digest(run_id) + body)
 
     def open(self, run_id: str, sealed: bytes) -> bytes:
-        """Return the body that was sealed for this run.
-
-        Raises:
-            EnsembleError: it was not sealed with this key and for this run, or the key is lost or damaged.
-            OSError: the key cannot be read.
-        """
+        """Return the body that was sealed for this run."""
         from cryptography.fernet import InvalidToken
 
         try:

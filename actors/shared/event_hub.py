@@ -1,7 +1,7 @@
 """EventHub: the events of each run in order, and the requests to its driver. A cluster has one.
 
-Events stay bytes, which are never loaded here. The newest are in memory and older ones in an anonymous temporary file, so that a late
-reader receives all of them.
+Events stay bytes; the newest are in memory and older ones in a temporary file, so that a late reader receives all of
+them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ _LOOK_S = 5.0
 
 
 class EventHub:
-    """Stores the events of runs, and passes requests to their drivers."""
-
     def __init__(self) -> None:
         self._runs: OrderedDict[str, _HubRun] = OrderedDict()
         self._numbers = itertools.count(1)
         self._life = new_object_id()
 
     async def begin(self, run_id: str) -> None:
-        """Start a run. Events and state of an earlier run with the same id are dropped."""
         left = self._runs.pop(run_id, None)
         if left is not None:
             left.log.close()
@@ -48,7 +45,6 @@ class EventHub:
             _mark_driver_gone(left, run_id)  # requests of the earlier run must not reach the new one
 
     async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
-        """Append events of one producer in order. Returning is the acknowledgement."""
         run = self._run(run_id)
         run.log.extend(events)
         run.changed.set()
@@ -56,11 +52,9 @@ class EventHub:
     async def poll(
         self, run_id: str, cursor: int, wait_s: float, *, is_driver: bool = False, limit: int = 512
     ) -> EventPage:
-        """Return the events after the first `cursor` ones. Wait up to `wait_s` if there are none.
+        """Return the events after the first `cursor` ones, and the open requests to the driver.
 
-        Args:
-            wait_s: Longest wait.
-            is_driver: Whether the reader is the driver, which also receives the open requests.
+        Wait up to `wait_s` if there are none.
         """
         run = self._run(run_id)
         if is_driver:
@@ -78,11 +72,7 @@ class EventHub:
         return EventPage(events, cursor + len(events), requests, self._life)
 
     async def ask(self, run_id: str, name: str, payload: Mapping[str, object]) -> bytes:
-        """Send a request to the driver of a run and return its pickled answer.
-
-        Raises:
-            IllegalStateError: the driver is gone.
-        """
+        """Send a request to the driver of a run and return its pickled answer."""
         run = self._run(run_id)
         if run.is_driver_gone:
             raise IllegalStateError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
@@ -101,13 +91,11 @@ class EventHub:
             run.waiting.pop(number, None)
 
     async def notify(self, run_id: str, requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-        """Send requests without an answer to the driver of a run."""
         run = self._run(run_id)
         run.requests.extend(DriverRequest(name, payload, None) for name, payload in requests)
         run.changed.set()
 
     async def answer(self, run_id: str, answers: Mapping[int, bytes]) -> None:
-        """Accept the driver's answers by request number."""
         run = self._run(run_id)
         for number, body in answers.items():
             waiting = run.waiting.get(number)
@@ -118,7 +106,6 @@ class EventHub:
         _mark_driver_gone(self._run(run_id), run_id)
 
     async def describe(self) -> bytes:
-        """Describe this process and its number of events, packed by `dump_actor`."""
         events = sum(run.log.length for run in self._runs.values())
         requests = sum(len(run.waiting) for run in self._runs.values())
         note = f"runs: {len(self._runs)}, events kept: {events}, requests that wait for drivers: {requests}"
@@ -163,8 +150,6 @@ class EventPage:
 
 
 class HubEventLog:
-    """A run's events in order. Limited in memory, complete with its file."""
-
     def __init__(self, kept_in_memory: int = KEPT_IN_MEMORY) -> None:
         self._kept = kept_in_memory
         self._spilled: IO[bytes] | None = None
@@ -176,7 +161,6 @@ class HubEventLog:
         return len(self._offsets) + len(self._recent)
 
     def extend(self, events: Sequence[bytes]) -> None:
-        """Append events; the oldest are moved to the file if there are too many."""
         self._recent.extend(events)
         excess = len(self._recent) - self._kept
         if excess > 0:
@@ -195,7 +179,6 @@ class HubEventLog:
         return found
 
     def close(self) -> None:
-        """Close the temporary file, which deletes it."""
         if self._spilled is not None:
             self._spilled.close()
 
@@ -220,7 +203,6 @@ class _HubRun:
 
 
 def _mark_driver_gone(run: _HubRun, run_id: str) -> None:
-    """Fail all requests that wait for the run's driver."""
     run.is_driver_gone = True
     gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
     for waiting in run.waiting.values():

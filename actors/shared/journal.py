@@ -51,12 +51,10 @@ class JournalActor:
             await (await opening).close()
 
     async def detach(self, writer: str) -> None:
-        """Close the journals of a dead writer."""
         for run_id, _ in [key for key in self._journals if key[1] == writer]:
             await self.close(run_id, writer)
 
     async def describe(self) -> bytes:
-        """Describe this process and its number of writers, packed by `dump_actor`."""
         runs, writers = (len({key[part] for key in self._journals}) for part in (0, 1))
         note = f"runs: {runs}, processes of other nodes that write here: {writers}"
         return dump_actor(ActorDescription(process=describe_this_process("journal", "journal", note=note)))
@@ -81,13 +79,11 @@ class RateLimiter:
         self._accounts = BudgetService()
 
     async def receive(self, message: Message) -> Reply:
-        """Handle a message of a process; see `LimiterService`."""
         if isinstance(message, HolderGone):
             self._accounts.detach(message.holder)
         return await self._permits.receive(message)
 
     async def account(self, message: BudgetMessage) -> BudgetReply:
-        """Handle a message about a run's budget; see `BudgetService`."""
         return await self._accounts.receive(message)
 
     async def describe(self) -> bytes:
@@ -98,7 +94,6 @@ class RateLimiter:
 
 
 def describe_this_process(kind: ActorKind, name: str, **more: Any) -> ProcessDescription:
-    """Describe this process."""
     context = ray.get_runtime_context()
     return ProcessDescription(
         name=name,

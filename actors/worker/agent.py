@@ -1,62 +1,66 @@
-"""AgentActor: a disposable process for agents, with its own tools and model clients. It runs many tasks concurrently.
+"""AgentActor: a disposable process for agents, with its own tools and model clients.
 
-It is bound to agents of runs, and can be bound again. A process with an abandoned thread reports that when it is released, and
-is replaced.
+It runs many tasks concurrently, and can be bound to agents of several runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+from ray.util import metrics
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.journal import open_journal
-from ensemble_ray.actors.link.limiter import (
-    EndpointUpdateSender,
-    RemoteLimiter,
-    RemoteRunMemory,
-    RemoteRunReflections,
-    shared_spending,
-)
-from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_binding, unpack_dispatch
+from ensemble_ray.actors.link.limiter import RemoteLimiter, remote_memory, remote_reflections, shared_spending
+from ensemble_ray.actors.link.packing import pack, unpack
 from ensemble_ray.actors.link.reach import freeze_modules, refuse
-from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import Binding, Dispatch, RecordLocation, WireOrder, WireResult
 from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
 from ensemble_ray.actors.worker.peers import RemotePeers
-from ensemble_ray.actors.worker.services import MeasuredLimiter, RayCpuPool
 from ensemble_ray.actors.worker.task_host import (
     RemoteCallables,
     RemoteDriverServices,
     ReportedToolMetrics,
-    ReportSender,
     TaskHost,
+    send_reports,
 )
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Durability
-from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.errors import ToolExecutionError, ValidationError, message_of
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.scope import Callables
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
 from ensemble_ray.llm.limits.limiter import LeasingLimiter
-from ensemble_ray.ports import Services
+from ensemble_ray.ports import Limiter, Services
 from ensemble_ray.process.forks import threads
+from ensemble_ray.tools import cpu
 from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
+from ensemble_ray.values.value import RateLimit
 
 
 class AgentActor:
-    """Hosts agents."""
-
     def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
         freeze_modules()
         self._name = name
         self._scheduler = spawn.existing(scheduler)
-        self._host = TaskHost(ReportSender(self._scheduler, name))
-        process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
+        self._host = TaskHost(partial(send_reports, self._scheduler, name))
+
+        def share(update: EndpointUpdate) -> None:
+            self._scheduler.update_endpoint.remote(name, update)
+
+        process_endpoints().share = share
         self._forwarder = LineForwarder(self._scheduler)
         self._remote_limiter = RemoteLimiter()
         self._limiter = MeasuredLimiter(LeasingLimiter(self._remote_limiter, holder=name))
@@ -66,17 +70,9 @@ class AgentActor:
         self._remote_callables: dict[str, RemoteCallables] = {}
 
     async def bind(self, body: bytes, *, hub: Any = None, callables: Any = None) -> None:
-        """Prepare for tasks of a run.
-
-        Args:
-            body: Output of `pack_binding`.
-            hub: Has its events; None: no listener.
-            callables: The process of its callables; None: it is started when a task needs it.
-
-        Raises:
-            ValidationError: an agent cannot be loaded in this process.
-        """
-        context, templates, location = unpack_binding(body)
+        """Prepare for tasks of a run. `hub` has its events, and `callables` is the process of its callables, if they
+        exist."""
+        context, templates, location = unpack(body, Binding)
         bound = self._binding(context.run_id)
         try:
             await self._bind(context, templates, location=location, hub=hub, callables=callables)
@@ -124,8 +120,8 @@ class AgentActor:
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=driver),
             tool_metrics=ReportedToolMetrics(driver) if driver and context.has_tool_metrics else NoOpToolMetrics(),
             spending=shared_spending(context, self._remote_limiter, self._name),
-            memory=RemoteRunMemory(driver) if driver and context.memory else None,
-            reflections=RemoteRunReflections(driver) if driver and context.has_reflections else None,
+            memory=remote_memory(driver) if driver and context.memory else None,
+            reflections=remote_reflections(driver) if driver and context.has_reflections else None,
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:
@@ -135,27 +131,15 @@ class AgentActor:
         return self._bound[run_id]
 
     async def accept(self, body: bytes) -> None:
-        """Start tasks and return.
-
-        Args:
-            body: Output of `pack_dispatch`.
-
-        Raises:
-            ValidationError: an agent cannot be loaded in this process.
-        """
-        run_id, orders, templates = unpack_dispatch(body)
+        run_id, orders, templates = unpack(body, Dispatch)
         await asyncio.shield(self._binding(run_id))
         self._host.accept(run_id, orders, templates)
 
     async def perform(self, body: bytes) -> bytes:
-        """Run one task and return its report, packed by `pack_report`.
-
-        Args:
-            body: Output of `pack_dispatch` with one order.
-        """
-        run_id, (order,), templates = unpack_dispatch(body)
+        """Run one task and return its report, packed by `pack`."""
+        run_id, (order,), templates = unpack(body, Dispatch)
         await asyncio.shield(self._binding(run_id))
-        return pack_report(await self._perform(run_id, order, templates))
+        return pack(await self._perform(run_id, order, templates))
 
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
         return await self._host.perform(run_id, order, templates)
@@ -185,7 +169,6 @@ class AgentActor:
         return remote
 
     async def move_callables(self, run_id: str, host: Any) -> None:
-        """Use another process for the run's callables from now on."""
         await asyncio.wait([self._binding(run_id)])
         remote = self._remote_callables.get(run_id)
         if remote is not None:
@@ -228,12 +211,68 @@ class SilentSink:
         return False
 
     def emit(self, event: object) -> None:
-        """Never called, since no listener wants an event."""
+        pass
+
+
+class RayCpuPool:
+    """Runs functions as Ray tasks with one CPU each. Implements `CpuPool`."""
+
+    def __init__(self, remote: Any) -> None:
+        self._remote = remote
+
+    async def run(
+        self,
+        function: bytes,
+        arguments: Mapping[str, object],
+        *,
+        timeout_s: float | None,
+        may_repeat: bool = True,  # noqa: ARG002  a lost worker's call is never repeated here
+    ) -> object:
+        """Call a packed function with keyword arguments somewhere in the cluster. Its exception is raised here."""
+        reference = self._remote.remote(function, cpu.pack(dict(arguments)))
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply: bytes = await reference
+        except ray.exceptions.WorkerCrashedError as error:
+            raise ToolExecutionError("the worker that ran it ended unexpectedly") from error
+        except (TimeoutError, asyncio.CancelledError):
+            ray.cancel(reference, force=True)
+            raise
+        return cpu.unpack_reply(reply)
+
+
+#: Upper bounds of the histogram's buckets, s.
+_BOUNDARIES_S = [0.001, 0.01, 0.1, 1.0, 10.0, 60.0]
+
+
+@functools.cache
+def _histogram() -> Any:
+    # No label: teams choose any number of names for their buckets.
+    return cast("Any", metrics).Histogram(
+        "ensemble_ray_limiter_wait_seconds",
+        description="How long model calls waited for a permit of the cluster's rate limiter",
+        boundaries=_BOUNDARIES_S,
+    )
+
+
+class MeasuredLimiter:
+    """A `Limiter` that reports waits, including waits that ended without a permit."""
+
+    def __init__(self, limiter: Limiter, report: Callable[[float], None] | None = None) -> None:
+        self._limiter = limiter
+        self._report = report
+
+    async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
+        began = time.monotonic()
+        try:
+            await self._limiter.acquire(bucket, limit, timeout_s=timeout_s)
+        finally:
+            (self._report or _histogram().observe)(time.monotonic() - began)
 
 
 def _load(key: str, body: bytes) -> Any:
     try:
-        return load_agent(body)
+        return unpack(body, Agent)
     except Exception as error:
         raise ValidationError(
             f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "

@@ -1,7 +1,6 @@
 """CallableHost: the process with the only copy of a run's handlers, guardrails, predicates and policies (S-SET-31).
 
-It also runs handler tasks, and agents whose tasks are followed by predicates (`plan.placement`). The scheduler runs no user
-code.
+It also runs agents whose tasks are followed by predicates (`plan.placement`).
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import asyncio
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question, unpack_update
+from ensemble_ray.actors.link.packing import PackedQuestion, packed_evaluation, unpack, unpack_output
 from ensemble_ray.actors.link.reach import refuse
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.worker.agent import AgentActor
@@ -25,10 +24,7 @@ from ensemble_ray.execute.scope import Callables
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.runs.unit_evaluations import LocalPredicates
-
-if TYPE_CHECKING:
-    from ensemble_ray.schedule.instructions import UnitQuestion
-
+from ensemble_ray.schedule.instructions import UnitQuestion
 
 #: How long the report of a task waits for verdicts, s. A round trip takes about 1 ms, which does not matter for a slower
 #: predicate, and a run that is cancelled meanwhile receives the task's report.
@@ -36,8 +32,6 @@ _WAIT_S = 0.01
 
 
 class CallableHost(AgentActor):
-    """Hosts the callables of runs."""
-
     def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
         super().__init__(name, scheduler)
         self._held: dict[str, HeldCallables] = {}
@@ -45,15 +39,8 @@ class CallableHost(AgentActor):
         self._predicates: dict[str, HeldPredicates] = {}
 
     async def hold(self, body: bytes) -> None:
-        """Store callables, and drop callables of finished tasks.
-
-        Args:
-            body: Output of `pack_update`.
-
-        Raises:
-            ValidationError: callables of the whole run cannot be loaded in this process.
-        """
-        run_id, update = unpack_update(body)
+        """Store callables, and drop callables of finished tasks."""
+        run_id, update = unpack(body, tuple[str, CallablesUpdate])
         held = self._held.setdefault(run_id, HeldCallables())
         held.update(update)
         callables = self._callables_in(run_id)
@@ -86,12 +73,12 @@ class CallableHost(AgentActor):
             return dumps((None, ErrorChain(error)))
 
     async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
-        """Evaluate a predicate or a condition. Return None if this process lacks the history that was sent before (S-LOOP-54).
+        """Evaluate a predicate or a condition.
 
-        Args:
-            body: Output of `pack_question`.
+        Return None if this process lacks the history that was sent before (S-LOOP-54).
         """
-        run_id, question, sent_count, new = unpack_question(body)
+        asked: PackedQuestion = unpack(body, tuple)
+        run_id, question, sent_count, new = asked
         try:
             await asyncio.shield(self._callables_in(run_id))
         except USER_ERRORS as error:  # the callables cannot be loaded here
@@ -121,7 +108,6 @@ class CallableHost(AgentActor):
         return is_idle and (predicates is None or not predicates.is_asking)
 
     def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
-        """Return a future of the run's callables."""
         if run_id not in self._callables:
             self._callables[run_id] = asyncio.get_running_loop().create_future()
         return self._callables[run_id]
@@ -131,8 +117,6 @@ class CallableHost(AgentActor):
 
 
 class HeldPredicates:
-    """The predicates of one run."""
-
     def __init__(self, predicates: LocalPredicates) -> None:
         self._predicates = predicates
         #: evaluations that were not ready when their task's report left
@@ -141,7 +125,6 @@ class HeldPredicates:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a predicate is still being evaluated."""
         return self._asking > 0
 
     async def holds(
@@ -176,7 +159,6 @@ class HeldPredicates:
         return tuple(verdicts)
 
     def drop(self, unit: str) -> None:
-        """Drop the history of an ended unit."""
         self._open = {question: asked for question, asked in self._open.items() if question.unit != unit}
         self._predicates.drop(unit)
 

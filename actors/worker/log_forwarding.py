@@ -1,7 +1,6 @@
-"""Forwards warnings and printed lines from an agent's process to its driver (S-SET-57).
+"""Forwards warnings and printed lines from an agent's process to its driver, which logs each line again (S-SET-57).
 
-It uses a handler of the root logger and wraps the standard streams; the driver logs each line again. The process's own log
-files stay complete. A run never fails because of a line.
+The process's own log files stay complete. A run never fails because of a line.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import ray.exceptions
 
+from ensemble_ray.actors.link.reach import BatchSender
 from ensemble_ray.actors.link.wire import LineBudget, LogLine
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.process.context import current_log_context
@@ -32,11 +32,7 @@ _LEFT_OUT_S = 1.0
 
 
 class LineForwarder:
-    """Sends the lines of this process to the drivers of its runs. It forwards no line before `open`.
-
-    Args:
-        clock: Returns the time, s.
-    """
+    """Sends the lines of this process to the drivers of its runs. It forwards no line before `open`."""
 
     def __init__(self, service: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
@@ -47,13 +43,11 @@ class LineForwarder:
         self._runs: dict[str, None] = {}
         self._budget = LineBudget()
         self._lock = threading.Lock()
-        self._waiting: list[tuple[str, LogLine]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._sender = BatchSender(self._send)
         self._is_installed = False
         self._counting = False
 
     def open(self, run_id: str) -> None:
-        """Forward the lines of a run. Call it on the process's loop."""
         self._loop = asyncio.get_running_loop()
         self._runs[run_id] = None
         if not self._is_installed:
@@ -67,20 +61,16 @@ class LineForwarder:
         self._runs.pop(run_id, None)
 
     async def flush(self) -> None:
-        """Return when the scheduler has all lines so far."""
         await asyncio.sleep(0)  # lines of other threads are added in the loop's next turn
         if self._counting:
             self._report_left_out()
-        if self._sending is not None:
-            await asyncio.wait([self._sending])
+        await self._sender.flush()
 
     def forward_text(self, text: str) -> None:
-        """Forward a printed line. Thread-safe."""
         if text.strip():
             self._forward(lambda role: LogLine(text=str(one_line(text)), agent_role=role))
 
     def forward_record(self, record: logging.LogRecord) -> None:
-        """Forward a log record. Thread-safe."""
         error = record.exc_info[1] if record.exc_info else None
         trace = "" if error is None else user_traceback(error)
         lines = [str(one_line(line, _TRACE_LINE)) for line in trace.splitlines()[:_TRACE_LINES]]
@@ -106,7 +96,7 @@ class LineForwarder:
             is_admitted = self._budget.admit(self._clock())
         if is_admitted:
             line = line_of(str(one_line(role, 100)))
-            self._loop.call_soon_threadsafe(self._add, run_id, line)
+            self._loop.call_soon_threadsafe(self._sender.add, (run_id, line))
         else:
             self._loop.call_soon_threadsafe(self._count)
 
@@ -123,23 +113,13 @@ class LineForwarder:
             return  # already reported
         text = f"{count} more lines were left out; the logs of Ray have all"
         for run_id in list(self._runs)[:1]:
-            self._add(run_id, LogLine(text=text, agent_role=""))
+            self._sender.add((run_id, LogLine(text=text, agent_role="")))
 
-    def _add(self, run_id: str, line: LogLine) -> None:
-        self._waiting.append((run_id, line))
-        if self._sending is None:
-            self._sending = self._loop.create_task(self._send())
-
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
-                for run_id in dict.fromkeys(run for run, _ in waiting):
-                    # A restarting scheduler loses lines, which does not affect the run.
-                    with contextlib.suppress(ray.exceptions.RayError):
-                        await self._service.put_lines.remote(run_id, [line for run, line in waiting if run == run_id])
-        finally:
-            self._sending = None
+    async def _send(self, batch: Sequence[tuple[str, LogLine]]) -> None:
+        for run_id in dict.fromkeys(run for run, _ in batch):
+            # A restarting scheduler loses lines, which does not affect the run.
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self._service.put_lines.remote(run_id, [line for run, line in batch if run == run_id])
 
 
 class _ForwardingHandler(logging.Handler):

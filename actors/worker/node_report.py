@@ -1,7 +1,7 @@
-"""Describes a node from a process on that node. This module is sent by value.
+"""Describes a node from a process on that node.
 
-It uses only Python's standard library, since a node may have another version of this package, or none. It calls no model and
-sends no key.
+This module is sent by value and imports only Python's standard library, since a node may have another version of this
+package, or none. It calls no model and sends no key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ _OPENAI = "https://api.openai.com/v1"
 def describe_node(
     packages: Sequence[str], payloads: Mapping[str, bytes], endpoints: Sequence[tuple[str, bool]], timeout_s: float
 ) -> dict[str, object]:
-    """Return the versions of packages, the payloads that do not load and the endpoints that cannot be used on this node.
-
-    Args:
-        endpoints: Base URLs, and whether the model has its own key; an empty URL: as in this environment.
-        timeout_s: How long an endpoint may take to answer.
-    """
+    """Return this node's versions of packages, and the payloads and endpoints that cannot be used here."""
     began = time.monotonic()
     return {
         "python": platform.python_version(),
@@ -47,7 +42,7 @@ def _version_of(name: str) -> str:
 
 
 def _load(body: bytes) -> str:
-    """Load a pickle. Return why it failed, or an empty string."""
+    """Return why a pickle cannot be loaded, or an empty string."""
     try:
         pickle.loads(body)  # noqa: S301  bytes of our own driver
     except Exception as error:  # noqa: BLE001  the answer is whatever a user's module raises

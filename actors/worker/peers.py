@@ -1,8 +1,7 @@
 """RemotePeers: runs delegated work in the processes of a run's agents.
 
-The delegating process owns the delegation. It asks the scheduler once where an agent's processes are, calls one directly, and stops
-the work when it is stopped itself. If the worker's process dies, it sends the work again under a higher epoch, and work that the
-worker recorded is not repeated. A result contains no class of Ray.
+The delegating process asks the scheduler once where an agent's processes are, and calls one directly. If the worker's
+process dies, it sends the work again under a higher epoch, and work that the worker recorded is not repeated.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.packing import make_undone_result, pack_dispatch, pack_order, unpack_report, unpack_result
+from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_order, unpack, unpack_result
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, patiently, reach
+from ensemble_ray.actors.link.wire import Dispatch, WireResult
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.ids import resend_step
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunContext, TaskOrder
 
 _log = bounded_logger(__name__)
 #: A process of an agent: its name at the scheduler, and its handle.
@@ -84,7 +81,7 @@ class RemotePeers:
         name, handle = location
         self._working[order.instance] = handle
         try:
-            report: bytes = await handle.perform.remote(pack_dispatch(self._run_id, (pack_order(order),)))
+            report: bytes = await handle.perform.remote(pack(Dispatch(self._run_id, (pack_order(order),), {})))
         except asyncio.CancelledError:
             self.stop((order.instance,))
             raise
@@ -94,7 +91,7 @@ class RemotePeers:
         finally:
             self._working.pop(order.instance, None)
         try:
-            return unpack_result(unpack_report(report))
+            return unpack_result(unpack(report, WireResult))
         except Exception as error:  # noqa: BLE001  the delegating model must be told, whatever loading raised
             text = f"The result of agent '{order.agent_role}' cannot be loaded by the delegating process: {message_of(error)}"
             return _make_failure(order, text)
@@ -131,7 +128,6 @@ class RemotePeers:
             return False  # it is gone
 
     async def _locate(self, key: str) -> Sequence[_Location]:
-        """Return all processes of an agent; empty if its run has ended."""
         locating = self._locations.get(key)
         if locating is None:
             locate, lost = self._scheduler.locate.remote, self._lost.pop(key, None)
@@ -155,7 +151,7 @@ class RemotePeers:
 
 
 def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
-    """Whether the result only says that an earlier dispatch of this work, still running there, has now ended."""
+    """Whether the result only reports that an earlier dispatch of this work, still running there, has ended."""
     if result.epoch >= order.epoch:
         return False
     error = result.error

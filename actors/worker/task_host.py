@@ -1,7 +1,6 @@
 """TaskHost: runs the tasks of an actor, and the ports through which they reach the scheduler and the driver.
 
-`accept` receives orders; results leave in batches through `ReportTarget`. Results that finish while a report is in flight share
-the next one. So no result waits for a slow task, and many short tasks share a message.
+Results leave in batches, so that none waits for a slow task and many short tasks share a message.
 """
 
 from __future__ import annotations
@@ -11,30 +10,25 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, cast
 
 import ray.exceptions
 
 from ensemble_ray.actors.link.events import note_lost_events
-from ensemble_ray.actors.link.packing import load_agent, make_undone_result, pack_result, unpack_order
-from ensemble_ray.actors.link.reach import last_line, patiently, reach
+from ensemble_ray.actors.link.packing import make_undone_result, pack_result, unpack, unpack_order
+from ensemble_ray.actors.link.reach import BatchSender, last_line, patiently, reach
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
 from ensemble_ray.execute.local_executor import LocalExecutor, RefCountedCache, apply_overrides
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
-from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.scope import Callables, RunnerPorts, RunReflections, Spending
+from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.runs.ownership import GRACE_S
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.orders import Peers, RunContext
-    from ensemble_ray.execute.scope import Callables, RunReflections, Spending
-    from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
-
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
@@ -48,19 +42,15 @@ class TemplateUnknownError(Exception):
     """The template of a task's agent is not stored here."""
 
 
-class ReportTarget(Protocol):
-    """Receives reports."""
-
-    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
-        """Return when the reports have arrived."""
-        ...
-
-
 class TaskHost:
-    """Runs tasks of any number of runs in this process."""
+    """Runs tasks of any number of runs in this process.
 
-    def __init__(self, target: ReportTarget) -> None:
-        self._target = target
+    Args:
+        report: Sends reports of a run, and returns when they have arrived.
+    """
+
+    def __init__(self, report: Callable[[str, Sequence[WireResult]], Awaitable[None]]) -> None:
+        self._report = report
         self._runs: dict[str, _HostedRun] = {}
 
     def host(
@@ -79,15 +69,6 @@ class TaskHost:
         peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
-        """Prepare for tasks of a run.
-
-        Args:
-            agents: Agents that stay as long as the run; others arrive with their orders.
-            spending: Budget of model calls in this process; None: no limit.
-            memory: The run's memory; None: it has none.
-            reflections: Stores reflections on tasks; None: the run has none.
-            peers: Perform work that tasks delegate; None: the agents in this process.
-        """
         ports = RunnerPorts(
             clock=SystemClock(),
             journal=journal,
@@ -105,22 +86,25 @@ class TaskHost:
         for key, agent in agents.items():
             templates.put(key, agent)
             templates.use(key)
-        self._runs[run_id] = _HostedRun(executor=executor, journal=journal, flush=flush, templates=templates)
+
+        async def send(reports: Sequence[WireResult]) -> None:
+            # Events arrive before the reports that they belong to, so that the start of a dependent task cannot overtake them
+            # (S-PAR-41).
+            await flush()
+            await self._report(run_id, reports)
+
+        self._runs[run_id] = _HostedRun(
+            executor=executor, journal=journal, flush=flush, templates=templates, outbox=BatchSender(send)
+        )
 
     def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
-        """Start these tasks. Never waits. A task that cannot be loaded here is reported as failed.
-
-        Args:
-            run_id: The run.
-            orders: The tasks.
-            templates: Agents of these orders that were not sent before.
-        """
+        """Start these tasks. A task that cannot be loaded here is reported as failed."""
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
             try:
                 loaded.append(hosted.load(order, templates))
             except TemplateUnknownError:
-                self._post(run_id, hosted, [_unknown_template(order)])
+                hosted.outbox.add(_unknown_template(order))
             except Exception as error:  # noqa: BLE001  the task must be reported, whatever loading raised
                 self._deliver(run_id, [_loading_failure(order, error)])
         hosted.templates.trim()
@@ -149,7 +133,6 @@ class TaskHost:
         return pack_result(result)
 
     def holds(self, run_id: str, instance: str) -> bool:
-        """Whether a task is running here."""
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
@@ -180,22 +163,7 @@ class TaskHost:
             return
         for result in results:
             hosted.release(result.instance)
-        self._post(run_id, hosted, [pack_result(result) for result in results])
-
-    def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireResult]) -> None:
-        hosted.outbox.extend(reports)
-        if hosted.sender is None:
-            hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
-
-    async def _send(self, run_id: str, hosted: _HostedRun) -> None:
-        """Flush events before the reports that they belong to, so that the start of a dependent task cannot overtake them (S-PAR-41)."""
-        try:
-            while hosted.outbox:
-                batch, hosted.outbox = hosted.outbox, []
-                await hosted.flush()
-                await self._target.report(run_id, batch)
-        finally:
-            hosted.sender = None
+        hosted.outbox.add(*map(pack_result, results))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,22 +173,17 @@ class _HostedRun:
     flush: Callable[[], Awaitable[None]]
     #: agents by the key in an order
     templates: RefCountedCache[Agent]
+    outbox: BatchSender[WireResult]
     #: instance -> key of its agent's template
     template_of: dict[str, str] = field(default_factory=dict[str, str])
-    outbox: list[WireResult] = field(default_factory=list["WireResult"])
-    sender: asyncio.Task[None] | None = None
 
     def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
-        """Return an order with its user objects.
-
-        Raises:
-            TemplateUnknownError: its agent's template was not sent, or was evicted.
-        """
+        """Return an order with its user objects. Raise `TemplateUnknownError` without its agent's template."""
         key = order.agent_key
         if key is None:
             return unpack_order(order)
         if key in templates and key not in self.templates:
-            self.templates.put(key, load_agent(templates[key]))
+            self.templates.put(key, unpack(templates[key], Agent))
         agent = self.templates.get(key)
         if agent is None:
             raise TemplateUnknownError(key)
@@ -253,38 +216,27 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
     return make_undone_result(order, refusal)
 
 
-class ReportSender:
-    def __init__(self, scheduler: Any, source: str) -> None:
-        self._scheduler = scheduler
-        self._source = source
+async def send_reports(scheduler: Any, source: str, run_id: str, reports: Sequence[WireResult]) -> None:
+    """Return when the scheduler has the reports. It ignores duplicates, so they may be sent again.
 
-    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
-        """Return when the scheduler has the reports. It ignores duplicates, so they may be sent again.
-
-        It never gives up: a run whose report is lost never ends, and this process ends together with its scheduler.
-        """
-        await reach(lambda: self._scheduler.report.remote(run_id, self._source, list(reports)), patiently())
+    It never gives up: a run whose report is lost never ends, and this process ends together with its scheduler.
+    """
+    await reach(lambda: scheduler.report.remote(run_id, source, list(reports)), patiently())
 
 
 class RemoteDriverServices:
     """The driver's services in other processes. Implements `DriverServices`.
 
-    Only one batch of notifications is in flight: Ray may start calls of an asynchronous actor out of order (S-MET-35).
+    Notifications arrive in order (S-MET-35).
     """
 
     def __init__(self, hub: Any, run_id: str) -> None:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[str, Mapping[str, object]]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._sender = BatchSender(self._send)
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
-        """Call a service and wait for its answer.
-
-        Raises:
-            IllegalStateError: the driver is gone, or has no such service.
-        """
         try:
             body = await self._hub.ask.remote(self._run_id, name, dict(payload))
         except ray.exceptions.RayError as error:
@@ -300,26 +252,14 @@ class RemoteDriverServices:
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
         """Call a service without an answer, in the order of the calls. Thread-safe."""
-        self._loop.call_soon_threadsafe(self._add, name, dict(payload))
+        self._loop.call_soon_threadsafe(self._sender.add, (name, dict(payload)))
 
     async def flush(self) -> None:
-        """Return when the hub has all requests so far."""
         await asyncio.sleep(0)  # notifications of other threads are added in the loop's next turn
-        if self._sending is not None:
-            await asyncio.wait([self._sending])
+        await self._sender.flush()
 
-    def _add(self, name: str, payload: Mapping[str, object]) -> None:
-        self._waiting.append((name, payload))
-        if self._sending is None:
-            self._sending = self._loop.create_task(self._send())
-
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await note_lost_events(self._hub.notify.remote(self._run_id, batch), self._run_id)
-        finally:
-            self._sending = None
+    async def _send(self, batch: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        await note_lost_events(self._hub.notify.remote(self._run_id, batch), self._run_id)
 
 
 class ReportedToolMetrics:

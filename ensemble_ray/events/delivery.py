@@ -11,12 +11,13 @@ import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 from ensemble_ray.events import (
     EVENT_TYPES,
+    TRACED_EVENTS,
     DelegationCompletedEvent,
     DelegationFailedEvent,
     DelegationStartedEvent,
@@ -36,7 +37,6 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
-from ensemble_ray.events.tracing import TRACED_EVENTS
 from ensemble_ray.process.context import bounded_logger, log_context
 from ensemble_ray.process.forks import library_loop, submit
 from ensemble_ray.values.outputs import ExitReason
@@ -135,8 +135,6 @@ _log = bounded_logger(__name__)
 
 
 class _Recipient:
-    """One listener with its queue and thread."""
-
     def __init__(self, listener: object, fields: dict[str, str], on_interrupt: Callable[[BaseException], None]) -> None:
         self.wanted = wanted_by(listener)
         self._listener = listener
@@ -152,7 +150,6 @@ class _Recipient:
         self._queue.put(entry)
 
     def put_end(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Queue the end of the run if the listener is a `RunEndListener` (S-EVT-23)."""
         if isinstance(self._listener, RunEndListener):
             self.put(partial(self._call_guarded, "on_run_ended", self._listener.on_run_ended, run_id, exit_reason))
 
@@ -160,40 +157,31 @@ class _Recipient:
         with log_context(self._fields):
             while (entry := self._queue.get()) is not None:
                 if isinstance(entry, Event):
-                    self._call(entry)
+                    self._call_guarded(entry.method, call_listener, self._listener, entry)
                 else:
                     entry()
         if self._loop is not None:
             self._loop.close()
         self.done.set()
 
-    def _call(self, event: Event) -> None:
-        self._call_guarded(event.method, call_listener, self._listener, event)
-
     def _call_guarded(self, name: str, function: Callable[..., object], *arguments: object) -> None:
         try:
             outcome = function(*arguments)
-            if inspect.isawaitable(outcome):
-                self._await(outcome)
+            if inspect.isawaitable(outcome):  # it runs on this thread's loop (S-SET-33)
+                self._loop = self._loop or asyncio.new_event_loop()
+                self._loop.run_until_complete(_finish(outcome))
         except Exception:  # noqa: BLE001  S-EVT-3: errors of a listener do not spread
             _log.warning("Listener %s.%s raised", type(self._listener).__name__, name, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
             self._on_interrupt(stop)
 
-    def _await(self, outcome: object) -> None:
-        """Run an async callback on this thread's loop (S-SET-33)."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
 
-        async def wait() -> None:
-            if inspect.isawaitable(outcome):
-                await outcome
-
-        self._loop.run_until_complete(wait())
+async def _finish(outcome: Awaitable[object]) -> None:
+    await outcome
 
 
 def _ignore(_stop: BaseException) -> None:
-    """Ignore an interrupt that has no receiver."""
+    pass
 
 
 class Delivery:
@@ -236,16 +224,16 @@ class Delivery:
 
     async def close(self) -> None:
         """Return when all queued events are delivered (S-EVT-6)."""
-        loop = asyncio.get_running_loop()
         for recipient in self._recipients:
             recipient.put(None)
         for recipient in self._recipients:
             if not recipient.done.is_set():
-                await _wait(loop, recipient.done)
+                await _wait(recipient.done)
 
 
-async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
+async def _wait(done: threading.Event) -> None:
     """Wait for a thread's event without blocking the loop."""
+    loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
     def watch() -> None:
@@ -379,12 +367,12 @@ class EventLog:
         self._changed.notify_all()
         if self._waiters:
             waiters = tuple(self._waiters)
-            library_loop().call_soon_threadsafe(_set_all, waiters)
 
+            def wake() -> None:
+                for waiter in waiters:
+                    waiter.set()
 
-def _set_all(waiters: Iterable[asyncio.Event]) -> None:
-    for waiter in waiters:
-        waiter.set()
+            library_loop().call_soon_threadsafe(wake)
 
 
 class EventStream:

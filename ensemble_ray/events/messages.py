@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import (
@@ -16,6 +16,7 @@ from ensemble_ray.events import (
     DelegationStartedEvent,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
+    Event,
     GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
@@ -31,11 +32,6 @@ from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.trace import jsonable
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.events import Event
-    from ensemble_ray.values.messages import ChatMessage
-
 
 _UNKNOWN = "unknown error"
 
@@ -263,11 +259,8 @@ def review_requested(
     required_role: str | None,
 ) -> Message:
     """Return the message that a review was requested; fields that are None are omitted."""
-    optional = {
-        "prompt": prompt,
-        "timeout_ms": None if timeout_s is None else milliseconds(timeout_s),
-        "required_role": required_role,
-    }
+    timeout_ms = None if timeout_s is None else milliseconds(timeout_s)
+    optional = {"prompt": prompt, "timeout_ms": timeout_ms, "required_role": required_role}
     data: dict[str, object] = {
         "review_id": review_id,
         "task_description": task_description,
@@ -513,23 +506,18 @@ def _of_round(event: LoopIterationCompletedEvent | GraphStateCompletedEvent) -> 
             )
 
 
-def _message_data(message: ChatMessage) -> object:
-    """Return a message for pages, without its provider's own fields."""
-    data = jsonable(message)
-    if isinstance(data, dict):
-        cast("dict[str, object]", data).pop("provider_fields", None)
-    return data
-
-
 def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | TokenEvent, at: float) -> Message:
     match event:
         case LlmIterationStartedEvent():
+            shown = [cast("dict[str, object]", jsonable(each)) for each in event.messages]
+            for each in shown:
+                each.pop("provider_fields", None)
             data: dict[str, object] = {
                 "agent_role": event.agent_role,
                 "task_description": event.task_description,
                 "iteration_index": event.iteration_index,
-                "messages": [_message_data(each) for each in event.messages],
-                "total_message_count": len(event.messages),
+                "messages": shown,
+                "total_message_count": len(shown),
                 "instance": event.instance,
             }
             return Message("llm_iteration_started", data)
@@ -547,5 +535,5 @@ def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | Tok
                 reasoning=event.reasoning,
             )
         case TokenEvent():
-            shown = render_token(event, at)
-            return Message(shown.type, dict(shown.data))
+            token = render_token(event, at)
+            return Message(token.type, dict(token.data))

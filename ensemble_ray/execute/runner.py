@@ -21,9 +21,8 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.errors.travel import is_out_of_credit
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry.active import execution_span
-from ensemble_ray.events.tracing import TaskTracedEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.callables import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects, is_work, recorded_output, recorded_workers

@@ -61,7 +61,6 @@ class LogContextFilter(logging.Filter):
     """Adds the log context to records: as attributes with underscores for dots, and as `ensemble_context`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields; every record passes."""
         fields = current_log_context()
         record.ensemble_context = dict(fields)
         for name, value in fields.items():
@@ -78,7 +77,6 @@ def current_effect_key() -> str:
 
 
 def use_effect_key(key: str) -> AbstractContextManager[None]:
-    """Perform an effect with that id in the block."""
     return ScopedVariable(_effect_key, key)
 
 
@@ -91,7 +89,6 @@ def current_traceparent() -> str:
 
 
 def use_traceparent(traceparent: str) -> AbstractContextManager[None]:
-    """Make the block a part of that span."""
     return ScopedVariable(_traceparent, traceparent)
 
 
@@ -122,7 +119,6 @@ _permit_wait: ContextVar[PermitWait | None] = ContextVar("ensemble_ray_permit_wa
 
 
 def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
-    """Add the waits for permits in the block to `wait`."""
     return ScopedVariable(_permit_wait, wait)
 
 
@@ -159,7 +155,6 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
         self.logger.log(level, msg, *args, **kwargs)
 
     def log_text(self, level: int, text: str) -> None:
-        """Log a formatted text."""
         self.log(level, "%s", text, stacklevel=2)
 
 
@@ -173,7 +168,6 @@ def _bound(value: object) -> object:
 
 
 def bounded_logger(name: str) -> BoundedLogger:
-    """Return the logger of a module."""
     return BoundedLogger(logging.getLogger(name), {})
 
 
@@ -228,7 +222,6 @@ NOTICES = "ensemble_ray.notices"
 
 _log = logging.getLogger(NOTICES)
 if _log.level == logging.NOTSET:  # otherwise the root's level, WARNING, applies
-    _log.setLevel(logging.INFO)
     _log.setLevel(logging.INFO)
 
 

@@ -39,9 +39,7 @@ USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 class ForkAware(Protocol):
     """An object with threads, handles or waiting callers of its process."""
 
-    def after_fork(self) -> None:
-        """Reset the object in a forked child."""
-        ...
+    def after_fork(self) -> None: ...
 
 
 _functions: list[Callable[[], None]] = []
@@ -77,7 +75,6 @@ def new_lock() -> threading.Lock:
 
 
 def new_rlock() -> threading.RLock:
-    """Return a reentrant lock like `new_lock`."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
@@ -165,7 +162,6 @@ _loop: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop, and start its thread on first use."""
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
@@ -265,14 +261,11 @@ class DaemonThreads:
 
     @property
     def abandoned(self) -> int:
-        """Number of threads with a cancelled caller."""
         return self._abandoned
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function in a daemon thread, with the caller's context variables.
-
-        A cancelled caller leaves the thread running, because Python cannot stop it.
-        """
+        """Call a function in a daemon thread, with the caller's context variables. A cancelled caller leaves the thread
+        running."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         context = contextvars.copy_context()

@@ -25,6 +25,8 @@ _MERGED = {
     "errors": "errors.root errors.units",
     "errors.bodies": "tls",
     "errors.travel": "provider",
+    "events": "events.tracing",
+    "events.telemetry.listener": "flushing",
     "execute.agent.attempts": "incomplete",
     "execute.agent.context_window": "context_report execute.request_size",
     "execute.agent.react": "steps",
@@ -142,8 +144,6 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 class _Alias(Loader):
-    """Imports a module under its old name."""
-
     def __init__(self, new: str) -> None:
         self._new = new
 

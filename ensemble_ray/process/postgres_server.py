@@ -75,7 +75,6 @@ def location_of(parameters: Mapping[str, Any]) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a retry may succeed."""
     import psycopg
 
     if isinstance(error, TimeoutError):

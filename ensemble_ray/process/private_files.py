@@ -14,7 +14,6 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +59,6 @@ def create_private_file(path: Path, content: bytes) -> bool:
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Replace or create a private file in one step."""
     draft = _draft_path(path)
     try:
         _write_draft(draft, content)
@@ -213,8 +211,6 @@ def private_ray_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """The cluster of a process."""
-
     address: str
     #: variables with which its processes authenticate
     environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -226,25 +222,17 @@ def find_cluster(pid: int) -> FoundCluster | None:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid():
             return None
-        for each in _relatives(process):
-            found = _cluster_of(each)
-            if found is not None:
+        for parent in process.parents()[:_MOST_PARENTS]:
+            raylet = _RAYLET_OF_TEMPLATE.search(" ".join(parent.cmdline()))
+            found = _cluster_of(parent) or (raylet and _cluster_of(psutil.Process(int(raylet[1]))))
+            if found:
                 return found
+        return next(filter(None, map(_cluster_of, process.children())), None)
     except psutil.Error:
-        pass  # the process has ended
-    return None
-
-
-def _relatives(process: psutil.Process) -> Iterator[psutil.Process]:
-    for parent in process.parents()[:_MOST_PARENTS]:
-        yield parent
-        if raylet := _RAYLET_OF_TEMPLATE.search(" ".join(parent.cmdline())):
-            yield psutil.Process(int(raylet[1]))
-    yield from process.children()
+        return None  # the process has ended
 
 
 def _cluster_of(process: psutil.Process) -> FoundCluster | None:
-    """Return the cluster of a process if it is a raylet, or None."""
     try:
         if process.name() != _RAYLET or process.uids().real != os.getuid():
             return None

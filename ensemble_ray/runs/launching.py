@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
+from ensemble_ray.events import RunTracedEvent, RunTracer
 from ensemble_ray.events.delivery import Delivery, EventLog, EventStream, listeners_of
 from ensemble_ray.events.telemetry.active import caller_here, tracers_here
-from ensemble_ray.events.tracing import RunTracedEvent, RunTracer
 from ensemble_ray.execute.agent.context_window import check_context_budget
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext, RunModels

@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.packing import pack_binding
+from ensemble_ray.actors.link.packing import pack
 from ensemble_ray.actors.link.wire import Binding
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.worker import agent
@@ -44,7 +44,7 @@ async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
         return journal
 
     monkeypatch.setattr(agent, "open_journal", open_slowly)
-    binding = asyncio.ensure_future(actor.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
+    binding = asyncio.ensure_future(actor.bind(pack(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
     assert await actor.release("run-1")
     opening.set()
@@ -62,7 +62,7 @@ async def test_refusal_is_told_when_the_run_ended_meanwhile(actor: AgentActor, m
         raise ValidationError("no such record")
 
     monkeypatch.setattr(agent, "open_journal", refuse_slowly)
-    binding = asyncio.ensure_future(actor.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
+    binding = asyncio.ensure_future(actor.bind(pack(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
     await actor.release("run-1")
     opening.set()

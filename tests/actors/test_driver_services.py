@@ -26,7 +26,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection, driver_services
-from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory, RemoteRunReflections
+from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, RemoteMemoryResets, remote_memory, remote_reflections
 from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.worker.task_host import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.execute.orders import RunContext
@@ -67,7 +67,7 @@ async def test_tasks_reach_the_memory_of_the_driver() -> None:
     store = MemoryStore.in_memory()
     store.store("a", MemoryEntry(content="before"))
     local = LocalRunMemory(EnsembleMemory(short_term=True), store)
-    memory = RemoteRunMemory(Driver(replace(REQUEST, memory=local)))
+    memory = remote_memory(Driver(replace(REQUEST, memory=local)))
     assert (await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),)))).taken_by == (
         "short_term",
     )
@@ -111,7 +111,7 @@ async def test_loops_reach_the_memory_of_the_driver() -> None:
 async def test_a_run_without_memory_has_no_such_service() -> None:
     """S-MEM-114: a defect is told, and not taken for an empty memory."""
     with pytest.raises(IllegalStateError, match="Run run has no memory"):
-        await RemoteRunMemory(Driver(REQUEST)).recall(MemoryQuery(text="x"))
+        await remote_memory(Driver(REQUEST)).recall(MemoryQuery(text="x"))
     assert MEMORY_SERVICE in driver_services(REQUEST)
 
 
@@ -119,7 +119,7 @@ async def test_tasks_reach_the_reflections_of_the_driver() -> None:
     """S-REFL-31: the store and the strategy are the user's own objects; what goes wrong there is raised to whoever asked."""
     store = InMemoryReflectionStore()
     store.store("k", TaskReflection(refined_description="Old", refined_expected_output="x"))
-    reflections = RemoteRunReflections(Driver(replace(REQUEST, reflections=LocalRunReflections(store))))
+    reflections = remote_reflections(Driver(replace(REQUEST, reflections=LocalRunReflections(store))))
     found = await reflections.recall("k")
     assert found is not None
     made = found.replace(refined_description="New")
@@ -140,7 +140,7 @@ async def test_tasks_reach_the_reflections_of_the_driver() -> None:
 async def test_a_run_without_reflections_says_so() -> None:
     """S-REFL-31."""
     with pytest.raises(IllegalStateError, match=r"^Run run has no store of reflections$"):
-        await RemoteRunReflections(Driver(REQUEST)).recall("k")
+        await remote_reflections(Driver(REQUEST)).recall("k")
 
 
 class Notified:

@@ -16,7 +16,7 @@ import pytest
 from ensemble_ray import Ensemble, Graph, GraphEdge, Loop, LoopIterationContext, Task, ValidationError
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import pack_callables
-from ensemble_ray.actors.link.packing import pack_output, unpack_failure, unpack_question
+from ensemble_ray.actors.link.packing import pack_output, unpack, unpack_failure
 from ensemble_ray.actors.link.wire import WireFailure
 from ensemble_ray.actors.scheduler.planned_run import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -95,7 +95,7 @@ async def test_question_is_one_message_with_only_what_is_new() -> None:
     newest = iteration("nine hundred")
     assert await predicates.holds(question, sent_count=899, new=[newest]) is True
     (body,) = asked
-    assert unpack_question(body) == ("run", question, 899, (newest,))
+    assert unpack(body, tuple) == ("run", question, 899, (newest,))
 
 
 @pytest.mark.parametrize("where", ["Loop 'refine' -> until", "Graph 'g' -> edges[1] -> condition"])

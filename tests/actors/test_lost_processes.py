@@ -8,8 +8,8 @@ from dataclasses import replace
 import ray.exceptions
 
 from ensemble_ray import ChatResponse, Ensemble
-from ensemble_ray.actors.link.packing import pack_dispatch, pack_order, unpack_report
-from ensemble_ray.actors.link.wire import WireOrder
+from ensemble_ray.actors.link.packing import pack, pack_order, unpack
+from ensemble_ray.actors.link.wire import Dispatch, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.stores import StoreAddress
@@ -82,8 +82,8 @@ async def test_agent_is_found_where_it_lives_and_anew_when_its_process_was_lost(
     ((third, handle),) = owner.session.locate(key, lost=second[0])
     assert third not in {first, second[0]}
     assert [process.name for process in pool._living] == [third]
-    asked = pack_dispatch(owner.submission.run_id, (delegated(key),))
-    report = unpack_report(await asyncio.wait_for(handle.perform.remote(asked), PATIENCE_S))
+    asked = pack(Dispatch(owner.submission.run_id, (delegated(key),), {}))
+    report = unpack(await asyncio.wait_for(handle.perform.remote(asked), PATIENCE_S), WireResult)
     assert report.status == "completed"
     await owner.session.close(keep=None)
     assert owner.session.locate(key) == []

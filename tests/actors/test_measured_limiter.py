@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray import RateLimit, RateLimitTimeoutError
-from ensemble_ray.actors.worker.services import MeasuredLimiter
+from ensemble_ray.actors.worker.agent import MeasuredLimiter
 
 LIMIT = RateLimit.per_minute(1)
 

@@ -13,8 +13,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 
 from ensemble_ray import AgentExecutionError, DelegationContext, IllegalStateError, StaleEpochError, Task, TaskOutput
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.link.packing import pack_report, pack_result, unpack_dispatch, unpack_order
-from ensemble_ray.actors.link.wire import WireOrder, WireResult
+from ensemble_ray.actors.link.packing import pack, pack_result, unpack, unpack_order
+from ensemble_ray.actors.link.wire import Dispatch, WireOrder, WireResult
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.values.value import utc_now
@@ -65,11 +65,11 @@ class Worker:
         return run_id == "run" and any(order.instance == instance for order in self.orders)
 
     async def _perform(self, body: bytes) -> bytes:
-        run_id, (order,), _ = unpack_dispatch(body)
+        run_id, (order,), _ = unpack(body, Dispatch)
         assert run_id == "run"
         self.orders.append(order)
         answer = self._answers.pop(0) if self._answers else done
-        return pack_report(await answer(order))
+        return pack(await answer(order))
 
     async def _stop(self, run_id: str, instances: Sequence[str]) -> None:
         self.stopped.put_nowait((run_id, instances))

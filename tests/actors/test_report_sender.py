@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.worker.task_host import ReportSender
+from ensemble_ray.actors.worker.task_host import send_reports
 
 
 class Unreachable:
@@ -35,5 +35,5 @@ async def test_report_is_not_given_up_when_the_scheduler_is_out_of_reach_for_lon
     """S-PAR-34: a run whose report is lost would never end."""
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     scheduler = Unreachable(20)
-    await ReportSender(scheduler, "process-1").report("run", [])
+    await send_reports(scheduler, "process-1", "run", [])
     assert scheduler.taken == [("run", "process-1", [])]

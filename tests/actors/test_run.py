@@ -12,7 +12,7 @@ from ensemble_ray import EnsembleError, ExitReason, Plan, RunState
 from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.runtime import RayRun
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_output
+from ensemble_ray.actors.link.packing import pack, pack_output, unpack
 from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
 from ensemble_ray.execute.orders import RunContext, RunOutcome
 from ensemble_ray.facts.runs import PlanRecorded
@@ -80,11 +80,11 @@ class Paging:
             self._lives.pop(0)
         if len(self.asked) in {3, 4}:
             return None  # nothing is known of that end, nor of the run before it was submitted again
-        return pack_end(self._page(cursor))
+        return pack(self._page(cursor))
 
     async def on_submit(self, body: bytes) -> None:
         """Take the run."""
-        self.submitted.append(load_submission(body).reason)
+        self.submitted.append(unpack(body, Submission).reason)
 
     def on_drop(self, _: str, end_id: str) -> None:
         """Drop an end."""

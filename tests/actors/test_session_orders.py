@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
-from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, Keep, SessionOpening, WireOrder, WireResult
-from ensemble_ray.actors.scheduler.cluster_nodes import check_comer
+from ensemble_ray.actors.link.packing import unpack
+from ensemble_ray.actors.link.wire import AgentTemplate, Binding, Dispatch, Keep, SessionOpening, WireOrder, WireResult
+from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -33,7 +33,7 @@ class Handle:
 
     def dispatches(self) -> list[Dispatch]:
         """What each call brought that brought orders."""
-        return [unpack_dispatch(*given) for name, given in self.calls if name in {"perform", "accept"}]
+        return [unpack(*given, Dispatch) for name, given in self.calls if name in {"perform", "accept"}]
 
     def templates(self) -> list[Mapping[str, bytes]]:
         """The templates that came with each call that brought orders."""
@@ -97,7 +97,7 @@ class Bench:
             self,
             hub=None,
             limits=SessionLimits(max_own=4, most_replicas=3, nodes=NODES),
-            check=check_comer,
+            check=check_requirements,
             warn=self.warnings.append,
         )
 
@@ -133,7 +133,7 @@ async def test_agents_that_are_known_come_with_the_binding_and_need_no_template(
     await asyncio.sleep(0)
     assert len(bench.pool.handles) == 2
     first = bench.pool.handles[0]
-    assert [unpack_binding(given[0]).templates for name, given in first.calls if name == "bind"] == [{"w": b"body"}]
+    assert [unpack(given[0], Binding).templates for name, given in first.calls if name == "bind"] == [{"w": b"body"}]
     assert first.templates() == [{}]
 
 

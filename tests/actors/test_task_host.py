@@ -72,7 +72,7 @@ class Bench:
     def __init__(self) -> None:
         self.model, self.target, self.journal = Gated(), Sent(), MemoryJournal("run")
         self.flushed = 0
-        self.host = TaskHost(self.target)
+        self.host = TaskHost(self.target.report)
         self.host.host(
             RunContext(run_id="run", workflow="hierarchical", total_tasks=1),
             {"digger": Agent(role="Digger", goal="dig", llm=self.model)},

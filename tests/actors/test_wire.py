@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from ensemble_ray import Agent, AgentExecutionError, GuardrailViolationError, Node, Plan, Task, TaskOutput, TaskTrace
 from ensemble_ray.actors.driver.packing import dump
 from ensemble_ray.actors.link.packing import (
-    load_agent,
     pack_order,
     pack_recorded,
     pack_result,
+    unpack,
     unpack_failure,
     unpack_order,
     unpack_output,
@@ -275,7 +275,7 @@ def test_agent_and_tasks_keep_their_identity_when_they_travel() -> None:
     """S-CONV-30: equality is by identity, and pickling keeps it."""
     writer = Agent(role="Writer", goal="write", llm=ScriptedModel())
     template = AgentTemplate(key="writer", body=dump(writer, "Agent 'Writer'"), category="k")
-    assert load_agent(template.body) == writer
+    assert unpack(template.body, Agent) == writer
     task = Task(description="d", expected_output="e", agent=writer)
     found = pickle.loads(cloudpickle.dumps(task))  # noqa: S301  our own
     assert found == task

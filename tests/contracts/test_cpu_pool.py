@@ -39,7 +39,7 @@ async def loky_pool() -> AsyncIterator[CpuPool]:
 async def ray_pool() -> AsyncIterator[CpuPool]:
     """Two processors of the shared cluster."""
     from ensemble_ray.actors.spawn import cpu_call
-    from ensemble_ray.actors.worker.services import RayCpuPool
+    from ensemble_ray.actors.worker.agent import RayCpuPool
 
     yield RayCpuPool(cpu_call())
 

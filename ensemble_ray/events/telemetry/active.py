@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.events.tracing import RunTracer
+from ensemble_ray.events import RunTracer
 from ensemble_ray.process.config import read_switch
 from ensemble_ray.process.context import bounded_logger, current_traceparent, use_traceparent
 from ensemble_ray.values.trace import RunTracing, TraceParent, parse_traceparent
@@ -99,7 +99,7 @@ def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
 
 @functools.cache
 def _make_exporter() -> object | None:
-    """Create the listener once. An error is logged once and affects no run."""
+    """Create the listener once. Its error is logged and affects no run."""
     from ensemble_ray.events.telemetry.listener import OpenTelemetryListener
 
     try:

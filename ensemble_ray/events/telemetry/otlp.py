@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from opentelemetry.environment_variables import OTEL_METRICS_EXPORTER, OTEL_TRACES_EXPORTER
@@ -41,15 +41,11 @@ from opentelemetry.trace import (
 )
 
 from ensemble_ray.events.telemetry import conventions as gen_ai
+from ensemble_ray.events.telemetry.spans import SpanData
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.values.trace import RunTracing, TraceParent
-
-if TYPE_CHECKING:
-    from ensemble_ray.events.telemetry.spans import SpanData
-    from ensemble_ray.values.trace import LlmInteraction
-
+from ensemble_ray.values.trace import LlmInteraction, RunTracing, TraceParent
 
 _log = bounded_logger(__name__)
 _EXPORTER_LOGS = "opentelemetry.exporter"
@@ -98,7 +94,11 @@ def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
     Raises:
         UnsentError: the receiver cannot be reached or refuses the spans.
     """
-    exporter = OTLPSpanExporter(endpoint=None if url is None else _traces_url(url))
+    endpoint = None
+    if url is not None:
+        parts = urlsplit(url)
+        endpoint = urlunsplit(parts._replace(path=parts.path.rstrip("/").removesuffix(_TRACES_PATH) + _TRACES_PATH))
+    exporter = OTLPSpanExporter(endpoint=endpoint)
     try:
         for first in range(0, len(spans), _BATCH):
             with _Quiet() as said:
@@ -107,12 +107,6 @@ def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
                 raise UnsentError(_hide_secrets(said.text, url or receiver_here()).rstrip(".") or "it did not say why")
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK's
-
-
-def _traces_url(url: str) -> str:
-    parts = urlsplit(url)
-    path = parts.path.rstrip("/").removesuffix(_TRACES_PATH)
-    return urlunsplit(parts._replace(path=path + _TRACES_PATH))
 
 
 def _hide_secrets(text: str, url: str) -> str:
@@ -146,8 +140,6 @@ class _OutageNotice:
 
 
 class _SpanExporter(OTLPSpanExporter):
-    """Sends spans; logs an outage once."""
-
     def __init__(self) -> None:
         super().__init__()
         self._outage_notice = _OutageNotice("Spans", receiver_here())
@@ -160,8 +152,6 @@ class _SpanExporter(OTLPSpanExporter):
 
 
 class _MetricExporter(OTLPMetricExporter):
-    """Sends metrics; logs an outage once."""
-
     def __init__(self) -> None:
         super().__init__()
         self._outage_notice = _OutageNotice("Metrics", receiver_here(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT))
@@ -196,7 +186,12 @@ class _Quiet:
         return str(one_line(self._taken[-1])) if self._taken else ""
 
     def __enter__(self) -> Self:
-        _filter_loggers()
+        # Filters do not apply to child loggers.
+        for name in list(logging.Logger.manager.loggerDict):
+            if name.startswith(_EXPORTER_LOGS) and name not in _filtered:
+                _filtered.add(name)
+                # Before the SDK's own filter, which drops repeated lines.
+                logging.getLogger(name).filters.insert(0, _Filter())
         _lines.taken = self._taken
         return self
 
@@ -205,22 +200,11 @@ class _Quiet:
 
 
 class _Filter(logging.Filter):
-    """Collects log lines of this project's exporters; other lines pass."""
-
     def filter(self, record: logging.LogRecord) -> bool:
         if _lines.taken is None:
             return True
         _lines.taken.append(record.getMessage())
         return False
-
-
-def _filter_loggers() -> None:
-    """Add the filter to each logger of the exporters once; filters do not apply to child loggers."""
-    for name in list(logging.Logger.manager.loggerDict):
-        if name.startswith(_EXPORTER_LOGS) and name not in _filtered:
-            _filtered.add(name)
-            # Before the SDK's own filter, which drops repeated lines.
-            logging.getLogger(name).filters.insert(0, _Filter())
 
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
@@ -232,7 +216,7 @@ _SCOPE = InstrumentationScope("ensemble_ray", package_version())
 
 def is_switched_off() -> bool:
     """Return whether the environment switches the SDK off."""
-    return os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true"
+    return _says(OTEL_SDK_DISABLED) == "true"
 
 
 def own_resource() -> Resource:

@@ -6,20 +6,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry import conventions as gen_ai
 from ensemble_ray.values.ids import delegating_call, effect_name, node_key
 from ensemble_ray.values.outputs import ExitReason
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-    from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace, ToolCallTrace
-
+from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace, ToolCallTrace
 
 #: Types of attribute values.
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
@@ -147,11 +143,6 @@ def call_id_of(call_ids: Sequence[Sequence[str]], turn: int, number: int) -> str
     return ids[number] if number < len(ids) else ""
 
 
-def tool_content(call: ToolCallTrace) -> dict[str, str]:
-    """Return the arguments and the result of a tool call."""
-    return {gen_ai.TOOL_ARGUMENTS: call.arguments, gen_ai.TOOL_RESULT: call.result}
-
-
 def _messages_of(trace: TaskTrace, index: int) -> tuple[list[dict[str, object]], str]:
     """Return the messages before an answer, and the system prompt."""
     captured = trace.llm_interactions[index].messages
@@ -224,11 +215,9 @@ def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) ->
     return spans
 
 
-def new_interactions(event: TaskTracedEvent) -> Iterator[LlmInteraction]:
-    """Yield the model calls that no earlier beginning of the run has reported (S-INT-36)."""
-    for interaction in event.trace.llm_interactions:
-        if _is_new(event, interaction.started_at):
-            yield interaction
+def new_interactions(event: TaskTracedEvent) -> list[LlmInteraction]:
+    """Return the model calls that no earlier beginning of the run has reported (S-INT-36)."""
+    return [each for each in event.trace.llm_interactions if _is_new(event, each.started_at)]
 
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
@@ -350,7 +339,14 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
         gen_ai.ERROR_TYPE: call.outcome if is_error else None,
     }
     ended_at = call.completed_at.timestamp()
-    said = {} if content is Content.NO_CONTENT else tool_content(call)
+    said = (
+        {}
+        if content is Content.NO_CONTENT
+        else {
+            gen_ai.TOOL_ARGUMENTS: call.arguments,
+            gen_ai.TOOL_RESULT: call.result,
+        }
+    )
     attributes, events = place_content(said, content, at=ended_at)
     return SpanData(
         name=f"{gen_ai.EXECUTE_TOOL} {call.tool_name}",
@@ -399,21 +395,15 @@ class UnitTimes:
             self._first = began if self._first is None else min(self._first, began)
         if delegating_call(event.instance) is not None:
             return
-        for path in _units_around(event.instance):
-            first, last = self._times.get(path, (began, ended))
-            self._times[path] = min(first, began), max(last, ended)
+        for around in rounds_around(event.instance):
+            for path in (around.rpartition("#")[0], around):  # a unit and its round: `loop:refine`, `loop:refine#2`
+                first, last = self._times.get(path, (began, ended))
+                self._times[path] = min(first, began), max(last, ended)
 
     def __iter__(self) -> Iterator[tuple[str, float, float]]:
         """Yield path, start and end, outer units first."""
         for path in sorted(self._times):
             yield path, *self._times[path]
-
-
-def _units_around(instance: str) -> Iterable[str]:
-    """Yield the paths of units and rounds around an execution: `loop:refine`, `loop:refine#2`."""
-    for path in rounds_around(instance):
-        yield path.rpartition("#")[0]
-        yield path
 
 
 def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Content.NO_CONTENT) -> list[SpanData]:
@@ -449,7 +439,6 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
 
 
 def _unit(event: RunTracedEvent, path: str, started_at: float, ended_at: float) -> SpanData:
-    """Return the span of a unit or of one round."""
     tracing = event.tracing
     outer, _, own = path.rpartition("/")
     key, mark, number = own.partition("#") if "#" in own else (own, "", "")

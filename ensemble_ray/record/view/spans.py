@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry.spans import Content, UnitTimes, run_spans, task_spans
-from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded

@@ -5,7 +5,8 @@ import pickle
 
 from ensemble_ray import Agent, CalculatorTool, DateTimeTool, Loop, OpenAIChatModel, RateLimit, Task, Until
 from ensemble_ray.actors.driver.packing import list_payloads
-from ensemble_ray.actors.link.packing import load_agent, load_submission
+from ensemble_ray.actors.link.packing import unpack
+from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.process.moved import _PACKAGES, NEW_NAMES
 from tests.architecture.project import ROOT
 
@@ -13,8 +14,8 @@ from tests.architecture.project import ROOT
 def test_submission_of_before_the_modules_moved_is_read() -> None:
     """S-DUR-32: a scheduler of this version goes on with a run that an older version has submitted."""
     body = (ROOT / "tests/golden/submission-1.pickle").read_bytes()
-    submission = load_submission(body)
-    agents = [load_agent(template.body) for template in submission.templates]
+    submission = unpack(body, Submission)
+    agents = [unpack(template.body, Agent) for template in submission.templates]
     assert {agent.role for agent in agents} == {"Worker", "Asked"}
     (worker,) = (agent for agent in agents if agent.role == "Worker")
     assert isinstance(worker, Agent)

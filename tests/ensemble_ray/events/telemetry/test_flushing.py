@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ensemble_ray import Ensemble, OpenTelemetryListener
-from ensemble_ray.events.telemetry.flushing import Flusher, flush_all
+from ensemble_ray.events.telemetry.listener import Flusher, flush_all
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 

@@ -10,6 +10,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes
 
 from ensemble_ray import ExitReason, LlmInteraction, TaskTrace, ToolCallTrace, ValidationError
+from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry import conventions
 from ensemble_ray.events.telemetry.spans import (
     CONTENT_VARIABLE,
@@ -19,7 +20,6 @@ from ensemble_ray.events.telemetry.spans import (
     run_spans,
     task_spans,
 )
-from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.llm.failures import provider_of
 from ensemble_ray.values.trace import RunTracing, TraceParent
 
