@@ -18,7 +18,6 @@ _YOUNGEST_THRESHOLD = 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code."""
     gc.set_threshold(_YOUNGEST_THRESHOLD, 20, 20)
     from ensemble_ray.cli.app import invoke
     from ensemble_ray.cli.view.terminal import flush_results, frame_results, guard_streams, reserve_stdout

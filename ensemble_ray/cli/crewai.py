@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,29 +28,20 @@ _IGNORED_KEYS = frozenset({"cache", "respect_context_window", "verbose_level", "
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTeam:
-    """A team file, and the work that remains for the user."""
-
     #: YAML
     text: str
     #: one line each: the place in the crew, and what to do
     notes: tuple[str, ...]
 
 
-@dataclass
-class _Notes:
-    lines: list[str] = field(default_factory=list)
-
+class _Notes(list[str]):
     def add(self, place: str, text: str) -> None:
         # One line each: the notes become comments of the file.
-        self.lines.append(" ".join(f"{place}: {text}".split()))
+        self.append(" ".join(f"{place}: {text}".split()))
 
 
 def find_project(folder: Path) -> Path:
-    """Return the folder with both files: `folder`, or the only one below it.
-
-    Raises:
-        ValidationError: No folder or several folders have them.
-    """
+    """Return the folder with both files: `folder`, or the only one below it."""
     if not folder.is_dir():
         raise ValidationError(f"'{folder}' is not a folder. Name the folder with {_AGENTS} and {_TASKS}")
     hidden = (".venv", "node_modules", ".git")
@@ -68,15 +59,7 @@ def find_project(folder: Path) -> Path:
 
 
 def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
-    """Return a crew as a team file.
-
-    Args:
-        folder: Contains both files.
-        llm: Model of agents that name none, such as `openai:gpt-4o-mini`.
-
-    Raises:
-        ValidationError: A file is not YAML or has another form. The message names file, line and column.
-    """
+    """Return a crew as a team file; `llm` is the model of agents that name none."""
     notes = _Notes()
     agents, tasks = _entries(folder / _AGENTS), _entries(folder / _TASKS)
     team: dict[str, object] = {
@@ -94,8 +77,8 @@ def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
         team["review_handler"] = "console"
     notes.add("crew.py", "is not read: a crew with Process.hierarchical is 'workflow: hierarchical' here")
     body = yaml.dump(team, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    header = "".join(f"#   {line}\n" for line in notes.lines)
-    return ImportedTeam(text=f"# Imported from a crew. By hand:\n{header}{body}", notes=tuple(notes.lines))
+    header = "".join(f"#   {line}\n" for line in notes)
+    return ImportedTeam(text=f"# Imported from a crew. By hand:\n{header}{body}", notes=tuple(notes))
 
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:

@@ -137,15 +137,7 @@ class Selection:
 
 
 def select_passages(files: Sequence[Path], *, count: int) -> Selection:
-    """Return passages of the sources in turn, up to a count, so that each source is represented.
-
-    Args:
-        files: UTF-8 texts; none: topics of Python's language reference.
-        count: Maximum number of passages.
-
-    Raises:
-        ValidationError: Files are missing, empty or not text. The message names all of them.
-    """
+    """Return passages of the sources in turn, up to a count, so that each source is represented."""
     sources = _read(files) if files else topics()
     cut = [list(passages_of(label, text)) for label, text in sources]
     turns = [group[turn] for turn in range(max(map(len, cut), default=0)) for group in cut if turn < len(group)]
@@ -192,16 +184,12 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 def passages_of(label: str, text: str) -> Iterator[Passage]:
     """Cut the text at paragraphs, else at lines, sentences or words. Only white space is dropped."""
-    pieces = list(_cut(_tidy(text)))
+    # Rulers under headings and runs of empty lines only cost tokens.
+    without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
+    pieces = list(_cut(re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()))
     for number, piece in enumerate(pieces, start=1):
         shown = screen_line(label, _LABEL)
         yield Passage(label=shown if len(pieces) == 1 else f"{shown}, part {number}", text=piece)
-
-
-def _tidy(text: str) -> str:
-    """Drop rulers under headings and runs of empty lines, which only cost tokens."""
-    without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()
 
 
 def _cut(text: str) -> Iterator[str]:
@@ -270,29 +258,14 @@ class DemoTeam:
 
 
 def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> DemoTeam:
-    """Return the team of these options, with an origin from which it can be rebuilt.
-
-    Args:
-        files: Texts to read; none: topics of Python's language reference.
-        chunks: Maximum number of passages.
-        llm: `local`, `local:PATH.gguf` or `openai:NAME`.
-        threads: Threads of the embedded model's engine; None: the engine decides.
-
-    Raises:
-        ValidationError: A text cannot be read, or the model is missing.
-    """
+    """Return the team of these options, with an origin from which it can be rebuilt."""
     is_local = llm.partition(":")[0].strip() == "local"
     reader, editor = _models(llm, is_local=is_local, threads=threads)
     selection = select_passages(files, count=chunks)
     slots = LOCAL_SLOTS if is_local else OTHER_SLOTS
     team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
     paths = json.dumps([str(file.resolve()) for file in files])
-    options = {
-        "files": paths,
-        "chunks": str(chunks),
-        "model": llm,
-        "threads": "" if threads is None else str(threads),
-    }
+    options = {"files": paths, "chunks": str(chunks), "model": llm, "threads": "" if threads is None else str(threads)}
     team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options, called="demo")
     return DemoTeam(team=team, selection=selection, reader=reader)
 
@@ -401,10 +374,10 @@ class Comparison:
     def table(self) -> str:
         answered = {fact.name for fact in self.before}
         rows = [("model call", "before the kill", "after it")]
-        rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
-        for fact in self.asked_after:
-            before = "answered" if fact.name in answered else "-"
-            rows += [(_call_of(fact), before, _latency_of(fact))]
+        for fact in (*self.before, *self.asked_after):
+            call, latency = fact.name.partition("#")[0], f"{fact.data.latency_s:.1f} s"
+            was_before = "answered" if fact.name in answered else "-"
+            rows.append((call, latency, "-") if fact in self.before else (call, was_before, latency))
         rows.append(("answered", str(len(self.before)), str(len(self.asked_after))))
         rows.append(("on their way in the kill, so asked twice", "", f"at most {self.most_in_flight}"))
         rows.append(("asked again though answered", "", str(len(self.asked_again))))
@@ -418,23 +391,8 @@ def _is_note(fact: Fact) -> bool:
     return fact.name.startswith("map-")
 
 
-def _call_of(fact: Fact) -> str:
-    return fact.name.partition("#")[0]
-
-
-def _latency_of(fact: Fact[ModelAnswered]) -> str:
-    return f"{fact.data.latency_s:.1f} s"
-
-
 def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: int, slots: int) -> int:
-    """Run the demo, kill it when half of its notes are answered, resume it, show its record, and return the exit code.
-
-    Args:
-        options: Options of the demo, as on the command line.
-        run_id: Name of the record, or None for a new one.
-        passages: Number of notes.
-        slots: Concurrent model calls.
-    """
+    """Run the demo, kill it when half of its notes are answered, resume it, show its record, return the exit code."""
     run_id = run_id or f"demo-{new_run_id()[:8]}"
     answers = _kill_at(max(1, passages // 2), options, run_id)
     if answers is None:
@@ -478,7 +436,6 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
 
 
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
-    """Return the model's recorded answers in order, or an empty list without a record."""
     from ensemble_ray.record.history import ModelReplied, RunHistory  # the help does not need them
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.runtime import connect
@@ -545,11 +502,7 @@ class _Endpoint:
 
 
 def serve_and_ask(llm: str) -> int:
-    """Start an endpoint, call it with the openai client, decide a review over HTTP, stop it, and return the exit code.
-
-    Args:
-        llm: Model of the endpoint's teams.
-    """
+    """Start an endpoint, call it with the openai client, decide a review over HTTP, stop it; return the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the endpoint too, like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-demo-") as place:
         folder = Path(place)
@@ -624,11 +577,7 @@ def _decide_a_review(endpoint: _Endpoint) -> None:
 
 @contextlib.contextmanager
 def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
-    """Start an endpoint of these team files; stop it at the end of the block.
-
-    Raises:
-        EnsembleError: It does not start.
-    """
+    """Start an endpoint of these team files; stop it at the end of the block."""
     environment = {**os.environ, "ENSEMBLE_RAY_HOME": str(folder / "home"), "TERM": "dumb"}
     for name in ("ENSEMBLE_RAY_STORE", "RAY_ADDRESS"):
         environment.pop(name, None)
@@ -662,15 +611,15 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
         yield _Endpoint(url, key)
     finally:
         say("\nStopping the endpoint.")
-        _stop(process)
+        process.send_signal(signal.SIGINT)  # as Ctrl-C does
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            kill_session(process)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until an endpoint answers, and return its URL.
-
-    Raises:
-        EnsembleError: It ends, or does not answer in time.
-    """
+    """Wait until an endpoint answers, and return its URL."""
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -682,15 +631,6 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise EnsembleError("the endpoint did not start. Its last words:\n" + "\n".join(lines))
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt an endpoint as Ctrl-C does; if it does not end, kill its session."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        kill_session(process)
-
-
 # Studio.
 
 T = TypeVar("T", Ensemble, MapReduceEnsemble)
@@ -700,17 +640,7 @@ _PORT = 7328
 
 
 def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] | None = None) -> int:
-    """Run a team and serve its page until Ctrl-C; return the exit code of the run.
-
-    Args:
-        team: The team.
-        run: Runs it.
-        wait: Returns, or raises `KeyboardInterrupt`, when the page is no longer needed; None: waits for Ctrl-C.
-
-    Raises:
-        ValidationError: Packages are missing.
-        EnsembleError: No port is free, or the run failed.
-    """
+    """Run a team and serve its page until Ctrl-C, or until `wait` returns; return the exit code of the run."""
     dashboard = _start_dashboard()
     try:
         say(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")

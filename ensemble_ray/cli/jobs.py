@@ -14,13 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.cli.view.node_table import node_lines
-from ensemble_ray.cli.view.terminal import FAILED, INTERRUPTED, MARK_VARIABLE, say, show_answer
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    INTERRUPTED,
+    MARK_VARIABLE,
+    align,
+    count_noun,
+    say,
+    screen_line,
+    show_answer,
+)
 from ensemble_ray.errors import EnsembleError, ValidationError
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import JobEnd, Jobs
     from ensemble_ray.teamfile import Runnable
+    from ensemble_ray.values.descriptions import NodeReport, NodesReport
 
 #: Log lines of Ray about the job itself.
 _RAY_LOG_LINE = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
@@ -32,11 +41,7 @@ class JobLogLine(NamedTuple):
 
 
 class JobLog:
-    """Splits the log of a job into lines, and separates results from other output.
-
-    Args:
-        mark: Prefix of results.
-    """
+    """Splits the log of a job into lines, and separates results, which begin with a mark, from other output."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -76,17 +81,7 @@ _MISSING_PACKAGE = "No module named ensemble_ray"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCommand:
-    """A command of `ensemble-ray` that runs on a cluster.
-
-    Attributes:
-        words: The command and its arguments.
-        job_id: Name of the job.
-        working_dir: Uploaded directory, or None.
-        pip: Requirements to install for the job.
-        env: Environment of the job and its workers.
-        run_id: The run that the command starts, if any.
-        on_interrupt: Called at Ctrl-C; True stops the job, False leaves it running.
-    """
+    """A command of `ensemble-ray` that runs as a job. At Ctrl-C, `on_interrupt` decides whether to stop the job."""
 
     words: Sequence[str]
     job_id: str
@@ -97,28 +92,24 @@ class ClusterCommand:
     run_id: str = ""
 
     def carry_out(self, server: Jobs) -> int:
-        """Submit the job, show its log, and return its exit code.
-
-        Raises:
-            EnsembleError: The job cannot be submitted, or did not start.
-        """
+        """Submit the job, show its log, and return its exit code."""
         mark = f"result-{secrets.token_hex(8)}:"
         line = f"{MARK_VARIABLE}={mark} exec python -m ensemble_ray.cli {shlex.join(self.words)}"
         metadata = {"ensemble_ray_run": self.run_id} if self.run_id else {}
         server.submit(
             line, job_id=self.job_id, working_dir=self.working_dir, pip=self.pip, env=self.env, metadata=metadata
         )
-        return _Follower(server, self.job_id, JobLog(mark), self.on_interrupt).follow()
+        return _Follower(server, self, JobLog(mark)).follow()
 
 
 class _Follower:
     """Shows the log of one job. A thread reads it, so that Ctrl-C takes effect immediately."""
 
-    def __init__(self, server: Jobs, job_id: str, log: JobLog, on_interrupt: Callable[[], bool]) -> None:
+    def __init__(self, server: Jobs, command: ClusterCommand, log: JobLog) -> None:
         self._server = server
-        self._job_id = job_id
+        self._job_id = command.job_id
         self._log = log
-        self._on_interrupt = on_interrupt
+        self._on_interrupt = command.on_interrupt
         self._is_package_missing = False
         #: pieces of the log, then the job's end or an error
         self._read: queue.SimpleQueue[str | JobEnd | EnsembleError] = queue.SimpleQueue()
@@ -170,15 +161,7 @@ class _Follower:
 
 
 def ships(target: str, working_dir: Path | None) -> tuple[Path, str]:
-    """Return the directory to upload with a team, and the team's name inside it.
-
-    Args:
-        target: A YAML file, or `module:attribute`.
-        working_dir: Chosen by the user; None: the directory of the file, or the current one.
-
-    Raises:
-        ValidationError: The file does not exist, or is outside the directory.
-    """
+    """Return the directory to upload with a team, and the team's name inside it."""
     is_file = Path(target).suffix.lower() in {".yaml", ".yml"}
     if working_dir is not None and not working_dir.is_dir():
         raise ValidationError(f"--working-dir: '{working_dir}' is no directory")
@@ -191,22 +174,14 @@ def ships(target: str, working_dir: Path | None) -> tuple[Path, str]:
 
 
 def path_within(path: Path, directory: Path, what: str) -> str:
-    """Return a path relative to the uploaded directory.
-
-    Raises:
-        ValidationError: The path is outside the directory.
-    """
+    """Return a path relative to the uploaded directory."""
     if not path.resolve().is_relative_to(directory):
         raise ValidationError(f"{what} '{path}' is not below '{directory}', which is sent along: --working-dir")
     return path.resolve().relative_to(directory).as_posix()
 
 
 def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a job from `NAME=VALUE`, or from `NAME` for a variable of this environment.
-
-    Raises:
-        ValidationError: A variable is not set here.
-    """
+    """Return the variables of a job from `NAME=VALUE`, or from `NAME` for a variable of this environment."""
     found: dict[str, str] = {}
     for entry in entries:
         name, is_given, value = entry.partition("=")
@@ -217,13 +192,7 @@ def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -
 
 
 def confirm_leaving(advice: str) -> bool:
-    """At Ctrl-C, ask whether the run should continue without this process; return whether to stop it (S-CLU-16).
-
-    Without a terminal there is no question, and the run continues.
-
-    Args:
-        advice: Shown if the run continues: how to watch it again and how to end it.
-    """
+    """Ask at Ctrl-C whether to stop the run; without a terminal, show the advice and let it continue (S-CLU-16)."""
     if sys.stdin.isatty() and sys.stderr.isatty():
         sys.stderr.write("\nLeave the run going on the cluster? [Y/n] (Ctrl-C again stops it) ")
         sys.stderr.flush()
@@ -237,11 +206,6 @@ def confirm_leaving(advice: str) -> bool:
 
 
 def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
-    """Check whether every node can run a team, and show the result.
-
-    Raises:
-        ValidationError: A node cannot run it. No model was called.
-    """
     from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.runtime import ray_runtime_class
 
@@ -253,3 +217,46 @@ def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
             "The team cannot run on all nodes of the cluster. Nothing was asked of any model. To run it all the same: "
             "without --check-nodes, or submit --no-check"
         )
+
+
+# The report of the nodes of a cluster.
+
+_TEXT = 200
+_ID = 8
+#: Packages with a separate column.
+_COLUMNS = ("ray", "ensemble-ray")
+
+
+def node_lines(found: NodesReport) -> Sequence[str]:
+    rows: list[tuple[str, ...]] = [("", "node", "Python", *_COLUMNS, "code", "endpoints")]
+    rows += [_row(found, node) for node in found.nodes]
+    head, *lines = align(rows)
+    table = [head]
+    for node, line in zip(found.nodes, lines, strict=True):
+        table.append(line)
+        for problem, advice in found.problems(node):
+            table += [f"      {screen_line(problem, _TEXT)}", f"      -> {advice}"]
+    wrong = sum(bool(found.problems(node)) for node in found.nodes)
+    count = count_noun(len(found.nodes), "node")
+    verdict = f"{wrong} of {count} cannot run it" if wrong else f"{count} can run it"
+    return (*table, f"{verdict}; asked in {found.duration_s:.1f} s")
+
+
+def node_data(found: NodesReport) -> dict[str, object]:
+    nodes = [
+        {**node.to_dict(), "problems": [{"problem": what, "advice": advice} for what, advice in found.problems(node)]}
+        for node in found.nodes
+    ]
+    return {"is_fine": found.is_fine, "here": found.here.to_dict(), "nodes": nodes}
+
+
+def _row(found: NodesReport, node: NodeReport) -> tuple[str, ...]:
+    mark = "FAIL" if found.problems(node) else "ok"
+    name = f"{screen_line(node.address, _TEXT)} {node.node_id[:_ID]}".rstrip()
+    if node.refusal:
+        return (mark, name, *("?" for _ in range(len(_COLUMNS) + 3)))
+    versions = (screen_line(node.packages.get(each, "") or "missing", _TEXT) for each in _COLUMNS)
+    code = f"{len(node.unloadable)} fail" if node.unloadable else "ok"
+    out_of_reach = sum(map(bool, node.endpoints.values()))
+    endpoints = f"{out_of_reach} of {len(node.endpoints)} fail" if out_of_reach else f"{len(node.endpoints)} ok"
+    return (mark, name, screen_line(node.python, _TEXT), *versions, code, endpoints if node.endpoints else "-")

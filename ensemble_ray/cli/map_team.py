@@ -34,7 +34,6 @@ from ensemble_ray.values.metrics import CostConfiguration
 
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry
-    from ensemble_ray.ports import ChatModel
 
 
 MapTeam = MapEnsemble | MapReduceEnsemble
@@ -44,56 +43,24 @@ _MILLION = 1_000_000
 _PATHS = frozenset({"items", "retry_dead", "ensemble", "output", "dead_letters"})
 #: Recorded options, and the types of their values.
 OPTIONS: Mapping[str, type[str | int | float | bool]] = {
-    "items": str,
-    "retry_dead": str,
-    "prompt": str,
-    "ensemble": str,
-    "reduce": str,
-    "output": str,
-    "columns": str,
-    "key": str,
-    "dead_letters": str,
-    "model": str,
-    "chunk_size": int,
-    "token_budget": int,
-    "mode": str,
-    "ordered": bool,
-    "concurrency": int,
-    "replicas": int,
-    "on_item_error": str,
-    "input_rate": float,
-    "output_rate": float,
-    "limit": int,
-    "delimiter": str,
-    "encoding": str,
-}
+    "items": str, "retry_dead": str, "prompt": str, "ensemble": str, "reduce": str, "output": str, "columns": str, "key": str,
+    "dead_letters": str, "model": str, "chunk_size": int, "token_budget": int, "mode": str, "ordered": bool,
+    "concurrency": int, "replicas": int, "on_item_error": str, "input_rate": float, "output_rate": float, "limit": int,
+    "delimiter": str, "encoding": str,
+}  # fmt: skip
 #: The fields of the definition that options set directly.
 _FIELDS = {
-    "output": "results",
-    "key": "key",
-    "dead_letters": "dead_letters",
-    "concurrency": "max_concurrency",
-    "replicas": "replicas",
-    "on_item_error": "on_item_error",
-}
+    "output": "results", "key": "key", "dead_letters": "dead_letters", "concurrency": "max_concurrency",
+    "replicas": "replicas", "on_item_error": "on_item_error",
+}  # fmt: skip
 #: The same for a map-reduce only.
 _REDUCE_FIELDS = {
-    "chunk_size": "chunk_size",
-    "token_budget": "target_token_budget",
-    "mode": "mode",
-    "ordered": "ordered",
-}
+    "chunk_size": "chunk_size", "token_budget": "target_token_budget", "mode": "mode", "ordered": "ordered",
+}  # fmt: skip
 
 
 def map_team(options: Mapping[str, object]) -> MapTeam:
-    """Return the definition of these options, with an origin from which it can be rebuilt.
-
-    Args:
-        options: By the names of `OPTIONS`, without absent ones.
-
-    Raises:
-        ValidationError: Options conflict, a file cannot be read, or the model does not exist.
-    """
+    """Return the definition of these options (see `OPTIONS`), with an origin from which it can be rebuilt."""
     options = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
     team = _from_file(options) if "ensemble" in options else _from_prompts(options)
     return team.with_origin(
@@ -153,19 +120,17 @@ def _from_prompts(options: Mapping[str, object]) -> MapTeam:
     if source is None:
         raise ValidationError("there are no items: name a file, - for standard input, or --retry-dead FILE")
     model = resolve_llm(str(options.get("model", DEFAULT_MODEL)))
-    prompt = ItemPrompt(
-        _task(str(options["prompt"]), "Reader", "Do what is asked with the one item that it is about", model)
-    )
+
+    def make_task(text: object, role: str, goal: str) -> Task:
+        return Task.of(str(text)).replace(agent=Agent(role=role, goal=goal, llm=model))
+
+    prompt = ItemPrompt(make_task(options["prompt"], "Reader", "Do what is asked with the one item that it is about"))
     fields: dict[str, Any] = {"llm": model, "on_item_error": "collect", **_fields(options, reduces="reduce" in options)}
     items = screen_source(source, problem=prompt.problem)
     if "reduce" not in options:
         return MapEnsemble(items=items, map_task=prompt, **fields)
-    bring = GroupPrompt(_task(str(options["reduce"]), "Editor", "Bring the given results together as asked", model))
+    bring = GroupPrompt(make_task(options["reduce"], "Editor", "Bring the given results together as asked"))
     return MapReduceEnsemble(items=items, map_task=prompt, reduce_task=bring, **fields)
-
-
-def _task(text: str, role: str, goal: str, model: ChatModel) -> Task:
-    return Task.of(text).replace(agent=Agent(role=role, goal=goal, llm=model))
 
 
 def _from_file(options: Mapping[str, object]) -> MapTeam:
@@ -177,10 +142,9 @@ def _from_file(options: Mapping[str, object]) -> MapTeam:
     if not isinstance(team, MapEnsemble | MapReduceEnsemble):
         raise ValidationError(f"--ensemble: '{path}' has no 'map_reduce': run it with ensemble-ray run")
     fields = _fields(options, reduces=isinstance(team, MapReduceEnsemble))
-    if "target_token_budget" in fields:
-        fields = {"chunk_size": None, "context_window_size": None, "budget_ratio": None, **fields}
-    elif "chunk_size" in fields:
-        fields = {"target_token_budget": None, "context_window_size": None, "budget_ratio": None, **fields}
+    if "target_token_budget" in fields or "chunk_size" in fields:
+        sizes = ("target_token_budget", "context_window_size", "budget_ratio", "chunk_size")
+        fields = {**dict.fromkeys(sizes), **fields}
     return team.replace(**fields) if fields else team
 
 
@@ -189,13 +153,7 @@ _SAMPLE, _PAGE = 100, 1000
 
 
 def check_begin(team: MapTeam, run_id: str) -> None:
-    """Check before a run that its items can be read, that the first one has the prompt's fields, and that its rows have a place.
-
-    The rows in the output file may belong to a recorded run of that id, which writes them again (S-MR-186).
-
-    Raises:
-        ValidationError: The run cannot start.
-    """
+    """Check that the first item can be used, and that the rows have a place or belong to that run (S-MR-186)."""
     if team.results is not None and not _has_written(run_id, team):
         refuse_old_rows(team.results)
     entries = run_blocking(_read(team, 1))
@@ -220,9 +178,12 @@ def _has_written(run_id: str, team: MapTeam) -> bool:
 
 
 def estimate(team: MapTeam) -> dict[str, Any]:
-    """Return the items, tokens and cost of a run as JSON data."""
     sample = run_blocking(_read(team, _SAMPLE))
-    prompts = [_prompt(team, entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
+    tasks = [prompt_of(team)(entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
+    prompts = [
+        "\n\n".join([*([build_system_prompt(task.agent)] if task.agent else []), build_user_prompt(task)])
+        for task in tasks
+    ]
     count, refused = run_blocking(_count(team))
     mean = sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN / max(1, len(prompts))
     tokens = round(mean * (count - refused))
@@ -252,12 +213,6 @@ def estimate_lines(found: Mapping[str, Any]) -> list[str]:
     )
     lines.append("No model was called.")
     return lines
-
-
-def _prompt(team: MapTeam, item: object) -> str:
-    task = prompt_of(team)(item)
-    system = "" if task.agent is None else f"{build_system_prompt(task.agent)}\n\n"
-    return f"{system}{build_user_prompt(task)}"
 
 
 async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
@@ -296,11 +251,7 @@ _YOUNG_S = 86_400.0
 
 
 def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
-    """Copy standard input to a file of the run, and return the file.
-
-    Raises:
-        ValidationError: Standard input is a terminal, or the copy cannot be written.
-    """
+    """Copy standard input to a file of the run, and return the file."""
     source = sys.stdin.buffer if stream is None else stream
     if source.isatty():
         raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")

@@ -69,16 +69,10 @@ _RELEASE_S = 15.0
 
 
 class TeamCall:
-    """One call of a team's tool.
+    """One call of a team's tool. A cancelled call ends its run.
 
-    A cancelled call ends its run. Open reviews wait in the record, so that a run without a decision is not lost. The console
-    never asks: standard input belongs to the protocol.
-
-    Args:
-        team: The team to run.
-        context: The context of the call.
-        runs: Active runs of the server; they end with it.
-        runtime: Name of the runtime, or None for the default.
+    Open reviews wait in the record, so that a run without a decision is not lost. The console never asks: standard
+    input belongs to the protocol.
     """
 
     def __init__(
@@ -97,7 +91,6 @@ class TeamCall:
         self._done = 0
 
     async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
-        """Start a run and wait for its end or for open reviews."""
         # `stream` is a generator; its declared type is wider.
         work = cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
         return await self._answer(work)
@@ -141,7 +134,6 @@ class TeamCall:
         return answers
 
     async def _decide(self, gates: Sequence[OpenReview], answers: Mapping[str, InputResponse]) -> Sequence[OpenReview]:
-        """Record decisions; return the gates that stay open."""
         left_open: list[OpenReview] = []
         for gate in gates:
             decision = read_client_answer(answers.get(gate.gate_id))
@@ -223,11 +215,7 @@ class TeamTools:
         self._runs: set[asyncio.Task[EnsembleOutput]] = set()
 
     def add(self, target: str, team: Ensemble) -> None:
-        """Add a team under its own name, or else the name of its file or attribute.
-
-        Raises:
-            ValidationError: Another team has that name.
-        """
+        """Add a team under its own name, or else the name of its file or attribute."""
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
         name = make_tool_name(team.name or stem)
         if name in self._teams or not name.strip("_"):  # a name in another script leaves only underscores
@@ -239,12 +227,8 @@ class TeamTools:
         self._teams[name] = team
 
     async def serve(self) -> None:
-        """Answer on standard input and output until the client leaves."""
         server: Server[dict[str, Any]] = Server(
-            "ensemble-ray",
-            version=version("ensemble-ray"),
-            on_list_tools=self._list,
-            on_call_tool=self._call,
+            "ensemble-ray", version=version("ensemble-ray"), on_list_tools=self._list, on_call_tool=self._call
         )
         try:
             async with stdio_server() as (received, sent):

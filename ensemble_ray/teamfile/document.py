@@ -27,15 +27,11 @@ _MAX_CANDIDATES, _MAX_CANDIDATE_CHARS = 1000, 100
 
 @dataclass(frozen=True, slots=True, order=True)
 class Spot:
-    """A position in a file, counted from 1."""
-
     line: int
     column: int
 
 
 class Problems:
-    """The mistakes found in one file."""
-
     def __init__(self, file: str) -> None:
         self._file = file
         self._found: dict[tuple[Spot, str], None] = {}
@@ -44,17 +40,10 @@ class Problems:
         return len(self._found)
 
     def add(self, spot: Spot, where: str, text: str) -> None:
-        """Add a mistake.
-
-        Args:
-            spot: Its line and column.
-            where: Its path of keys, such as `agents.writer.goal`; empty for the whole file.
-            text: The mistake and its remedy.
-        """
+        """Add a mistake and its remedy at a path of keys, such as `agents.writer.goal`; empty: the whole file."""
         self._found[spot, f"{where}: {text}" if where else text] = None
 
     def check(self) -> None:
-        """Raise a `ValidationError` that lists all mistakes with file, line and column; return if there are none."""
         if not self._found:
             return
         lines = [f"{self._file}:{spot.line}:{spot.column}: {text}" for spot, text in sorted(self._found)]
@@ -112,14 +101,7 @@ def may_be_secret(where: str) -> bool:
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Replace variables by their values.
-
-    Args:
-        text: `${NAME}`, `${NAME:-default}` (used if the variable is unset or empty), and `$${` for a literal `${`.
-        environ: Values by name.
-
-    Returns:
-        The text, and the names of unset variables without a default.
+    """Replace `${NAME}`, `${NAME:-default}` (used if unset or empty) and `$${` (`${`); also return unset names.
 
     Examples:
         >>> expand("openai:${MODEL:-small} at ${HOST}, $${HOST}", {"HOST": "here"})
@@ -150,7 +132,6 @@ _MERGE = f"{_CORE}merge"
 #: Tags of plain YAML. Timestamps and a lone `=` are read as texts.
 _PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-_TOO_DEEP = "nested too deeply"
 _MAX_DEPTH = 100
 _MAX_VALUES = 50_000
 #: Limit of the values that aliases and merge keys add.
@@ -161,8 +142,6 @@ _MAX_NUMBER = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A text, number, boolean or null."""
-
     spot: Spot
     value: str | int | float | bool | None
     #: as written in the file
@@ -194,8 +173,6 @@ NOWHERE = Spot(1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePosition:
-    """The end of a path through a file, as far as the file has it."""
-
     path: str
     value: Located
     #: of the key or list item
@@ -236,7 +213,6 @@ class _Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-
         self._count += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -253,30 +229,20 @@ def read_document(text: str, problems: Problems) -> Located | None:
     """Return the only document of a YAML text. Mistakes are added to `problems`; None: the text cannot be read."""
     try:
         root = yaml.compose(text, Loader=_Loader)
+        if root is not None:
+            return _Reader(problems).read(root, "")
+        problems.add(Spot(1, 1), "", "the file is empty")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
         hint = " (indent with spaces, not tabs)" if "'\\t'" in what else ""
         problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {what}{hint}")
-        return None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
         problems.add(spot, "", f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed")
-        return None
-    except RecursionError:
-        problems.add(Spot(1, 1), "", _TOO_DEEP)
-        return None
-    except _TooLargeError as error:
-        problems.add(error.spot, "", str(error))
-        return None
-    if root is None:
-        problems.add(Spot(1, 1), "", "the file is empty")
-        return None
-    try:
-        return _Reader(problems).read(root, "")
-    except RecursionError:  # a chain of aliases
-        problems.add(Spot(1, 1), "", _TOO_DEEP)
+    except RecursionError:  # deep nesting, or a chain of aliases
+        problems.add(Spot(1, 1), "", "nested too deeply")
     except _TooLargeError as error:
         problems.add(error.spot, "", str(error))
     return None

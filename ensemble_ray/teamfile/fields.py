@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pydantic
@@ -15,11 +15,12 @@ from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, Validat
 
 from ensemble_ray.definition.ensemble import HierarchicalConstraints
 from ensemble_ray.definition.run_options import RetryPolicy
-from ensemble_ray.definition.task import ReflectionConfig
+from ensemble_ray.definition.task import ReflectionConfig, Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
+from ensemble_ray.memory.lasting import LastingMemory
 from ensemble_ray.memory.sqlite import SqliteMemory, SqliteReflectionStore
 from ensemble_ray.memory.store import (
     REFLECTION_METHODS,
@@ -34,6 +35,7 @@ from ensemble_ray.teamfile.document import Entries, Items, Problems, Scalar, lis
 from ensemble_ray.teamfile.references import find_attribute, is_reference, make_importable
 from ensemble_ray.teamfile.section import (
     KINDS,
+    CallableName,
     FileSection,
     Flag,
     Free,
@@ -49,6 +51,8 @@ from ensemble_ray.teamfile.section import (
     key,
     keys_of,
     mapping,
+    object_of,
+    object_with,
     reference,
     refuse,
     refuse_keys,
@@ -57,16 +61,10 @@ from ensemble_ray.teamfile.section import (
     text_in,
 )
 from ensemble_ray.teamfile.tools import Tool
-from ensemble_ray.teamfile.user_code import CallableName, object_with
 from ensemble_ray.values.memory import MemoryScope
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.value import RateLimit
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.memory.lasting import LastingMemory
-
 
 S = TypeVar("S", bound=FileSection)
 
@@ -76,8 +74,6 @@ class _Name(FileSection):
 
 
 class _Endpoint(FileSection):
-    """Options of models behind an endpoint."""
-
     base_url: Text = key("URL of the endpoint, often ending in /v1; default OPENAI_BASE_URL.")
     api_key_env: Text = key("Environment variable that holds the key; default OPENAI_API_KEY.")
     structured_outputs: Flag = key(
@@ -94,8 +90,6 @@ class _Endpoint(FileSection):
 
 
 class _Local(FileSection):
-    """Options of models on this machine."""
-
     context_tokens: Whole = key("Local models: context of all slots together.")
     slots: Whole = key("Local models: concurrent conversations.")
     threads: Whole = key("Local models: threads of the engine.")
@@ -141,14 +135,9 @@ def _read(node: object, info: ValidationInfo) -> ChatModel:
 
 
 def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
-    """Return the model that a configuration names.
+    """Return the model that `module:attribute`, a text like a team file's `llm`, or a mapping with `model` names.
 
-    Args:
-        given: `module:attribute`, a text like a team file's `llm`, or a mapping with `model` and its options.
-        needs_keys: False: this process sends no requests to the model, so its key may be missing.
-
-    Raises:
-        ValidationError: The configuration names no model.
+    `needs_keys` False: this process sends no requests to the model, so its key may be missing.
     """
     if isinstance(given, str) and is_reference(given) and given.partition(":")[0] not in {"openai", "local"}:
         make_importable(Path.cwd())
@@ -180,19 +169,12 @@ def _build(reading: Reading, values: dict[str, Any]) -> ChatModel:
     wrong = [each for each in values if each in (_Endpoint if is_local else _Local).model_fields]
     if wrong:
         raise refuse_keys({each: f"{kind} have no '{each}'" for each in wrong})
-    return _build_local(reading, name, values) if is_local else _build_hosted(reading, name, values)
+    if is_local:
+        from ensemble_ray.llm.local import LocalChatModel  # slow to import
 
-
-def _build_local(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
-    from ensemble_ray.llm.local import LocalChatModel  # slow to import
-
-    values.pop("extra_headers", None)
-    values.update(values.pop("extra_body", {}))
-    path = _resolve_path(reading, name).partition(":")[2] or None
-    return LocalChatModel(path, **values)
-
-
-def _build_hosted(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
+        values.pop("extra_headers", None)
+        values.update(values.pop("extra_body", {}))
+        return LocalChatModel(_resolve_path(reading, name).partition(":")[2] or None, **values)
     from ensemble_ray.llm.openai import OpenAIChatModel  # slow to import
 
     if (variable := values.pop("api_key_env", None)) is not None:
@@ -269,8 +251,6 @@ ReviewHandlerName = Annotated[
 
 @keys_of(RateLimit)
 class RateLimitKeys(FileSection):
-    """A number of requests in each period."""
-
     called = "a rate limit"
     requests: Whole = key(is_required=True)
     period: Number = key(is_required=True)
@@ -289,8 +269,6 @@ class RetryKeys(FileSection):
 
 @keys_of(HierarchicalConstraints)
 class ConstraintKeys(FileSection):
-    """Limits that hold for the manager even if its model ignores them."""
-
     called = "the constraints"
     max_calls_per_worker: Annotated[dict[str, Whole], mapping("must be a mapping of roles to whole numbers")] = key()
 
@@ -324,11 +302,7 @@ class DatabaseKeys(FileSection):
 
 
 def url_of(reading: Reading, section: DatabaseKeys) -> str:
-    """Return the URL of a database. A URL with a password must come from the environment.
-
-    Raises:
-        ValidationError: The URL is missing, or contains a password in the file.
-    """
+    """Return the URL of a database. A URL with a password must come from the environment."""
     values = section.values()
     if ("url" in values) == ("url_env" in values):
         raise ValidationError("must have one of the keys 'url' and 'url_env'")
@@ -348,11 +322,6 @@ def url_of(reading: Reading, section: DatabaseKeys) -> str:
 _IN_MEMORY = "in_memory"
 
 
-def _object_with(what: str, *methods: str) -> PlainValidator:
-    """Read an object with all of these methods, or a class that makes one without arguments."""
-    return reference(what, makes=True, accepts=has_methods(*methods), is_intended=has_methods(*methods))
-
-
 def _read_model(node: object, info: ValidationInfo) -> object:
     name = require_text(node)
     if is_reference(name) and not name.startswith("openai:"):
@@ -360,14 +329,14 @@ def _read_model(node: object, info: ValidationInfo) -> object:
     return resolve_embedding_model(name)
 
 
-_MODEL = TypeAdapter[object](Annotated[object, _object_with("a model of embeddings", "embed")])
+_MODEL = TypeAdapter[object](Annotated[object, object_of("a model of embeddings", has_methods("embed"))])
 _ModelForm = Literal["local"] | Annotated[str, Field(pattern="^openai:.+$")] | ReferenceText
+_EmbeddingModel = Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)]
+_EMBEDDINGS = "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
 
 
 @keys_of(MemoryScope)
 class _ScopeKeys(FileSection):
-    """A scope of the memory store that a task reads and writes."""
-
     called = "scope '{name}'"
     keep_entries_within: Number = key("How long it keeps an entry, s; default: forever.")
 
@@ -387,16 +356,12 @@ ScopeNames = Annotated[list[object], PlainValidator(_read_scopes, json_schema_in
 class _SqliteKeys(FileSection):
     called = "the memory file"
     path: PathText = key("The file, relative to this file; created on first use.", is_required=True)
-    embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
-        "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
-    )
+    embedding_model: _EmbeddingModel = key(_EMBEDDINGS)
 
 
 class _PostgresKeys(DatabaseKeys):
     called = "the memory's database"
-    embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
-        "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
-    )
+    embedding_model: _EmbeddingModel = key(_EMBEDDINGS)
 
 
 class _StoreKeys(FileSection):
@@ -406,7 +371,6 @@ class _StoreKeys(FileSection):
 
 
 def _build_memory(reading: Reading, section: _StoreKeys) -> LastingMemory:
-
     found = section.values()
     if len(found) != 1:
         raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
@@ -427,7 +391,7 @@ def _read_store(
     in_memory: Callable[[], object] | None = None,
 ) -> PlainValidator:
     """Read a store: the word `in_memory` (if permitted), a section, or the user's object by name."""
-    named = TypeAdapter[object](Annotated[object, _object_with(what, *methods)])
+    named = TypeAdapter[object](Annotated[object, object_of(what, has_methods(*methods))])
 
     def read(node: object, info: ValidationInfo) -> object:
         word = text_in(node)
@@ -445,30 +409,24 @@ def _read_store(
     return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if in_memory else form)
 
 
-StoreName = Annotated[
-    object,
-    _read_store(
-        "a memory store", *STORE_METHODS, section=_StoreKeys, build=_build_memory, in_memory=MemoryStore.in_memory
-    ),
-]
-_LongTerm = Annotated[
-    object,
-    _read_store(
-        "a long-term memory",
-        *("store", "retrieve"),
-        section=_StoreKeys,
-        build=lambda reading, section: _build_memory(reading, section).long_term,
-    ),
-]
-_Entities = Annotated[
-    object,
-    _read_store(
-        "an entity memory",
-        *("put", "get", "get_all", "is_empty"),
-        section=_StoreKeys,
-        build=lambda reading, section: _build_memory(reading, section).entities,
-    ),
-]
+_READ_STORE = _read_store(
+    "a memory store", *STORE_METHODS, section=_StoreKeys, build=_build_memory, in_memory=MemoryStore.in_memory
+)
+StoreName = Annotated[object, _READ_STORE]
+_READ_LONG_TERM = _read_store(
+    "a long-term memory",
+    *("store", "retrieve"),
+    section=_StoreKeys,
+    build=lambda reading, section: _build_memory(reading, section).long_term,
+)
+_LongTerm = Annotated[object, _READ_LONG_TERM]
+_READ_ENTITIES = _read_store(
+    "an entity memory",
+    *("put", "get", "get_all", "is_empty"),
+    section=_StoreKeys,
+    build=lambda reading, section: _build_memory(reading, section).entities,
+)
+_Entities = Annotated[object, _READ_ENTITIES]
 
 
 @keys_of(EnsembleMemory)
@@ -536,16 +494,14 @@ def _build_reflection_store(reading: Reading, section: _ReflectionStoreKeys) -> 
 
 
 ReflectionName = Annotated[object, PlainValidator(_read_reflection, json_schema_input_type=bool | _ReflectionKeys)]
-ReflectionStoreName = Annotated[
-    object,
-    _read_store(
-        "a store of reflections",
-        *REFLECTION_METHODS,
-        section=_ReflectionStoreKeys,
-        build=_build_reflection_store,
-        in_memory=InMemoryReflectionStore,
-    ),
-]
+_READ_REFLECTION_STORE = _read_store(
+    "a store of reflections",
+    *REFLECTION_METHODS,
+    section=_ReflectionStoreKeys,
+    build=_build_reflection_store,
+    in_memory=InMemoryReflectionStore,
+)
+ReflectionStoreName = Annotated[object, _READ_REFLECTION_STORE]
 
 
 # Prompts of items: the texts of a task with fields of an item in them.
@@ -617,11 +573,6 @@ class ItemPrompt(_Prompt):
         object.__setattr__(self, "needed", tuple(dict.fromkeys(names)))
 
     def __call__(self, item: object) -> Task:
-        """Return the task of an item.
-
-        Raises:
-            ValidationError: The item lacks a field that the texts name.
-        """
         problem = self.problem(item)
         if problem is not None:
             raise ValidationError(f"The item '{text_of_item(item)[:80]}': {problem}")

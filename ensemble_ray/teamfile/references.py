@@ -46,11 +46,6 @@ def make_importable(directory: Path) -> None:
 
 
 def find_attribute(reference: str) -> object:
-    """Return the object that `module:attribute` names.
-
-    Raises:
-        ValidationError: The form is wrong, or the module or attribute is missing, or the import fails.
-    """
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
     module_name, _, path = reference.partition(":")
@@ -61,7 +56,6 @@ def find_attribute(reference: str) -> object:
 
 
 def attribute_of(owner: object, step: str, reference: str) -> object:
-
     try:
         return getattr(owner, step)
     except AttributeError:
@@ -74,7 +68,6 @@ def attribute_of(owner: object, step: str, reference: str) -> object:
 
 
 def import_module(name: str) -> ModuleType:
-
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
@@ -90,7 +83,6 @@ def import_module(name: str) -> ModuleType:
 
 
 def _line_of(error: BaseException, name: str) -> str:
-    """Return the line of the user's module in which the error occurred."""
     module_file = name.rpartition(".")[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).stem in {module_file, "__init__"} and "importlib" not in frame.filename:
@@ -134,18 +126,15 @@ class Provenance(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The objects that a place of a team file accepts.
+    """The objects that a place of a team file accepts."""
 
-    Attributes:
-        what: Name in messages, such as `a listener`.
-        accepts: Checks an object that is not a class.
-        is_intended: Whether an object or class is made for this place. Installed packages may provide only those.
-        standard: References to the standard library that are harmless here.
-    """
-
+    #: name in messages, such as `a listener`
     what: str
+    #: checks an object that is not a class
     accepts: Callable[[object], bool] = callable
+    #: whether an object or class is made for this place; installed packages may provide only those
     is_intended: Callable[[object], bool] = lambda _: False
+    #: references to the standard library that are harmless here
     standard: frozenset[str] = frozenset()
 
 
@@ -187,16 +176,7 @@ def definer_of(found: object) -> str:
 
 
 def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Path] = ()) -> object:
-    """Return the object that a reference of a team file names.
-
-    Args:
-        reference: `module:attribute`.
-        expected: Objects that the place accepts.
-        own_folders: Folders whose modules are the user's own.
-
-    Raises:
-        ValidationError: The form is wrong, the object is missing, or a team file must not name it.
-    """
+    """Return the object that a reference of a team file names. Modules below `own_folders` are the user's own."""
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
     module_name, _, path = reference.partition(":")

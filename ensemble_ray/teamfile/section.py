@@ -13,7 +13,7 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
 
 import pydantic
 from pydantic import (
@@ -30,6 +30,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.items.sources import ItemSource
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.teamfile.document import (
     Entries,
     Items,
@@ -46,39 +48,25 @@ from ensemble_ray.teamfile.references import Expected, find_permitted, is_refere
 from ensemble_ray.text.foreign_text import header_flaw
 from ensemble_ray.values.value import Value, find_own_name
 
-if TYPE_CHECKING:
-    from ensemble_ray.items.sources import ItemSource
-    from ensemble_ray.ports import ChatModel
-
-
 #: Limit of `module:attribute` references in one file: each costs a search on the disk.
 _MAX_REFERENCES = 1_000
 
 
 @dataclass(slots=True)
 class Reading:
-    """The context of validators.
-
-    Attributes:
-        directory: Directory of the file; paths in the file are relative to it.
-        llm: Replaces every model that the file names.
-        needs_keys: False: the team is only inspected, so keys may be missing.
-        items: Replaces the items that the file names.
-    """
+    """The context of validators; paths in the file are relative to `directory`."""
 
     directory: Path
     _: KW_ONLY
+    #: replaces every model that the file names
     llm: ChatModel | None
+    #: False: the team is only inspected, so keys may be missing
     needs_keys: bool
+    #: replaces the items that the file names
     items: ItemSource | None = None
     _references: int = field(default=0, init=False)
 
     def resolve_path(self, path: str) -> Path:
-        """Resolve a path against the directory of the file.
-
-        Raises:
-            ValidationError: The text cannot be a path.
-        """
         if "\0" in path:
             raise ValidationError("a path cannot contain the character NUL")
         try:
@@ -87,11 +75,7 @@ class Reading:
             raise ValidationError(f"'{path.partition('/')[0]}' names the home of an unknown user") from None
 
     def read_key(self, variable: str) -> str:
-        """Return the key in an environment variable.
-
-        Raises:
-            ValidationError: The key is needed and missing, or cannot be sent in a header.
-        """
+        """Return the key in an environment variable, or a placeholder if no key is needed."""
         key = os.environ.get(variable, "").strip()
         if not key and self.needs_keys:
             raise ValidationError(f"the environment variable '{variable}' is not set: export {variable}=...")
@@ -100,11 +84,7 @@ class Reading:
         return key or "not-set"
 
     def find(self, name: str, expected: Expected) -> object:
-        """Return the object that `module:attribute` names. The file's directory and the current directory are searched first.
-
-        Raises:
-            ValidationError: See `find_permitted`.
-        """
+        """Return the object of `module:attribute`. The directory of the file and the current one come first."""
         self._references += 1
         if self._references > _MAX_REFERENCES:
             raise ValidationError(f"a team file names at most {_MAX_REFERENCES} pieces of code")
@@ -115,18 +95,11 @@ class Reading:
 
 
 def context_of(info: pydantic.ValidationInfo) -> Reading:
-
     return cast("Reading", info.context)
 
 
 def refuse(text: str, *path: str | int, at: Literal["key", "value", "around"] = "value") -> pydantic.ValidationError:
-    """Return an error about a value inside the validated node, or about its key.
-
-    Args:
-        text: The mistake and its remedy.
-        path: Path of the value, relative to the validated node.
-        at: Position to report: of the key, of the value, or of the mapping around them.
-    """
+    """Return an error about a value inside the validated node: at its key, the value, or the mapping around them."""
     return _error([(text, path, at)])
 
 
@@ -157,12 +130,10 @@ _MAX_NUMBER = 10**12
 
 
 def text_in(node: object) -> str | None:
-    """Return the text of a node, or None if it is not a text."""
     return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else None
 
 
 def require_text(node: object) -> str:
-
     text = text_in(node)
     if text is not None:
         return text
@@ -204,11 +175,6 @@ def _read_path(node: object, info: ValidationInfo) -> Path:
 
 
 def convert_freely(node: Located) -> Any:
-    """Return free data as Python values.
-
-    Raises:
-        ValidationError: There are too many values.
-    """
     count = 0
 
     def convert(part: Located) -> object:
@@ -285,15 +251,7 @@ def reference(
     is_intended: Callable[[object], bool] = lambda _: False,
     standard: frozenset[str] = frozenset(),
 ) -> PlainValidator:
-    """Read `module:attribute`.
-
-    Args:
-        what: Name of the expected object in messages.
-        makes: Whether a class is called without arguments to make the object.
-        accepts: Checks the object.
-        is_intended: Whether the object or class may come from an installed package.
-        standard: Permitted references to the standard library.
-    """
+    """Read `module:attribute`. `makes`: a class is called without arguments to make the object. See `Expected`."""
     expected = Expected(what=what, accepts=accepts, is_intended=is_intended, standard=standard)
 
     def read(node: object, info: ValidationInfo) -> object:
@@ -314,6 +272,25 @@ def reference(
     return PlainValidator(read, json_schema_input_type=ReferenceText)
 
 
+def object_of(what: str, is_it: Callable[[object], bool]) -> PlainValidator:
+    """Read an object for which the check holds, or a class that makes one without arguments."""
+    return reference(what, makes=True, accepts=is_it, is_intended=is_it)
+
+
+def object_with(method: str) -> PlainValidator:
+    """Read a callable, or an object or class with this method."""
+    is_intended = has_methods(method)
+    return reference(
+        f"a callable or an object with '{method}'",
+        makes=True,
+        accepts=lambda found: callable(found) or is_intended(found),
+        is_intended=is_intended,
+    )
+
+
+CallableName = Annotated[object, reference("a callable")]
+
+
 S = TypeVar("S", bound="type[FileSection]")
 #: Limit of unknown keys for which a similar key is searched; no message shows more.
 _MAX_GUESSES = 100
@@ -327,7 +304,11 @@ KINDS: dict[object, object] = {
 
 def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
     """Add the descriptions and defaults of the built class's fields to the JSON schema."""
-    words = {} if section.makes is None else _words_of(section.makes)
+    import docstring_parser  # only the schema needs it
+
+    bases = [] if section.makes is None else [each for each in section.makes.__mro__ if issubclass(each, Value)]
+    documented = [word for each in reversed(bases) for word in docstring_parser.parse(each.__doc__ or "").params]
+    words = {word.arg_name: " ".join((word.description or "").split()) for word in documented}
     fields = {} if section.makes is None else section.makes.model_fields
     defaults = {info.alias or name: info.default for name, info in fields.items()}
     properties: dict[str, Any] = schema.get("properties", {})
@@ -341,14 +322,6 @@ def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
         if isinstance(default := defaults.get(name), str | int | float) and default != "":
             shown["default"] = default
     schema["properties"] = {name: properties[name] for name in section.list_keys()}
-
-
-def _words_of(kind: type[Value]) -> dict[str, str]:
-    """Return the descriptions of fields in the docstrings of a class and its bases."""
-    import docstring_parser  # only the schema needs it
-
-    parsed = [docstring_parser.parse(each.__doc__ or "") for each in reversed(kind.__mro__) if issubclass(each, Value)]
-    return {word.arg_name: " ".join((word.description or "").split()) for each in parsed for word in each.params}
 
 
 class FileSection(BaseModel):
@@ -376,9 +349,12 @@ class FileSection(BaseModel):
         if not isinstance(node, Entries):
             raise PydanticCustomError("section_type", "no mapping", {"section": cls})
         absent = cls.model_fields.keys() - cls.nullable
+        lists = {
+            name for name, info in cls.model_fields.items() if get_origin(info.annotation) is list
+        } - cls.only_lists
         values = {name: None if is_null(value) else value for name, value in node.items()}
         present = {
-            name: _as_items(value) if cls._accepts_one(name) else value
+            name: _as_items(value) if name in lists else value
             for name, value in values.items()
             if name not in absent or value is not None
         }
@@ -388,12 +364,6 @@ class FileSection(BaseModel):
             raise pydantic.ValidationError.from_exception_data(
                 cls.__name__, [cls._with_section(found) for found in error.errors(include_url=False)]
             ) from None
-
-    @classmethod
-    def _accepts_one(cls, name: str) -> bool:
-        """Return whether a key of a list accepts a single value."""
-        info = cls.model_fields.get(name)
-        return info is not None and get_origin(info.annotation) is list and name not in cls.only_lists
 
     @classmethod
     def _with_section(cls, found: ErrorDetails) -> InitErrorDetails:
@@ -413,19 +383,16 @@ class FileSection(BaseModel):
 
     @classmethod
     def name_for(cls, path: Loc, node: Located) -> str:
-        """Return the section's name in messages."""
         name = path[-1] if path and isinstance(path[-1], str) else name_in(node)
         is_nameless = name is None and "{name}" in cls.called
         return f"this {cls.called.partition(' ')[0]}" if is_nameless else cls.called.format(name=name)
 
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
-        """Return the message for a value that is not a mapping."""
         return f"{cls.name_for(path, node)} must be a mapping with keys of [{', '.join(cls.list_keys())}]"
 
     @classmethod
     def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
-        """Return the message for a missing key."""
         return f"{cls.name_for(path, node)} needs the key '{name}'"
 
     def values(self) -> dict[str, Any]:
@@ -433,7 +400,6 @@ class FileSection(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
     def build(self) -> Any:
-        """Return the object that the section describes."""
         return cast("type[Value]", self.makes)(**self.values())
 
 
@@ -447,10 +413,7 @@ def keys_of(
 ) -> Callable[[S], S]:
     """Add a key to a section for each field of the built class, unless the section declares the key itself.
 
-    Args:
-        kind: The class.
-        without: Fields that a file cannot contain.
-        others: Type and declaration of further keys.
+    `without` are fields that a file cannot contain, `others` are types and declarations of further keys.
     """
 
     def fill(section: S) -> S:
@@ -484,7 +447,6 @@ def _derive(annotation: Any, name: str) -> object:
 
 
 def _as_items(value: object) -> object:
-    """Wrap a single value in a list."""
     return Items(value.spot, [value]) if isinstance(value, Scalar | Entries) else value
 
 
@@ -495,7 +457,6 @@ def _word_for(name: str) -> str:
 
 
 def name_in(node: Located) -> str | None:
-
     return text_in(node.get("name")) if isinstance(node, Entries) else None
 
 
@@ -539,7 +500,6 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
 
 
 def is_null(node: object) -> bool:
-
     return isinstance(node, Scalar) and node.value is None
 
 

@@ -7,12 +7,13 @@ objects such as listeners, handlers and types are named as `module:attribute`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, NewType, cast, get_args, get_origin
 
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
+from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.ensemble import EnsembleDefinition, ManagerPromptStrategy
 from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.graph import END, Graph, GraphEdge, GraphFork, GraphJoin
 from ensemble_ray.definition.loop import Loop, Until
@@ -25,6 +26,8 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.results import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
+from ensemble_ray.plan.synthesis import AgentSynthesizer
+from ensemble_ray.ports import Dashboard
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
 from ensemble_ray.teamfile.fields import (
     Memory,
@@ -38,6 +41,7 @@ from ensemble_ray.teamfile.fields import (
 )
 from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.teamfile.section import (
+    CallableName,
     FileSection,
     Flag,
     Headers,
@@ -47,28 +51,132 @@ from ensemble_ray.teamfile.section import (
     Text,
     context_of,
     convert_freely,
+    has_method,
+    has_methods,
     key,
     keys_of,
     mapping,
+    object_with,
     one_of,
+    reference,
     refuse,
     text_in,
 )
-from ensemble_ray.teamfile.user_code import (
-    CallableName,
-    CallbackNames,
-    DashboardName,
-    GuardrailNames,
-    HandlerName,
-    ListenerName,
-    MetricsName,
-    OutputTypeName,
-    RunnerName,
-    StrategyName,
-    SynthesizerName,
-    object_with,
-)
+from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.value import Value
+
+# User code: `accepts` checks the object, `is_intended` what an installed package may provide (S-SEC-71, S-SEC-72).
+
+
+CallbackNames = Annotated[
+    list[CallableName],
+    BeforeValidator(
+        lambda node: node if isinstance(node, Items) else [node],
+        json_schema_input_type=ReferenceText | list[ReferenceText],
+    ),
+]
+GuardrailNames = list[Annotated[object, reference("a guardrail: a callable")]]
+_READ_METRICS = reference(
+    "tool metrics",
+    makes=True,
+    accepts=lambda _: True,
+    is_intended=has_methods("increment_success", "increment_failure", "increment_error", "record_duration"),
+)
+MetricsName = Annotated[object, _READ_METRICS]
+_READ_LISTENER = reference(
+    "a listener",
+    makes=True,
+    accepts=lambda found: any(hasattr(found, method) for method in EVENT_TYPES),
+    is_intended=has_method(*EVENT_TYPES),
+)
+ListenerName = Annotated[object, _READ_LISTENER]
+_READ_DASHBOARD = reference(
+    "a WebDashboard",
+    accepts=lambda found: isinstance(found, Dashboard),
+    is_intended=lambda found: isinstance(found, Dashboard),
+)
+DashboardName = Annotated[object, _READ_DASHBOARD]
+_READ_STRATEGY = reference(
+    "an object with 'build_system_prompt' and 'build_user_prompt'",
+    makes=True,
+    accepts=lambda found: isinstance(found, ManagerPromptStrategy),
+    is_intended=has_methods("build_system_prompt", "build_user_prompt"),
+)
+StrategyName = Annotated[object, _READ_STRATEGY]
+_READ_RUNNER = reference(
+    "an object with 'run'",
+    makes=True,
+    accepts=has_method("run"),
+    # Many foreign classes have a `run`; a class with an effect is made to be a runner.
+    is_intended=lambda found: has_method("run")(found) and getattr(found, "effect", None) in get_args(Effect),
+)
+RunnerName = Annotated[object, _READ_RUNNER]
+
+
+def _is_tool(found: object) -> bool:
+    from ensemble_ray.tools.tool import AgentTool  # slow to import, and most handlers are functions
+
+    return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
+
+
+_READ_HANDLER = reference(
+    "a function or a tool",
+    makes=True,
+    accepts=lambda found: callable(found) or has_method("execute")(found),
+    is_intended=_is_tool,
+)
+HandlerName = Annotated[object, _READ_HANDLER]
+
+_SYNTHESIZER = TypeAdapter[object](Annotated[object, object_with("synthesize")])
+
+
+def _read_synthesizer(node: object, info: ValidationInfo) -> object:
+    match text_in(node):
+        case "template":
+            return AgentSynthesizer.template()
+        case "llm_based":
+            return AgentSynthesizer.llm_based()
+        case _:
+            return _SYNTHESIZER.validate_python(node, context=info.context)
+
+
+SynthesizerName = Annotated[
+    object, PlainValidator(_read_synthesizer, json_schema_input_type=Literal["template", "llm_based"] | ReferenceText)
+]
+
+_PLAIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+#: Types of the standard library that an answer may have. Constructing them from a model's text has no side effects.
+_DATA_TYPES = frozenset({
+    *(f"builtins:{name}" for name in _PLAIN_TYPES),
+    *("datetime:date", "datetime:datetime", "datetime:time", "datetime:timedelta"),
+    *("decimal:Decimal", "uuid:UUID"),
+})  # fmt: skip
+_OUTPUT_TYPE = TypeAdapter[object](
+    Annotated[
+        object,
+        reference(
+            "a type",
+            # A class, or an alias such as `list[Report]` or `Report | None`.
+            accepts=lambda found: isinstance(found, type | NewType | TypeAliasType) or get_origin(found) is not None,
+            is_intended=lambda found: isinstance(found, type) and issubclass(found, BaseModel),
+            standard=_DATA_TYPES,
+        ),
+    ]
+)
+
+
+def _read_output_type(node: object, info: ValidationInfo) -> object:
+    plain = _PLAIN_TYPES.get(text_in(node) or "")
+    return _OUTPUT_TYPE.validate_python(node, context=info.context) if plain is None else plain
+
+
+_READ_OUTPUT_TYPE = PlainValidator(
+    _read_output_type, json_schema_input_type=Literal["str", "int", "float", "bool", "list", "dict"] | ReferenceText
+)
+OutputTypeName = Annotated[object, _READ_OUTPUT_TYPE]
+
+
+# Members.
 
 
 class MemberSection(FileSection):
@@ -76,7 +184,6 @@ class MemberSection(FileSection):
 
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
-
         return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
 
     @classmethod
@@ -89,8 +196,6 @@ def _each(section: type[FileSection]) -> str:
 
 
 class _RemoteKeys(FileSection):
-    """An agent of another system, called by the A2A protocol."""
-
     called = "the section 'a2a'"
     url: Text = key("URL of its card, without /.well-known/agent-card.json.", is_required=True)
     headers: Headers = key("Headers: text, or {env: NAME} for secrets.")
@@ -156,7 +261,6 @@ class NamedTaskKeys(TaskKeys):
 
 
 def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
-    """Read the members of a section, by name or as a list."""
     # Adapters are expensive: a file uses one of the two forms, and few of the sections.
     adapters: dict[type[Entries | Items], TypeAdapter[object]] = {}
 
@@ -213,12 +317,10 @@ def _read_predicate(node: object, info: ValidationInfo) -> object:
     return Until.text_contains(found.text_contains, ignore_case=bool(found.ignore_case))
 
 
-_Predicate = Annotated[
-    object,
-    PlainValidator(
-        _read_predicate, json_schema_input_type=Literal["unchanged"] | ReferenceText | _TextKeys | _ParsedKeys
-    ),
-]
+_READ_PREDICATE = PlainValidator(
+    _read_predicate, json_schema_input_type=Literal["unchanged"] | ReferenceText | _TextKeys | _ParsedKeys
+)
+_Predicate = Annotated[object, _READ_PREDICATE]
 
 
 # Loops.
@@ -338,8 +440,7 @@ def _read_inputs(node: object) -> dict[str, str]:
 
 
 _Inputs = Annotated[
-    dict[str, str],
-    PlainValidator(_read_inputs, json_schema_input_type=dict[str, str | float | bool | None]),
+    dict[str, str], PlainValidator(_read_inputs, json_schema_input_type=dict[str, str | float | bool | None])
 ]
 
 # The map-reduce.

@@ -14,6 +14,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble, Startable
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.plan.planner import TaskDependencyGraph
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.teamfile.document import list_known_names, suggestion
 from ensemble_ray.teamfile.references import (
     Provenance,
@@ -26,7 +27,6 @@ from ensemble_ray.teamfile.references import (
 
 if TYPE_CHECKING:
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-    from ensemble_ray.ports import ChatModel
 
 
 Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
@@ -44,17 +44,7 @@ def load_ensemble(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
-    """Load the team of a target. A map-reduce whose tasks are known before the run is returned as its tree of tasks.
-
-    Args:
-        target: See `load_runnable`.
-        llm: See `load_runnable`.
-        needs_keys: See `load_runnable`.
-        arguments: See `load_runnable`.
-
-    Raises:
-        ValidationError: See `load_runnable`; or a map-reduce creates its tasks during the run.
-    """
+    """Load a target like `load_runnable`. A map-reduce with tasks known before the run becomes their tree."""
     found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
     planned = find_planned_form(found)
     if planned is None:
@@ -83,17 +73,13 @@ def load_runnable(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Runnable:
-    """Load the ensemble or map-reduce of a target.
+    """Load the team of a target: a YAML file, or `module:attribute` of a team or of a callable that makes one.
 
     Args:
-        target: Path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that makes one.
-            The current directory is importable.
+        target: The target. The current directory is importable.
         llm: Replaces every model that the team names.
         needs_keys: False: the team is only inspected, so keys of a YAML file may be missing.
         arguments: Arguments of the callable.
-
-    Raises:
-        ValidationError: The target is missing, or is not a team. All mistakes in a YAML file are listed with their positions.
     """
     model = None
     if llm is not None:
@@ -114,11 +100,6 @@ def load_runnable(
 
 
 def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
-    """Load the team of a recorded run with the run's overrides.
-
-    Raises:
-        ValidationError: See `load_runnable`.
-    """
     chosen = source.overrides
     if directory := chosen.get("directory"):
         make_importable(Path(directory))
@@ -200,18 +181,13 @@ def _call(factory: Callable[..., object], target: str, arguments: Mapping[str, s
 
 
 def _suggest_team(target: str) -> str:
-    """Return the teams of the target's module, for the message about another attribute."""
     module_name, _, attribute = target.partition(":")
     teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
     return f"{suggestion(attribute, teams)} {list_known_names(teams)}" if teams else ""
 
 
 def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
-    """Return the team with this model instead of all others. Tasks and agents keep their identity.
-
-    Raises:
-        ValidationError: The factories of a map-reduce choose the models.
-    """
+    """Return the team with this model instead of all others. Tasks and agents keep their identity."""
     if model is None:
         return ensemble
     if not isinstance(ensemble, Ensemble):

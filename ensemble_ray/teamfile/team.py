@@ -26,6 +26,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.sources import ItemSource, screen_source
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.teamfile.document import (
     MAX_BYTES,
     Entries,
@@ -47,11 +48,9 @@ from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-    from ensemble_ray.ports import ChatModel
 
 
 V = TypeVar("V", bound=Value)
-S = TypeVar("S", bound=FileSection)
 _MAP_REDUCE = "map_reduce"
 #: Key of an agent of another system.
 _REMOTE = "a2a"
@@ -66,17 +65,7 @@ _OUTPUT = ".output"
 def load_team_file(
     target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
 ) -> Ensemble | MapReduceEnsemble | MapEnsemble:
-    """Load the team of a YAML file.
-
-    Args:
-        target: Path of the file.
-        llm: Replaces every model that the file names.
-        needs_keys: False: the team is only inspected, so keys of models and tools may be missing.
-        items: Replaces the items of a map-reduce.
-
-    Raises:
-        ValidationError: The file is missing or wrong; the error lists every mistake with its position.
-    """
+    """Load the team of a YAML file with the options of `Reading`. The error lists every mistake with its position."""
     path = Path(target).expanduser()
     text = _read_text(path, target)
     problems = Problems(target)
@@ -138,8 +127,6 @@ def _suggest_file(path: Path) -> str:
 
 
 class _Team:
-    """Builds the ensemble of one file."""
-
     def __init__(self, root: Entries, reading: Reading, problems: Problems) -> None:
         self._root = root
         self._reading = reading
@@ -151,7 +138,12 @@ class _Team:
     def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
         """Return the ensemble, or None if there are mistakes."""
         has_items = _MAP_REDUCE in self._root
-        section = self._validate(MapTeamKeys if has_items else TeamKeys)
+        section: FileSection | None = None
+        try:
+            section = (MapTeamKeys if has_items else TeamKeys).model_validate(self._root, context=self._reading)
+        except pydantic.ValidationError as error:
+            self._refused = {found["loc"] for found in error.errors(include_url=False, include_input=False)}
+            report(error, self._root, self._problems)
         members = self._members
         if has_items:
             members.add_sides(_MAP_REDUCE, _SIDES)
@@ -180,14 +172,6 @@ class _Team:
         graph = next((made[at] for at in members.top.get("graph", ())), None)
         return self._make(Ensemble, {**values, **work, "graph": graph, "agents": agents or None}, ())
 
-    def _validate(self, kind: type[S]) -> S | None:
-        try:
-            return kind.model_validate(self._root, context=self._reading)
-        except pydantic.ValidationError as error:
-            self._refused = {found["loc"] for found in error.errors(include_url=False, include_input=False)}
-            report(error, self._root, self._problems)
-            return None
-
     def _make_map_reduce(
         self, values: dict[str, Any], tasks: Mapping[str, Task]
     ) -> MapReduceEnsemble | MapEnsemble | None:
@@ -198,15 +182,13 @@ class _Team:
         inputs = frozenset[str](values.get("inputs", {}))
         source = values.pop("items", self._reading.items)
         if source is None:
-            spot = locate(self._root, (_MAP_REDUCE,)).key_spot
-            self._problems.add(spot, _MAP_REDUCE, "the map-reduce needs the key 'items'")
+            self._refuse_key((_MAP_REDUCE,), "the map-reduce needs the key 'items'")
             return None
         if kind is MapEnsemble:
             known = {"map", *(info.alias or name for name, info in kind.model_fields.items())}
             for name in arguments.keys() - known:
-                place = locate(self._root, (_MAP_REDUCE, name))
                 text = "it is of use only with the section 'reduce', which says how outputs are brought together"
-                self._problems.add(place.key_spot, place.path, text)
+                self._refuse_key((_MAP_REDUCE, name), text)
             if self._problems:
                 return None
         prompt = ItemPrompt(tasks["map"], inputs)
@@ -223,9 +205,12 @@ class _Team:
             has_own = any(_has_value(agent.node, name) for name in ("llm", "runner", _REMOTE))
             if not has_llm and not agent.is_refused(self._refused) and not has_own:
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
-                place = locate(self._root, agent.path)
-                self._problems.add(place.key_spot, place.path, text)
+                self._refuse_key(agent.path, text)
         self._members.look_up(self._refused)
+
+    def _refuse_key(self, path: Loc, text: str) -> None:
+        place = locate(self._root, path)
+        self._problems.add(place.key_spot, place.path, text)
 
     # Objects.
 
@@ -311,8 +296,6 @@ def _values_at(section: FileSection, path: Sequence[str | int]) -> dict[str, Any
 
 @dataclass(slots=True, kw_only=True)
 class TeamEntry:
-    """An agent, task, loop, phase or graph of the file."""
-
     kind: Literal["agent", "task", "loop", "phase", "graph"]
     name: str | None
     node: Entries
@@ -326,7 +309,6 @@ class TeamEntry:
     after: list[int] = field(default_factory=list[int])
 
     def is_refused(self, refused: set[Loc]) -> bool:
-        """Return whether one of the refused values is in this entry."""
         return any(path[: len(self.path)] == self.path for path in refused)
 
     @property
@@ -353,10 +335,10 @@ class Members:
         """Read the entries of the file. Two entries of one kind and name are a mistake."""
         self.agents = list(self._read("agent", ("agents",)))
         self.top["tasks"] = self._add_tasks(("tasks",))
-        self.top["loops"] = self._add_loops(("loops",))
+        self.top["loops"] = [self._add_loop(member) for member in self._read("loop", ("loops",))]
         for member in self._read("phase", ("phases",)):
             member.parts["tasks"] = self._add_tasks((*member.path, "tasks"))
-            member.parts["loops"] = self._add_loops((*member.path, "loops"))
+            member.parts["loops"] = [self._add_loop(each) for each in self._read("loop", (*member.path, "loops"))]
             reviewer = self._at((*member.path, "review", "task"))
             if isinstance(reviewer, Entries):
                 path: Loc = (*member.path, "review", "task")
@@ -375,11 +357,7 @@ class Members:
                 self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
 
     def look_up(self, refused: set[Loc]) -> None:
-        """Resolve names. Unknown names and circular dependencies are mistakes.
-
-        Args:
-            refused: Paths of values that were refused; entries around them are skipped.
-        """
+        """Resolve names. Unknown names and circular dependencies are mistakes; refused entries are skipped."""
         agent_names = [each.name for each in self.agents if each.name]
         tasks = self._positions("task")
         outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
@@ -403,8 +381,10 @@ class Members:
         self._check_order()
 
     def in_order(self) -> Iterator[int]:
-        """Yield the positions of `work` in topological order."""
-        return iter(TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).static_order())
+        return iter(self._sorter().static_order())
+
+    def _sorter(self) -> TopologicalSorter[int]:
+        return TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)})
 
     def _add(self, member: TeamEntry) -> int:
         self.work.append(member)
@@ -412,9 +392,6 @@ class Members:
 
     def _add_tasks(self, path: Loc) -> list[int]:
         return [self._add(member) for member in self._read("task", path)]
-
-    def _add_loops(self, path: Loc) -> list[int]:
-        return [self._add_loop(member) for member in self._read("loop", path)]
 
     def _add_loop(self, member: TeamEntry) -> int:
         member.parts["body"] = self._add_tasks((*member.path, "body"))
@@ -425,39 +402,31 @@ class Members:
         if not isinstance(node, Entries):
             return
         graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
-        states: list[int] = []
-        for state in self._read("state", ("graph", "states")):
-            if "body" in state.node:
-                state.kind = "loop"
-                states.append(self._add_loop(state))
-            else:
-                states.append(self._add(state))
-        graph.parts["states"] = states
+        states = self._read("state", ("graph", "states"))
+        graph.parts["states"] = [self._add_loop(each) if "body" in each.node else self._add(each) for each in states]
         self.top["graph"] = [self._add(graph)]
 
-    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
-        """Yield the members of a section, by name or as a list."""
+    def _read(self, section: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
         node = self._at(path)
         members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
         for step, member in members:
             if not isinstance(member, Entries):
                 continue
+            kind = section if section != "state" else "loop" if "body" in member else "task"
             name = step if isinstance(step, str) else text_in(member.get("name"))
             if name is not None:
                 self._note_twice(kind, name, member, (*path, step))
-            yield TeamEntry(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
+            yield TeamEntry(kind=kind, name=name, node=member, path=(*path, step))
 
     def _note_twice(self, kind: str, name: str, member: Entries, path: Loc) -> None:
-        of = kind if kind != "state" else "loop" if "body" in member else "task"
-        if (of, name) not in self._lines:
-            self._lines[of, name] = member.spot.line
+        if (kind, name) not in self._lines:
+            self._lines[kind, name] = member.spot.line
             return
         where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-        text = f"two {of}s are named '{name}'; the first is in line {self._lines[of, name]}"
+        text = f"two {kind}s are named '{name}'; the first is in line {self._lines[kind, name]}"
         self._problems.add(member.spot, where, text)
 
     def _at(self, path: Loc) -> Located | None:
-        """Return the node at a path, or None."""
         node: Located | None = self._root
         for step in path:
             match node, step:
@@ -482,9 +451,8 @@ class Members:
         self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
 
     def _check_order(self) -> None:
-        """Report a circular dependency."""
         try:
-            TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)}).prepare()
+            self._sorter().prepare()
         except CycleError as error:
             circle: list[int] = error.args[1][:0:-1]  # each depends on the next, and the last on the first
             first = circle.index(min(circle))
@@ -501,9 +469,7 @@ class Members:
 def _convert(part: Any, *, is_map: bool) -> Any:
     """Convert a part of pydantic's schema to draft 7, without the titles that pydantic derives from names.
 
-    Args:
-        part: Part of pydantic's schema.
-        is_map: Whether its keys are names of keys or definitions, not words of JSON Schema.
+    `is_map`: its keys are names of keys or definitions, not words of JSON Schema.
     """
     if isinstance(part, list):
         return [_convert(each, is_map=False) for each in part]

@@ -51,8 +51,6 @@ _Inherit = Annotated[object, PlainValidator(_read_inherit, json_schema_input_typ
 
 
 class _ToolKeys(FileSection):
-    """Parameters of a built-in tool."""
-
     called = "tool '{name}'"
     #: class in `ensemble_ray.tools`
     class_name: ClassVar[str]
@@ -150,12 +148,14 @@ class _HumanInput(_ToolKeys):
     on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("Result if no answer arrives in time.")
 
 
-def _read_effect(node: object) -> str | dict[str, str]:
-    return _EFFECTS.validate_python(node) if isinstance(node, Entries) else require_text(node)
-
-
 _EFFECTS = TypeAdapter(Annotated[dict[str, Text], mapping("must be a mapping of names of tools to effects")])
-_Effect = Annotated[object, PlainValidator(_read_effect, json_schema_input_type=str | dict[str, str])]
+_Effect = Annotated[
+    object,
+    PlainValidator(
+        lambda node: _EFFECTS.validate_python(node) if isinstance(node, Entries) else require_text(node),
+        json_schema_input_type=str | dict[str, str],
+    ),
+]
 
 
 class _Mcp(_ToolKeys):
@@ -284,7 +284,6 @@ def _find(reading: Reading, name: str, parameters: Located | None) -> object:
 
 
 def _is_intended_as_tool(found: object) -> bool:
-    """Return whether an object is a tool entry, or a class whose objects are."""
     from ensemble_ray.tools.registry import check_tool_entry
     from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions
 

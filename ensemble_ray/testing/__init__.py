@@ -6,8 +6,7 @@ from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCa
 
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
-    from ensemble_ray.testing.replay_ports import Difference
-    from ensemble_ray.testing.replaying import Replay, replay
+    from ensemble_ray.testing.replaying import Difference, Replay, replay
 
 __all__ = [
     "Difference",

@@ -5,21 +5,37 @@ The usual runner executes each task on recorded inputs, answers and results: no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Union
+from typing import NoReturn, TypeVar, Union
 
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import AgentExecutionError, RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskBody, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import (
+    EvaluationFailed,
+    HistoryPart,
+    TaskBody,
+    TaskFailure,
+    TaskOrder,
+    TaskResult,
+    TaskStatus,
+)
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts, exit_of
-from ensemble_ray.facts.effects import ToolReturned
-from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
+from ensemble_ray.facts.fact import Fact, FactData, as_text, find_fact, kinds_of
+from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, PlanRecorded, StimulusRecorded
 from ensemble_ray.llm.limits.limiter import process_limiter
-from ensemble_ray.ports import Services
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.planner import Planned
+from ensemble_ray.ports import Persistence, Services
 from ensemble_ray.process.forks import SystemClock, run_blocking, threads
 from ensemble_ray.record.head import locate_errors, origin_in, read_head
 from ensemble_ray.record.history import RunHistory
@@ -34,45 +50,314 @@ from ensemble_ray.recovery.resuming import plan_again, planned_form
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import run_context_of
 from ensemble_ray.runs.outputs import HeldOutputs
-from ensemble_ray.runs.planned_tasks import make_order
+from ensemble_ray.runs.planned_tasks import PrecedingOutputs, make_order
 from ensemble_ray.runs.unit_evaluations import LocalPredicates, list_predicates
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated
-from ensemble_ray.teamfile import load_source
-from ensemble_ray.testing.replay_ports import (
-    Difference,
-    ReplayJournal,
-    UnaskedMemory,
-    UnaskedModel,
-    cut_to_difference,
-    place_of,
-    request_difference,
-)
+from ensemble_ray.schedule.unit import HistoryEntry
+from ensemble_ray.teamfile import Runnable, load_source
 from ensemble_ray.testing.scripted import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.ids import delegating_call, instance_of, is_inside_unit, node_key
+from ensemble_ray.values.ids import RUN, delegating_call, instance_of, is_inside_unit, node_key
+from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import CaptureMode, jsonable
+from ensemble_ray.values.trace import CaptureMode, TaskTrace, jsonable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+D = TypeVar("D", bound=FactData)
 
-    from ensemble_ray.definition.graph import Graph
-    from ensemble_ray.definition.loop import Loop
-    from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.execute.orders import TaskStatus
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.runs.planned_tasks import PrecedingOutputs
-    from ensemble_ray.schedule.unit import HistoryEntry
-    from ensemble_ray.teamfile import Runnable
-    from ensemble_ray.values.messages import ChatMessage
+#: Kinds that end a task: the runner would reuse them and execute no step.
+_ENDS = (OutputRecorded, FailureRecorded, ExitRecorded)
+#: Kinds of recorded effects that a task reuses instead of repeating the effect.
+_ANSWERS = frozenset(kinds_of(ModelAnswered, ToolReturned))
+#: The running instance; a context variable, because several run at the same time when work is delegated.
+_AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
+#: Characters shown of a text, and before the first difference of two texts.
+_SHOWN, _BEFORE = 80, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A place where today's code differs from the record."""
+
+    #: `the plan`, or the task with turn and call
+    where: str
+    #: the part that differs
+    what: str
+    #: the recorded value; cut
+    recorded: str
+    #: today's value; cut
+    current: str
+
+    def __str__(self) -> str:
+        return f"  where:    {self.where}\n  what:     {self.what}\n  recorded: {self.recorded}\n  today:    {self.current}"
+
+
+def _between(where: str, what: str, recorded: object, current: object) -> Difference:
+    """Return the difference of two values, cut to its first place."""
+    old, new = (each if isinstance(each, str) else repr(each) for each in (recorded, current))
+    same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    start = max(0, same - _BEFORE)
+    return Difference(where=where, what=what, recorded=_window(old, start), current=_window(new, start))
+
+
+def _unrecorded(where: str, what: str, current: str) -> Difference:
+    return Difference(where=where, what=what, recorded="nothing", current=_window(current, 0))
+
+
+def _window(text: str, start: int) -> str:
+    part = text[start : start + _SHOWN]
+    return f"{'...' if start else ''}{part!r}{'...' if start + _SHOWN < len(text) else ''}"
+
+
+class _Recorded(Mapping[tuple[str, str], Fact]):
+    """The recorded facts of a task; `used` contains the keys that were looked up."""
+
+    def __init__(self, facts: Mapping[tuple[str, str], Fact]) -> None:
+        self._facts = facts
+        self.used: set[tuple[str, str]] = set()
+
+    def __getitem__(self, key: tuple[str, str]) -> Fact:
+        fact = self._facts[key]
+        self.used.add(key)
+        return fact
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+
+class ReplayJournal:
+    """Returns recorded facts, stores none, and notes the first difference per task.
+
+    Delegated work is replayed, too, on its own record: the delegation is decided again and the worker executed again.
+    Decision and result are compared when the task would record them.
+    """
+
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        self._of: dict[str, dict[tuple[str, str], Fact]] = {}
+        self._ends: dict[str, Fact] = {}
+        for fact in facts:
+            instance = fact.instance
+            if instance == RUN or isinstance(fact.data, StimulusRecorded) or is_making_agent(fact):
+                continue
+            if isinstance(fact.data, _ENDS):
+                if not self.has_output(instance):  # an exit after the output happened at a gate
+                    self._ends[instance] = fact
+            else:
+                self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
+        self._at: dict[str, _Recorded] = {}
+        #: the first difference of a task, and whether it requested an effect at the end of its record
+        self._notes: dict[str, tuple[Difference, bool]] = {}
+        self._compared: set[tuple[str, str]] = set()
+
+    @property
+    def used(self) -> int:
+        """Number of recorded answers and results that all tasks used."""
+        answered = sum(kind in _ANSWERS for recorded in self._at.values() for _, kind in recorded.used)
+        return answered + sum(kind in _ANSWERS for _, kind in self._compared)
+
+    @contextmanager
+    def at(self, instance: str) -> Generator[None]:
+        """Attribute all requests of the block to that task."""
+        token = _AT_WORK.set(instance)
+        try:
+            yield
+        finally:
+            _AT_WORK.reset(token)
+
+    def report(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
+        """Note a task's first difference and stop the task; default: the running task."""
+        self._notes.setdefault(instance or _AT_WORK.get(), (difference, is_at_end))
+        raise AgentExecutionError(f"Replay: {difference.what}")
+
+    def find_difference(self, instance: str) -> Difference | None:
+        """Return the first difference of a task: a deviating step, else a recorded effect that it did not request."""
+        if instance in self._notes:
+            return self._notes[instance][0]
+        asked = self._at.get(instance)
+        facts = self._of.get(instance, {})
+        unused = [] if asked is None else [facts[key] for key in asked if key not in asked.used and key[1] in _ANSWERS]
+        unused += [facts[key] for key in facts if key[1] == DelegationDecided.KIND and key not in self._compared]
+        if not unused:
+            return None
+        return Difference(where=_place_of(unused[0].name), what="a call", recorded="made", current="not made")
+
+    def is_at_end(self, instance: str) -> bool:
+        """Return whether a task requested an effect at the end of its record."""
+        return instance in self._notes and self._notes[instance][1]
+
+    def find_recorded(self, name: str, wanted: type[D]) -> D | None:
+        """Return the recorded fact of that name and kind, or None."""
+        fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
+        return None if fact is None else fact.data
+
+    def end_of(self, instance: str) -> Fact | None:
+        """Return the fact that ended a task, or None."""
+        return self._ends.get(instance)
+
+    def has_output(self, instance: str) -> bool:
+        """Return whether a task has a recorded output."""
+        end = self._ends.get(instance)
+        return end is not None and isinstance(end.data, OutputRecorded)
+
+    # The runner's interface of the journal.
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
+        """Store no fact. Compare delegations; the start of a call means that its result is not recorded."""
+        del epoch, until
+        for fact in facts:
+            if isinstance(fact.data, DelegationDecided):
+                self._compare_decision(fact, fact.data)
+            elif isinstance(fact.data, ToolReturned) and self._is_performed(fact.name):
+                self._compare_result(fact, fact.data)
+            elif isinstance(fact.data, ToolIntended):
+                call = f"{fact.data.tool_name}({fact.data.arguments})"
+                difference = _unrecorded(_place_of(fact.name), "a call whose result is not recorded", call)
+                self.report(difference, instance=fact.instance, is_at_end=True)
+
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """Return the recorded facts of a task, without its end and the results of its delegations."""
+        facts = self._of.get(instance, {})
+
+        def is_shown(name: str, kind: str) -> bool:
+            if kind == ToolIntended.KIND:  # if the call never returned, the record ends there
+                return (name, ToolReturned.KIND) in facts
+            return kind != DelegationDecided.KIND and not (kind == ToolReturned.KIND and self._is_performed(name))
+
+        self._at[instance] = _Recorded({key: fact for key, fact in facts.items() if is_shown(*key)})
+        return self._at[instance]
+
+    def _is_performed(self, name: str) -> bool:
+        decided = self.find_recorded(name, DelegationDecided)
+        return decided is not None and decided.worker is not None
+
+    def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
+        recorded = self.find_recorded(fact.name, DelegationDecided)
+        instance, where = fact.instance, _place_of(fact.name)
+        current = _describe_decision(decision)
+        if recorded is None:
+            nothing = _unrecorded(where, "a delegation that is not recorded", current)
+            self.report(nothing, instance=instance, is_at_end=True)
+        self._compared.add((fact.name, fact.kind))
+        if _describe_decision(recorded) != current:
+            self.report(_between(where, "the delegation", _describe_decision(recorded), current), instance=instance)
+
+    def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
+        recorded = self.find_recorded(fact.name, ToolReturned)
+        if recorded is None:
+            return  # the run died before it was recorded
+        self._compared.add((fact.name, fact.kind))
+        compared = (
+            ("the result of the delegation", recorded.text, result.text),
+            ("the outcome of the delegation", recorded.outcome, result.outcome),
+        )
+        for what, before, now in compared:
+            if before != now:
+                self.report(_between(_place_of(fact.name), what, before, now), instance=fact.instance)
+
+    async def flush(self) -> None:
+        """Return immediately: no fact is stored."""
+
+    async def close(self) -> None:
+        """Return immediately: no resource is open."""
+
+
+class UnaskedModel:
+    """Replaces a model: a call means that the answer is not recorded."""
+
+    def __init__(self, journal: ReplayJournal) -> None:
+        self._journal = journal
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Report an unrecorded request."""
+        del tools
+        last = "" if not messages else messages[-1].content or ""
+        self._journal.report(
+            _unrecorded("a model call", "a request whose answer is not recorded", last), is_at_end=True
+        )
+
+
+class UnaskedMemory:
+    """Implements `RunMemory`: a recall means that the recalled memory is not recorded."""
+
+    def __init__(self, journal: ReplayJournal) -> None:
+        self._journal = journal
+
+    async def recall(self, query: MemoryQuery) -> RecalledMemory:
+        """Report an unrecorded request."""
+        what = "memory that was read and is not recorded"
+        self._journal.report(_between("its memory", what, "", query.text), is_at_end=True)
+
+    async def remember(self, note: MemoryNote) -> RememberedNote:
+        """Store no note."""
+        del note
+        return RememberedNote()
+
+
+def _describe_decision(decision: DelegationDecided) -> str:
+    request, refusal = decision.request, decision.refusal
+    asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
+    reason = "refused" if refusal is None else refusal.reason
+    return f"{asked} -> {reason if decision.worker is None else decision.worker}"
+
+
+def _place_of(effect: str) -> str:
+    """Return a readable form of an effect's name such as `facts#0/2/call-1`."""
+    _, turn, call = effect.rsplit("/", 2)
+    return f"turn {turn}, {'model call' if call == 'model' else call.replace('-', ' ')}"
+
+
+def _request_difference(
+    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], trace: TaskTrace | None
+) -> Difference:
+    """Return the first difference of a request from the recorded one, as far as the record contains its texts."""
+    where = _place_of(name)
+    recorded = [] if trace is None else _recorded_messages(journal, name, trace)
+    for position, (message, (role, content)) in enumerate(zip(messages, recorded, strict=False), start=1):
+        if (role, content or "") != (message.role, message.content or ""):
+            what = f"message {position} ({message.role}) of the request"
+            return _between(where, what, content or "", message.content or "")
+    return Difference(
+        where=where,
+        what="the request",
+        recorded="of another digest; its texts are not recorded (capture_mode keeps them)",
+        current=_window(messages[-1].content or "" if messages else "", 0),
+    )
+
+
+def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> list[tuple[str, str | None]]:
+    """Return a recorded request: the captured one, else rebuilt from the task's prompts, answers and results."""
+    instance, number, _ = name.rsplit("/", 2)
+    turn, prompts = int(number), trace.prompts
+    if captured := [each for calls in trace.llm_interactions[turn : turn + 1] for each in calls.messages]:
+        return [(each.role, each.content) for each in captured]
+    if prompts is None:
+        return []
+    conversation: list[tuple[str, str | None]] = [
+        ("system", prompts.system_prompt),
+        *((each.role, each.content) for each in prompts.history),
+        ("user", prompts.user_prompt),
+    ]
+    for previous in range(turn):
+        answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
+        if answer is None or not answer.tool_calls:
+            return conversation[:1]  # a correction: a separate conversation; only its system prompt is known
+        conversation.append(("assistant", answer.text))
+        for index in range(len(answer.tool_calls)):
+            result = journal.find_recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
+            if result is None:
+                return conversation
+            conversation.append(("tool", result.text))
+    return conversation
+
+
+# The steps of a run, and its workers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +374,7 @@ Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at
 
 
 def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOutput]) -> Iterator[Step]:
-    """Yield the steps of a run in its order; for a plan without units, the tasks in the order of the plan.
-
-    Args:
-        plan: The plan of the run.
-        facts: All facts of the run.
-        outputs: The recorded outputs.
-    """
+    """Yield the steps of a run in its order; for a plan without units, the tasks in the order of the plan."""
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
         return
@@ -115,12 +394,6 @@ class RepeatedPredicates:
     """Evaluates today's predicates and conditions on the recorded questions."""
 
     def __init__(self, units: Mapping[str, Loop | Phase | Graph], output_of: Callable[[str], TaskOutput]) -> None:
-        """Collect the predicates.
-
-        Args:
-            units: The declared units, by key.
-            output_of: Returns a recorded output by instance.
-        """
         self._predicates = LocalPredicates(list_predicates(units))
         self._output_of = output_of
         #: number of sent parts of the history, by unit path
@@ -131,15 +404,14 @@ class RepeatedPredicates:
         question, sent = asked.question, self._sent.get(asked.question.unit, 0)
         parts = [
             HistoryPart(
-                names=entry.names,
-                outputs=tuple(map(self._output_of, entry.instances)),
-                is_joined=entry.is_joined,
+                names=entry.names, outputs=tuple(map(self._output_of, entry.instances)), is_joined=entry.is_joined
             )
             for entry in asked.history[sent:]
         ]
         self._sent[question.unit] = sent + len(parts)
         answer = await self._predicates.holds(question, sent_count=sent, new=parts)
-        recorded, current = _describe_recorded(asked.answered), _describe(answer)
+        answered = asked.answered
+        recorded, current = _describe(answered if answered.answer is None else answered.answer), _describe(answer)
         if recorded == current:
             return None
         path = path_of_question(question)
@@ -152,14 +424,8 @@ class RepeatedPredicates:
         )
 
 
-def _describe_recorded(answered: Evaluated) -> str:
-    if answered.answer is None:
-        return f"raised {answered.error_type}: {answered.message}"
-    return str(answered.answer).lower()
-
-
-def _describe(answer: bool | EvaluationFailed | None) -> str:  # noqa: FBT001  a verdict
-    if isinstance(answer, EvaluationFailed):
+def _describe(answer: object) -> str:
+    if isinstance(answer, EvaluationFailed | Evaluated):
         return f"raised {answer.error_type}: {answer.message}"
     return str(answer).lower()
 
@@ -175,11 +441,7 @@ class ReplayedWorkers:
         self._runner = runner
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Replay a worker's task on its record.
-
-        Raises:
-            AgentExecutionError: a step differs or is not recorded; the difference is noted for the delegating task.
-        """
+        """Replay a worker's task on its record; a difference is noted for the delegating task."""
         with self._journal.at(order.instance):
             result = await self._runner.run(order, is_stopped=lambda: False)
         call = delegating_call(order.instance) or order.instance
@@ -222,11 +484,10 @@ class ReplayedWorkers:
             what, recorded = "the end", _STATUS.get(end.kind, "exited")
             current = result.status
         if recorded != current:
-            old, new = cut_to_difference(recorded, current)
-            self._report(order, call, Difference(where="its end", what=what, recorded=old, current=new))
+            self._report(order, call, _between("its end", what, recorded, current))
 
     def _report(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
-        where = f"{place_of(call)} ({order.agent_role}), {found.where}"
+        where = f"{_place_of(call)} ({order.agent_role}), {found.where}"
         asking = call.rsplit("/", 2)[0]
         self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
 
@@ -353,12 +614,7 @@ class _Repetition:
         self.tasks = 0
         self._policies = definition.delegation_policies
         context = run_context_of(
-            definition,
-            planned,
-            run_id=facts[0].run,
-            interest=frozenset(),
-            capture_mode=CaptureMode.OFF,
-            log_fields={},
+            definition, planned, run_id=facts[0].run, interest=frozenset(), capture_mode=CaptureMode.OFF, log_fields={}
         )
         unlimited = replace(context.delegation, timeout_s=None)
         self._context = replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
@@ -408,7 +664,6 @@ class _Repetition:
         return self._ending(where, result) if found is None else replace(found, where=f"{where}, {found.where}")
 
     def _ending(self, where: str, result: TaskResult) -> Difference | None:
-        """Return the difference between the task's result and the record."""
         instance = result.instance
         if instance not in self._outputs:
             end = self.journal.end_of(instance)
@@ -446,7 +701,7 @@ class _Repetition:
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
             trace = RecordedWork(self._recorded, instance).recorded_trace()
-            self.journal.report(request_difference(self.journal, name, messages, trace), instance=instance)
+            self.journal.report(_request_difference(self.journal, name, messages, trace), instance=instance)
 
 
 def _describe_error(error: BaseException | None) -> str:
@@ -454,9 +709,4 @@ def _describe_error(error: BaseException | None) -> str:
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
-    """Return the first pair with different values."""
-    for what, old, new in pairs:
-        if old != new:
-            recorded, current = cut_to_difference(old, new)
-            return Difference(where=where, what=what, recorded=recorded, current=current)
-    return None
+    return next((_between(where, what, old, new) for what, old, new in pairs if old != new), None)

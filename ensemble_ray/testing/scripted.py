@@ -137,11 +137,7 @@ class ScriptedModel:
         yield response
 
     async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> _Scripted:
-        """Return the response of the next entry, and the fragments of its text; None: words.
-
-        Raises:
-            IllegalStateError: the script is used up.
-        """
+        """Return the response of the next entry, and the fragments of its text; None: words."""
         with self._lock:
             call = ScriptedCall(number=len(self._calls), messages=tuple(messages), tools=tuple(tools))
             self._calls.append(call)
@@ -170,11 +166,7 @@ class ScriptedModelHandle:
     double_id: str
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Call the owner of the script.
-
-        Raises:
-            IllegalStateError: the owner cannot be reached from here.
-        """
+        """Call the owner of the script."""
         return (await self._ask(messages, tools))[0]
 
     async def stream(
@@ -205,10 +197,7 @@ class ScriptedModelHandle:
 
 
 async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
-    """Answer a handle's call in the process that owns the script; the reply is JSON-able.
-
-    The Ray runtime calls it for services with a name that begins with `scripted_model.`.
-    """
+    """Answer a handle's call in the process that owns the script. The Ray runtime calls it for `SERVICE`."""
     double = live_double(str(payload["id"]))
     if double is None:
         gone = "ScriptedModel: its owner has let go of it; keep a reference for as long as the run lasts"
@@ -276,7 +265,6 @@ def _fragments(response: ChatResponse, fragments: Sequence[str] | None) -> Seque
 
 
 def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
-    """Rebuild a message or response from its `asdict` form."""
     calls = tuple(ToolCall(**each) for each in data["tool_calls"])
     fields = data["provider_fields"]
     known = None if fields is None else ProviderFields(**fields)

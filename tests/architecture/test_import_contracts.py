@@ -46,7 +46,7 @@ def test_contracts_are_the_ones_that_the_design_names() -> None:
         *(f"{importer} -> {imported}" for importer, imported in _SEAMS),
         "ensemble_ray.runtime -> ensemble_ray.actors.driver.runtime",
         "ensemble_ray.cli.commands.studio -> ensemble_ray.studio.server",
-        "ensemble_ray.cli.commands.actors -> ensemble_ray.studio.processes",
+        "ensemble_ray.cli.commands.studio -> ensemble_ray.studio.processes",
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.cli.commands.actors import actor_lines
+from ensemble_ray.cli.commands.studio import actor_lines
 from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
 
 

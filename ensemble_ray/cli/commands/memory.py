@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from ensemble_ray.cli.inputs.records import MemoryPath, MemoryUrl, memory_tables, model_of
-from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_json
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.view.terminal import FAILED, FINE, align, say, show, show_json
+from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
     from ensemble_ray.memory.lasting import MemoryTables
+    from ensemble_ray.ports import EmbeddingModel
     from ensemble_ray.values.memory import MemoryEntry
 
 memory = typer.Typer(
@@ -23,23 +27,45 @@ memory = typer.Typer(
     "ensemble-ray memory clear letters --yes",
 )
 
+_VARIABLE = "ENSEMBLE_RAY_MEMORY"
+_DEFAULT = "memory.db"
+_SCHEMES = ("postgresql://", "postgres://")
+
+MemoryPath = Annotated[
+    str | None,
+    Option(
+        "--file",
+        "-f",
+        metavar="PATH",
+        help="The file of a SqliteMemory; default: ENSEMBLE_RAY_MEMORY, else memory.db in the current directory.",
+        show_default=False,
+    ),
+]
+MemoryUrl = Annotated[
+    str | None,
+    Option(
+        "--store",
+        metavar="URL",
+        help="The database of a PostgresMemory, postgresql://...; ENSEMBLE_RAY_MEMORY may be such a URL too, with its password.",
+        show_default=False,
+    ),
+]
 _SHOWN = 20
 _FOUND = 5
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
-Scope = Annotated[
-    str | None, typer.Argument(metavar="SCOPE", help="The scope's name, as `ls` shows it.", show_default=False)
-]
-IsLongTerm = Annotated[bool, typer.Option("--long-term", help="Long-term memory in place of a scope.")]
-IsEntities = Annotated[bool, typer.Option("--entities", help="The facts about entities in place of a scope.")]
+Scope = Annotated[str | None, Argument(metavar="SCOPE", help="The scope's name, as `ls` shows it.", show_default=False)]
+IsLongTerm = Annotated[bool, Option("--long-term", help="Long-term memory in place of a scope.")]
+IsEntities = Annotated[bool, Option("--entities", help="The facts about entities in place of a scope.")]
 
 
 @memory.command("ls", epilog="Example: ensemble-ray memory ls --file memory.db")
-def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJson = False) -> int:
+def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: options.ItAsJson = False) -> int:
     """List the scopes of a memory with their entries, long-term memory, and facts about entities."""
-    tables = memory_tables(path, url)
+    from ensemble_ray.memory.lasting import LONG_TERM
+
+    tables = _open_memory(path, url)
     counts, facts, model = dict(tables.scopes()), tables.facts(), tables.embedding_model()
-    long_term = counts.pop(_long_term(), 0)
+    long_term = counts.pop(LONG_TERM, 0)
     if as_json:
         data = {"scopes": counts, "long_term": long_term, "entities": len(facts)}
         show_json({"place": tables.location, "embedding_model": None if model is None else model[0], **data})
@@ -47,9 +73,8 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJs
     rows = [(scope, _format_count(count, "entry", "entries")) for scope, count in counts.items()]
     rows += [("(long-term memory)", _format_count(long_term, "entry", "entries"))] if long_term else []
     rows += [("(entities)", _format_count(len(facts), "fact", "facts"))] if facts else []
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, count in rows:
-        show(f"{name:<{width}}  {count}")
+    for line in align(rows):
+        show(line)
     if not rows:
         say(f"{tables.location} is empty")
     return FINE
@@ -63,14 +88,20 @@ def show_scope(
     is_entities: IsEntities = False,
     path: MemoryPath = None,
     url: MemoryUrl = None,
-    is_all: Annotated[bool, typer.Option("--all", help=f"All entries, not only the newest {_SHOWN}.")] = False,
-    as_json: AsJson = False,
+    is_all: Annotated[bool, Option("--all", help=f"All entries, not only the newest {_SHOWN}.")] = False,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """Show the entries of a scope, the oldest first."""
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
-    tables = memory_tables(path, url)
+    tables = _open_memory(path, url)
     if is_entities:
-        _show_facts(tables.facts(), as_json=as_json)
+        facts = tables.facts()
+        if as_json:
+            show_json(facts)
+        for entity, fact in () if as_json else facts.items():
+            show(f"{entity}: {fact}")
+        if not as_json and not facts:
+            say("There are no facts about entities")
         return FINE
     name, total = _count_entries(tables, scope)
     entries = tables.newest(name, total if is_all else _SHOWN)
@@ -90,27 +121,25 @@ def show_scope(
     "search", epilog="Examples: ensemble-ray memory search 'money back'; ensemble-ray memory search Ann --words"
 )
 def search(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for.", show_default=False)],
+    text: Annotated[str, Argument(metavar="TEXT", help="What to look for.", show_default=False)],
     *,
-    scope: Annotated[str | None, typer.Option("--scope", metavar="SCOPE", help="Only in that scope.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Maximum entries per scope.")] = _FOUND,
+    scope: Annotated[str | None, Option("--scope", metavar="SCOPE", help="Only in that scope.")] = None,
+    limit: Annotated[int, Option("--limit", metavar="N", min=1, help="Maximum entries per scope.")] = _FOUND,
     is_by_words: Annotated[
-        bool, typer.Option("--words", help="Find entries that contain TEXT, without the embedding model.")
+        bool, Option("--words", help="Find entries that contain TEXT, without the embedding model.")
     ] = False,
     path: MemoryPath = None,
     url: MemoryUrl = None,
-    as_json: AsJson = False,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """Find entries of scopes and of long-term memory, and facts about entities.
 
     Searches by meaning, with the model that made the vectors; a memory without vectors is searched for the text itself, and
     so are facts.
     """
-    from ensemble_ray.errors import ValidationError
-
     if not text.strip():
         raise ValidationError("TEXT must not be blank")
-    tables = memory_tables(path, url)
+    tables = _open_memory(path, url)
     names = list(tables.scopes()) if scope is None else [_count_entries(tables, scope)[0]]
     found = _find(tables, names, text, limit, is_by_words=is_by_words)
     facts = {} if scope is not None else {n: f for n, f in tables.facts().items() if _has(f"{n}: {f}", text)}
@@ -140,58 +169,45 @@ def clear(
     is_entities: IsEntities = False,
     path: MemoryPath = None,
     url: MemoryUrl = None,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_sure: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
     """Delete the entries of a scope permanently.
 
     Asks first. Records of runs still contain the memory that their tasks used: ensemble-ray delete RUN.
     """
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
-    tables = memory_tables(path, url)
-    what, delete = _facts_part(tables) if is_entities else _scope_part(tables, scope)
+    tables = _open_memory(path, url)
+    facts, name, total = tables.facts(), "", 0
+    if is_entities:
+        what = f"{_format_count(len(facts), 'fact', 'facts')} about entities"
+    else:
+        name, total = _count_entries(tables, scope)
+        of = f"scope '{name}'" if name else "long-term memory"
+        what = f"{_format_count(total, 'entry', 'entries')} of {of}"
     if not is_sure and not _agrees(f"Delete {what} in {tables.location}, for good?"):
         say("Nothing was deleted")
         return FAILED
-    delete()
+    if is_entities:
+        for entity in facts:
+            tables.remove_fact(entity)
+    else:
+        tables.clear(name)
     show(f"Deleted {what}")
     return FINE
 
 
-def _scope_part(tables: MemoryTables, scope: str | None) -> tuple[str, Callable[[], None]]:
-    """Return a description of a scope's entries, and the function that deletes them; None: long-term memory."""
-    name, total = _count_entries(tables, scope)
-    where = f"scope '{name}'" if name else "long-term memory"
-    return f"{_format_count(total, 'entry', 'entries')} of {where}", partial(tables.clear, name)
-
-
-def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
-    facts = tables.facts()
-
-    def delete() -> None:
-        for entity in facts:
-            tables.remove_fact(entity)
-
-    return f"{_format_count(len(facts), 'fact', 'facts')} about entities", delete
-
-
 def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -> None:
-    from ensemble_ray.errors import ValidationError
-
     if (scope is not None) + is_long_term + is_entities != 1:
         raise ValidationError("Name one of SCOPE, --long-term and --entities. The scopes: ensemble-ray memory ls")
 
 
 def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
-    """Return a scope's name and its number of entries; None: long-term memory.
-
-    Raises:
-        ValidationError: The scope does not exist.
-    """
-    from ensemble_ray.errors import ValidationError
+    """Return a scope's name and its number of entries; None: long-term memory."""
+    from ensemble_ray.memory.lasting import LONG_TERM
 
     counts = tables.scopes()
     if scope is None:
-        return _long_term(), counts.get(_long_term(), 0)
+        return LONG_TERM, counts.get(LONG_TERM, 0)
     if not scope.strip() or scope not in counts:
         known = ", ".join(name for name in counts if name)
         raise ValidationError(f"There is no scope '{scope}' in {tables.location}. Known: [{known}]")
@@ -201,7 +217,7 @@ def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
 def _find(
     tables: MemoryTables, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
 ) -> list[tuple[str, Sequence[MemoryEntry]]]:
-    model = None if is_by_words else model_of(tables)
+    model = None if is_by_words else _model_of(tables)
     if model is None:
         if not is_by_words and (unknown := tables.embedding_model()) is not None:
             say(f"The memory has vectors of {unknown[0]}, which is not available here: searching for the text itself")
@@ -217,33 +233,11 @@ def _find(
 
 
 def _agrees(question: str) -> bool:
-    """Ask for confirmation on the terminal.
-
-    Raises:
-        ValidationError: Standard input is not a terminal.
-    """
-    from ensemble_ray.errors import ValidationError
-
+    """Ask for confirmation on the terminal."""
     if not sys.stdin.isatty():
         raise ValidationError(f"{question} There is no terminal to ask on: repeat the command with --yes")
     say(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-
-def _long_term() -> str:
-    from ensemble_ray.memory.lasting import LONG_TERM
-
-    return LONG_TERM
-
-
-def _show_facts(facts: dict[str, str], *, as_json: bool) -> None:
-    if as_json:
-        show_json(facts)
-        return
-    for name, fact in facts.items():
-        show(f"{name}: {fact}")
-    if not facts:
-        say("There are no facts about entities")
 
 
 def _as_data(entry: MemoryEntry) -> dict[str, object]:
@@ -273,3 +267,41 @@ def _format_count(count: int, one: str, more: str) -> str:
 
 def _has(content: str, text: str) -> bool:
     return text.strip().casefold() in content.casefold()
+
+
+def _open_memory(path: str | None, url: str | None) -> MemoryTables:
+    """Return the existing memory in the file or database that an option or the environment names."""
+    if path and url:
+        raise ValidationError("Name one of --file and --store")
+    named = path or url or os.environ.get(_VARIABLE, "").strip() or _DEFAULT
+    if url or (not path and named.startswith(_SCHEMES)):
+        from ensemble_ray.memory.postgres import MemoryDatabase, PostgresTables
+
+        database = MemoryDatabase(named)
+        if not database.is_made():
+            raise ValidationError(
+                f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
+            )
+        return PostgresTables(database)
+    from ensemble_ray.memory.sqlite import MemoryFile  # the help does not need it
+
+    found = Path(named).expanduser().absolute()
+    if not found.is_file():
+        raise ValidationError(
+            f"There is no memory file {found}. Name the file of your SqliteMemory, or the database of your PostgresMemory: "
+            f"--file PATH, --store URL, or export {_VARIABLE}=PATH"
+        )
+    return MemoryFile(found)
+
+
+def _model_of(tables: MemoryTables) -> EmbeddingModel | None:
+    """Return the embedding model of the stored vectors; None without vectors, or if the library lacks it."""
+    from ensemble_ray.memory.embedding_models import LocalEmbeddingModel, resolve_embedding_model
+
+    found = tables.embedding_model()
+    if found is None:
+        return None
+    kind, _, name = found[0].partition(" ")
+    if kind == LocalEmbeddingModel.__name__:
+        return LocalEmbeddingModel()
+    return resolve_embedding_model(f"openai:{name}") if kind == "OpenAIEmbeddingModel" else None

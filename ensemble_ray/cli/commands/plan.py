@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
-from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
-from ensemble_ray.cli.view.plan_parts import (
-    delegation_data,
-    manager_data,
-    manager_lines,
-    map_reduce_data,
-    map_reduce_lines,
-    peer_lines,
-    shape_of,
-    unit_lines,
-    units_data,
-)
-from ensemble_ray.cli.view.terminal import count_noun, say, screen_line, show, show_json
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.view import export
+from ensemble_ray.cli.view.terminal import count_noun, own_command, say, screen_line, show_result
+from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
@@ -31,20 +19,21 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned, ResolvedTasks
     from ensemble_ray.visualization.dag_model import DagModel
 
-_TEXT = 72
+
+_ROLES, _LINE, _TEXT = 200, 120, 72
 
 
 def plan(
-    target: Target,
+    target: options.Target,
     *,
-    inputs: Inputs = None,
-    inputs_file: InputsFile = None,
-    workflow: Workflow = None,
-    llm: Llm = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-    svg: Svg = None,
-    mermaid: Mermaid = None,
-    dag: Dag = None,
+    inputs: options.Inputs = None,
+    inputs_file: options.InputsFile = None,
+    workflow: options.Workflow = None,
+    llm: options.Llm = None,
+    as_json: options.ItAsJson = False,
+    svg: export.Svg = None,
+    mermaid: export.Mermaid = None,
+    dag: export.Dag = None,
 ) -> None:
     """Show what would run, without a model call.
 
@@ -57,17 +46,14 @@ def plan(
     from ensemble_ray.teamfile import load_runnable
 
     values = read_inputs(inputs or (), inputs_file)
-    pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
+    pictures = export.Pictures(svg=svg, mermaid=mermaid, dag=dag)
     loaded = load_runnable(target, llm=llm, needs_keys=False)
     if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
         if pictures.is_asked:
             _draw_map_reduce(target, loaded, pictures)
             return
-        data = map_reduce_data(loaded)
-        if as_json:
-            show_json(data)
-        else:
-            show("\n".join(map_reduce_lines(target, data)))
+        data = _map_reduce_data(loaded)
+        show_result(data, _map_reduce_lines(target, data), as_json=as_json)
         return
     ensemble = planned_form(loaded)
     if workflow is not None:
@@ -75,18 +61,13 @@ def plan(
     for line in input_warnings(inputs or (), ensemble, values):
         say(line)
     if pictures.is_asked:
-        _draw_plan(target, _plan(ensemble, values), pictures)
+        _draw_plan(target, ensemble, values, pictures)
         return
-    data = plan_data(ensemble, values)
-    if as_json:
-        show_json(data)
-    else:
-        show("\n".join(plan_lines(target, data)))
+    data = _plan_data(ensemble, values)
+    show_result(data, _plan_lines(target, data), as_json=as_json)
 
 
-def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures) -> None:
-    from ensemble_ray.cli.view.terminal import own_command
-    from ensemble_ray.errors import ValidationError
+def _draw_map_reduce(target: str, definition: MapDefinition, pictures: export.Pictures) -> None:
     from ensemble_ray.visualization.declared import map_reduce_flow
 
     def refuse() -> DagModel:
@@ -98,34 +79,21 @@ def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures)
     pictures.write(target, lambda: map_reduce_flow(definition), refuse)
 
 
-def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:
+def _draw_plan(target: str, ensemble: Ensemble, inputs: Mapping[str, object], pictures: export.Pictures) -> None:
     """Write the graph of a plan; a manager's graph includes its tasks."""
     from ensemble_ray.visualization.dag_model import DagExporter, dag_of_plan
     from ensemble_ray.visualization.declared import dag_flow
 
-    plan = found.planned.plan
-    if plan.hierarchy is None:
-        graph = dag_of_plan(plan)
+    resolved, planned, _ = _plan(ensemble, inputs)
+    if planned.plan.hierarchy is None:
+        graph = dag_of_plan(planned.plan)
     else:
-        graph = DagExporter.build(found.ensemble.with_tasks(found.resolved.tasks))
+        graph = DagExporter.build(ensemble.with_tasks(resolved.tasks))
     pictures.write(target, lambda: dag_flow(graph), lambda: graph)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    ensemble: Ensemble
-    resolved: ResolvedTasks
-    planned: Planned
-    #: variables without a value, each with the tasks that use it
-    missing: Mapping[str, Sequence[str]]
-
-
-def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> _Found:
-    """Plan a run. Variables without a value stay in the texts.
-
-    Raises:
-        ValidationError: The team cannot run.
-    """
+def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> tuple[ResolvedTasks, Planned, Mapping[str, list[str]]]:
+    """Plan a run; also return the variables without a value, which stay in the texts, with the tasks that use them."""
     from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
     from ensemble_ray.plan.planner import plan_run
     from ensemble_ray.runs.planned import check
@@ -134,34 +102,29 @@ def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> _Found:
     missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
     placeholders = {name: f"{{{name}}}" for name in missing}
     resolved = check(ensemble, {**inputs, **placeholders})
-    return _Found(ensemble=ensemble, resolved=resolved, planned=plan_run(ensemble, resolved), missing=missing)
+    return resolved, plan_run(ensemble, resolved), missing
 
 
-def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the plan as JSON data. Variables without a value stay in the texts.
-
-    Raises:
-        ValidationError: The team cannot run.
-    """
+def _plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
+    """Return the plan as JSON data. Variables without a value stay in the texts."""
     from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
 
-    found = _plan(ensemble, inputs)
-    resolved, planned, missing = found.resolved, found.planned, found.missing
+    resolved, planned, missing = _plan(ensemble, inputs)
     plan = planned.plan
-    manager = manager_data(ensemble, planned)
+    manager = _manager_data(ensemble, planned)
     keys = {task.object_id: key for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
     return {
         "workflow": plan.workflow,
         "error_strategy": plan.error_strategy,
         "max_parallel_tasks": plan.max_parallel_tasks,
         "levels": [] if manager else levels_of(plan),
-        "units": units_data(planned),
+        "units": _units_data(planned),
         "tasks": [_describe_task(task, keys, ensemble, planned) for task in resolved.tasks]
         if manager
         else [_task(node, ensemble) for node in plan.nodes],
         "agents": [_agent(key, planned, ensemble) for key in planned.agents if not (manager and key == MANAGER_KEY)],
         "manager": manager,
-        "delegation": delegation_data(ensemble, planned),
+        "delegation": _delegation_data(ensemble, planned),
         "inputs": {name: value for name, value in plan.inputs.items() if name not in missing},
         "missing_inputs": missing,
     }
@@ -248,16 +211,16 @@ def _names(tools: Sequence[object]) -> list[str]:
     return names
 
 
-def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
+def _plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     tasks = {task["key"]: task for task in data["tasks"]}
     cap = data["max_parallel_tasks"]
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
     parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
     lines = [
-        f"{target}: {shape_of(data)}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
+        f"{target}: {_shape_of(data)}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
     ]
     if data["manager"]:
-        lines += manager_lines(data["manager"], data["delegation"])
+        lines += _manager_lines(data["manager"], data["delegation"])
     keys = [*tasks, *(agent["key"] for agent in data["agents"])]
     units = {unit["key"]: unit for unit in data["units"]}
     width = min(32, max((len(key) for key in (*keys, *units)), default=0))
@@ -269,7 +232,7 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     for number, level in enumerate(data["levels"], start=1):
         lines.append(f"\nLevel {number}" if is_leveled else ("\nIn this order" if number == 1 else ""))
         for key in level:
-            lines += unit_lines(key, units, lines_of_task, width) if key in units else lines_of_task(key)
+            lines += _unit_lines(key, units, lines_of_task, width) if key in units else lines_of_task(key)
     lines = [line for line in lines if line]
     if data["manager"]:
         lines.append("\nTasks of the manager")
@@ -283,7 +246,7 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
         does = f"model {agent['model']}" if agent["runner"] is None else f"runner {agent['runner']}"
         lines.append(f"  {'':<{width}}  {does}{_tools(agent)}")
     if data["delegation"] and not data["manager"]:
-        lines += peer_lines(data["delegation"])
+        lines += _peer_lines(data["delegation"])
     if data["missing_inputs"]:
         lines.append("\nMissing inputs")
         lines += [
@@ -308,3 +271,237 @@ def _tools(owner: Mapping[str, Any]) -> str:
         tools += ", may delegate"
     policy = owner.get("on_incomplete", "warn")
     return tools if policy == "warn" else f"{tools}, on_incomplete {policy}"
+
+
+# Loops, phases and graphs.
+
+
+_SIDES = ("map", "reduce", "direct")
+_ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the cap", "return_last": ""}
+
+
+def _units_data(planned: Planned) -> list[dict[str, Any]]:
+    from ensemble_ray.definition.graph import Graph, GraphEdge  # the help does not need them
+    from ensemble_ray.definition.loop import Loop
+
+    found: list[dict[str, Any]] = []
+    for unit in planned.plan.units:
+        data: dict[str, Any] = asdict(unit)
+        declared = planned.units[unit.key]
+        if isinstance(declared, Loop):
+            data["until"] = None if declared.until is None else _name_of(declared.until)
+        if isinstance(declared, Graph):
+            for entry, edge in zip(data["edges"], declared.edges, strict=True):
+                if isinstance(edge, GraphEdge):
+                    entry["condition"] = None if edge.condition is None else _name_of(edge.condition)
+        found.append(data)
+    return found
+
+
+def _shape_of(data: Mapping[str, Any]) -> str:
+    """Return one word for the order of tasks: phases, a graph, or the workflow."""
+    kinds = {unit["unit"] for unit in data["units"]}
+    return "graph" if "graph" in kinds else "phases" if "phase" in kinds else str(data["workflow"])
+
+
+def _name_of(predicate: object) -> str:
+    from ensemble_ray.definition.loop import Until
+    from ensemble_ray.execute.callables import callable_name
+
+    if not isinstance(predicate, Until):
+        return callable_name(predicate)
+    if predicate.condition is not None:
+        return f"parsed output: {callable_name(predicate.condition)}"
+    if predicate.kind == "unchanged":
+        return "output unchanged"
+    return f"text contains '{predicate.text}'"
+
+
+def _unit_lines(
+    key: str, units: Mapping[str, Mapping[str, Any]], lines_of_task: Callable[[str], list[str]], width: int
+) -> list[str]:
+    """Return a unit and its members as text."""
+    unit = units[key]
+    match unit["unit"]:
+        case "loop":
+            until = f", until {unit['until']}" if unit["until"] else ""
+            tokens = "" if unit["max_tokens"] is None else f", at most {count_noun(unit['max_tokens'], 'token')}"
+            waits = f" <- {', '.join(unit['context'])}" if unit["context"] else ""
+            cap = f"at most {count_noun(unit['max_iterations'], 'iteration')}"
+            head, inside = f"{cap}{tokens}{until}{_ON_CAP[unit['on_max_iterations']]}{waits}", unit["body"]
+        case "phase":
+            after = f", after {', '.join(unit['after'])}" if unit["after"] else ""
+            retries = "1 retry" if unit["max_retries"] == 1 else f"{unit['max_retries']} retries"
+            review = f", reviewed by {unit['review']} (at most {retries})" if unit["review"] else ""
+            head = f"{unit['workflow']}{after}{review}"
+            inside = [*unit["members"], *([unit["review"]] if unit["review"] else [])]
+        case _:
+            steps = count_noun(unit["max_steps"], "step")
+            head = f"begins at {unit['start']}, at most {steps}{_ON_CAP[unit['on_max_steps']]}"
+            inside = [state["member"] for state in unit["states"]]
+    lines = [f"  {key:<{width}}  {screen_line(head, _LINE)}"]
+    for member in inside:
+        is_unit = member in units
+        found = _unit_lines(member, units, lines_of_task, width) if is_unit else lines_of_task(member)
+        lines += [f"  {line}" for line in found]
+    if unit["unit"] == "graph":
+        lines += [f"    {screen_line(line, _LINE)}" for line in _edges(unit)]
+    return lines
+
+
+def _edges(unit: Mapping[str, Any]) -> Iterator[str]:
+    for edge in unit["edges"]:
+        match edge["entry"]:
+            case "edge":
+                reasons = [each for each in (edge["label"], edge["condition"] and f"if {edge['condition']}") if each]
+                why = f" ({', '.join(reasons)})" if reasons else ""
+                yield f"{edge['from_state']} -> {edge['to_state'].replace('__END__', 'END')}{why}"
+            case "fork":
+                yield f"{edge['from_state']} -> {', '.join(edge['to_states'])} (side by side)"
+            case _:
+                needed = "all of them" if edge["count"] is None else f"the first {edge['count']}"
+                yield f"{', '.join(edge['from_states'])} -> {edge['to_state'].replace('__END__', 'END')} (after {needed})"
+
+
+# Delegation.
+
+
+def _manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
+    from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
+
+    rules = planned.plan.hierarchy
+    if rules is None:
+        return None
+    manager = planned.agents[MANAGER_KEY]
+    return {
+        "model": repr(manager.llm),
+        "max_iterations": manager.max_iterations,
+        "prompts": None
+        if ensemble.manager_prompt_strategy is None
+        else type(ensemble.manager_prompt_strategy).__name__,
+        "rules": asdict(rules),
+    }
+
+
+def _delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
+    peers = [entry.role for entry in planned.plan.agents if entry.allow_delegation]
+    if planned.plan.hierarchy is None and not peers:
+        return None
+    limit = ensemble.delegation_timeout
+    return {
+        "peers": peers,
+        "max_depth": ensemble.max_delegation_depth,
+        "policies": [getattr(each, "__name__", type(each).__name__) for each in ensemble.delegation_policies],
+        "timeout_s": None if limit is None else limit.total_seconds(),
+        "retries": ensemble.delegation_retries,
+    }
+
+
+def _manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> list[str]:
+    prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
+    rules = [*_rules(manager["rules"]), *_describe_shared(delegation)]
+    width = max(len(name) for name, _ in rules)
+    return [
+        "\nManager",
+        f"  model {manager['model']}, at most {count_noun(manager['max_iterations'], 'tool call')}{prompts}",
+        "\nRules",
+        *(f"  {name:<{width}}  {text}" for name, text in rules),
+    ]
+
+
+def _peer_lines(delegation: Mapping[str, Any]) -> list[str]:
+    rules = [("may delegate", _join_roles(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
+    rules += list(_describe_shared(delegation))
+    width = max(len(name) for name, _ in rules)
+    return ["\nDelegation", *(f"  {name:<{width}}  {text}" for name, text in rules)]
+
+
+def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if rules["allowed_workers"]:
+        yield "allowed", _join_roles(rules["allowed_workers"])
+    if rules["required_stages"]:
+        yield "stages", screen_line(" -> ".join(", ".join(stage) for stage in rules["required_stages"]), _ROLES)
+    if rules["required_workers"]:
+        ways = {"remind": "the manager is reminded once", "fail": "the manager is not reminded"}
+        yield "required", f"{_join_roles(rules['required_workers'])} ({ways[rules['enforce_required']]})"
+    if rules["max_calls_per_worker"]:
+        caps = rules["max_calls_per_worker"].items()
+        yield "calls", screen_line(", ".join(f"{role} at most {cap}" for role, cap in caps), _ROLES)
+    if rules["global_max_delegations"]:
+        yield "delegations", f"at most {rules['global_max_delegations']}"
+    turns = rules["stall_turns"]
+    yield "stall", f"ends after {count_noun(turns, 'turn')} without progress" if turns else "never ends the run"
+
+
+def _describe_shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if delegation["policies"]:
+        yield "policies", screen_line(", ".join(delegation["policies"]), _LINE)
+    if delegation["timeout_s"] is not None:
+        yield "timeout", f"{delegation['timeout_s']:g} s"
+
+
+def _join_roles(roles: list[str]) -> str:
+    return screen_line(", ".join(roles), _ROLES)
+
+
+# Map-reduce.
+
+
+def _map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
+    """Return the definition as JSON data, without reading an item."""
+    from ensemble_ray.definition.map_reduce import MapReduceDefinition
+
+    reduced = definition if isinstance(definition, MapReduceDefinition) else None
+    factories = {side: getattr(definition, f"{side}_task", None) for side in _SIDES}
+    return {
+        "workflow": definition.shown_workflow,
+        "items": {"source": definition.item_source.place, "count": definition.item_source.count},
+        "tasks": {side: _side(factory, definition) for side, factory in factories.items() if factory is not None},
+        "mode": None if reduced is None else reduced.mode,
+        "ordered": None if reduced is None else reduced.ordered,
+        "token_budget": None if reduced is None else reduced.budget,
+        "chunk_size": None if reduced is None or reduced.is_adaptive else reduced.effective_chunk_size,
+        "on_item_error": definition.item_policy,
+        "results": None if definition.results is None else str(definition.results),
+        "dead_letters": None if definition.dead_letters is None else str(definition.dead_letters),
+    }
+
+
+def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
+    from ensemble_ray.definition.validation import TeamModels
+    from ensemble_ray.record.identity.definition import identity_of
+
+    task: Task | None = getattr(factory, "task", None)
+    if task is None:
+        return {"factory": identity_of(factory)["callable"]}
+    agent = task.agent
+    model = task.llm
+    if model is None and agent is not None:
+        model = TeamModels(definition).resolve_agent(agent).llm
+    return {
+        "description": task.description,
+        "role": None if agent is None else agent.role,
+        "model": None if model is None else repr(model),
+    }
+
+
+def _map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
+    count = data["items"]["count"]
+    lines = [f"{target}: {data['workflow']}, {'as many items as there are' if count is None else f'{count:,} items'}"]
+    lines += ["", "Items", f"  {data['items']['source']}", f"  a failed one: {data['on_item_error']}", "", "Tasks"]
+    for side, task in data["tasks"].items():
+        if "factory" in task:
+            lines.append(f"  {side:<7}  made by {task['factory']}")
+            continue
+        lines.append(f"  {side:<7}  {task['role'] or '(synthesized)'}: {screen_line(task['description'], _TEXT)}")
+        if task["model"]:
+            lines.append(f"  {'':<7}  model {task['model']}")
+    if data["mode"] is not None:
+        size = f"{data['token_budget']:,} tokens" if data["token_budget"] else f"{data['chunk_size']} outputs"
+        order = ", in the order of the items" if data["ordered"] else ""
+        how = "level by level" if data["mode"] == "levels" else f"as outputs come{order}"
+        lines += ["", "Groups", f"  of {size}, {how}"]
+    files = {"rows": data["results"], "failed items": data["dead_letters"]}
+    if any(files.values()):
+        lines += ["", "Files", *(f"  {name}: {path}" for name, path in files.items() if path)]
+    return [*lines, "", "No model was called."]

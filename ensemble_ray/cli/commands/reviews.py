@@ -8,10 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from ensemble_ray.cli.inputs.records import RunName, age_of, own_store, where
-from ensemble_ray.cli.view.terminal import FINE, own_command, say, screen_line, show, show_json
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.inputs.records import age_of, own_store, where
+from ensemble_ray.cli.view.terminal import FINE, align, own_command, say, screen_line, show, show_json
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.forks import run_blocking
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,15 +39,11 @@ class ReviewVerdict(StrEnum):
     EXIT = "exit"
 
 
-def reviews(
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
-) -> int:
+def reviews(*, as_json: options.ThemAsJson = False) -> int:
     """List the review gates that wait for a decision, of all recorded runs, oldest first.
 
     Shows run, gate, time left and task. Decide with: ensemble-ray review RUN GATE approve | edit FILE | exit.
     """
-    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_decided_runs, find_pending
 
     store = own_store()
@@ -64,25 +63,20 @@ def reviews(
 
 
 def review(
-    run: RunName,
-    gate: Annotated[str, typer.Argument(metavar="GATE", help="The gate's id, or its start.", show_default=False)],
+    run: options.RunName,
+    gate: Annotated[str, Argument(metavar="GATE", help="The gate's id, or its start.", show_default=False)],
     verdict: Annotated[
-        ReviewVerdict | None, typer.Argument(help="The decision; without it, the gate is shown.", show_default=False)
+        ReviewVerdict | None, Argument(help="The decision; without it, the gate is shown.", show_default=False)
     ] = None,
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="[FILE]", help="For edit: the file with the new text; -: standard input."),
+        str | None, Argument(metavar="[FILE]", help="For edit: the file with the new text; -: standard input.")
     ] = None,
     *,
     comment: Annotated[
-        str | None, typer.Option("--comment", metavar="TEXT", help="The reason; it is recorded with the decision.")
+        str | None, Option("--comment", metavar="TEXT", help="The reason; it is recorded with the decision.")
     ] = None,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="NAME", help="Who decides; default: your user name.")
-    ] = None,
-    resumes: Annotated[
-        bool, typer.Option("--resume", help="Resume the run immediately, and print its output.")
-    ] = False,
+    by: Annotated[str | None, Option("--by", metavar="NAME", help="Who decides; default: your user name.")] = None,
+    resumes: Annotated[bool, Option("--resume", help="Resume the run immediately, and print its output.")] = False,
 ) -> int:
     """Decide at a review gate of a run that waits or was interrupted, or show it.
 
@@ -92,7 +86,6 @@ def review(
     Exit codes: 0 it is decided, 1 another decision was first or the time is up, 2 there is no such run or gate; with
     --resume as run.
     """
-    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.recovery.deciding import find_gate, record_decision
 
     store = own_store()
@@ -104,7 +97,7 @@ def review(
     found, decided = run_blocking(record_decision(store, run, gate, decision, by=by, comment=comment))
     show(f"Decided gate {decided.gate_id} of run {found.run_id}: {verdict.value}")
     if resumes:
-        from ensemble_ray.cli.commands.resume import resume
+        from ensemble_ray.cli.commands.run import resume
 
         return resume(found.run_id)
     say(run_blocking(_next_of(store, found)))
@@ -115,29 +108,23 @@ def _list(pending: Sequence[PendingReview]) -> None:
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
-    ids = _short([each.review.gate_id for each in pending])
+    ids = {each.review.gate_id for each in pending}
+    length = _SHOWN_ID
+    while len({each[:length] for each in ids}) < len(ids):
+        length += 1
     rows = [
         (
             each.review.run_id,
-            name,
+            each.review.gate_id[:length],
             _TIMINGS[each.review.timing.value],
             f"{age_of(each.review.created_at, now)} ago",
             _time_left(each, now),
             screen_line(": ".join(filter(None, (each.review.task_description, each.review.prompt))), _SHOWN_TASK),
         )
-        for each, name in zip(pending, ids, strict=True)
+        for each in pending
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else []
-    for row in rows:
-        show("  ".join([*(f"{text:<{width}}" for text, width in zip(row[:5], widths, strict=True)), row[5]]))
-
-
-def _short(ids: Sequence[str]) -> list[str]:
-    length = _SHOWN_ID
-    longest = max(map(len, ids), default=0)
-    while length < longest and len({each[:length] for each in ids}) < len(set(ids)):
-        length += 1
-    return [each[:length] for each in ids]
+    for line in align(rows):
+        show(line)
 
 
 def _time_left(pending: PendingReview, now: datetime) -> str:
@@ -167,12 +154,6 @@ def _show(gate: Gate) -> None:
 
 
 def _decision_of(verdict: ReviewVerdict, file: str | None) -> ReviewDecision:
-    """Return the decision of the command.
-
-    Raises:
-        ValidationError: An edit has no text, another verdict has one, or the file cannot be read.
-    """
-    from ensemble_ray.errors import ValidationError
     from ensemble_ray.values.reviews import ReviewDecision
 
     match verdict:
@@ -189,8 +170,6 @@ def _decision_of(verdict: ReviewVerdict, file: str | None) -> ReviewDecision:
 
 
 def _text_of(file: str) -> str:
-    from ensemble_ray.errors import ValidationError
-
     try:
         if file == "-":
             if sys.stdin.isatty():
@@ -240,7 +219,6 @@ async def _is_resumed(store: RunStore, run: RecordedRun) -> bool:
 
 
 async def _last_end(store: RunStore, run_id: str) -> int:
-    """Return the position of the last fact about the run's state."""
     from ensemble_ray.record.head import head_facts
 
     return max((fact.seq for fact in await head_facts(store, run_id)), default=0)

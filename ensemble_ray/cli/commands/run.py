@@ -1,18 +1,17 @@
-"""`ensemble-ray run`: run a team and print its output. Other commands share its options and its display of runs."""
+"""`ensemble-ray run`, `resume` and `fork`: run a team and print its output. Other commands share the display of runs."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Generator, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from ensemble_ray.cli.inputs.records import say_where
-from ensemble_ray.cli.inputs.tags import Tags, run_options
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.inputs.records import own_store, say_where
 from ensemble_ray.cli.view.terminal import (
     FAILED,
     FINE,
@@ -20,14 +19,20 @@ from ensemble_ray.cli.view.terminal import (
     is_terminal,
     own_command,
     say,
+    screen_line,
     show_answer,
     show_json,
+    show_result,
 )
+from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.process.forks import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.events.delivery import EnsembleListener
+    from ensemble_ray.record.head import RunHead
+    from ensemble_ray.recovery.forking import ForkOffer
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.teamfile import Runnable
@@ -39,70 +44,24 @@ if TYPE_CHECKING:
 _RELEASE_S = 15.0
 
 
-class RuntimeName(StrEnum):
-    ray = "ray"
-    inline = "inline"
-
-
-class WorkflowName(StrEnum):
-    sequential = "sequential"
-    parallel = "parallel"
-    hierarchical = "hierarchical"
-
-
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]
-Inputs = Annotated[
-    list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}; repeatable.")
-]
-InputsFile = Annotated[
-    Path | None, typer.Option("--inputs-file", metavar="FILE", help="JSON object of inputs; --input wins over it.")
-]
-Llm = Annotated[
-    str | None,
-    typer.Option(
-        "--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local, local:PATH.gguf."
-    ),
-]
-Workflow = Annotated[WorkflowName | None, typer.Option("--workflow", help="In place of the team's own workflow.")]
-RuntimeChoice = Annotated[
-    RuntimeName | None, typer.Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")
-]
-RunId = Annotated[
-    str | None,
-    typer.Option("--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", metavar="N", help="Tokens that the run may spend, input and output together."),
-]
-MaxCost = Annotated[
-    float | None,
-    typer.Option("--max-cost", metavar="C", help="Money that the run may spend; the team says what tokens cost."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")]
-TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")]
-
-
 def run(
-    target: Target,
+    target: options.Target,
     *,
-    inputs: Inputs = None,
-    inputs_file: InputsFile = None,
-    runtime: RuntimeChoice = None,
-    workflow: Workflow = None,
-    llm: Llm = None,
-    run_id: RunId = None,
-    max_tokens: MaxTokens = None,
-    max_cost: MaxCost = None,
-    tags: Tags = None,
-    as_json: AsJson = False,
-    trace: TraceFile = None,
+    inputs: options.Inputs = None,
+    inputs_file: options.InputsFile = None,
+    runtime: options.RuntimeChoice = None,
+    workflow: options.Workflow = None,
+    llm: options.Llm = None,
+    run_id: options.RunId = None,
+    max_tokens: options.MaxTokens = None,
+    max_cost: options.MaxCost = None,
+    tags: options.Tags = None,
+    as_json: options.AsJson = False,
+    trace: options.TraceFile = None,
     nodes_checked: Annotated[
-        bool,
-        typer.Option("--check-nodes", help="Ask every node of the cluster first whether the team can run there."),
+        bool, Option("--check-nodes", help="Ask every node of the cluster first whether the team can run there.")
     ] = False,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Run a team and print its output.
 
@@ -113,7 +72,6 @@ def run(
     """
     from ensemble_ray.cli.inputs.arguments import check_inputs, input_warnings, read_inputs
     from ensemble_ray.ensemble import Ensemble
-    from ensemble_ray.errors import ValidationError
     from ensemble_ray.teamfile import load_runnable
 
     values = read_inputs(inputs or (), inputs_file)
@@ -128,23 +86,20 @@ def run(
     if not quiet:
         for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, values):
             say(line)
-    from ensemble_ray.process.config import Settings
-
-    place = runtime.value if runtime else Settings.from_environment().runtime
+    place = options.runtime_name(runtime)
     if nodes_checked:
         if place != "ray":
             raise ValidationError(f"--check-nodes: the runtime {place} has no nodes. What to do: --runtime ray")
         from ensemble_ray.cli.jobs import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
-    title = f"{Path(target).name} on {place}"
     return carry_out(
         ensemble,
         values,
         runtime=runtime,
         run_id=run_id,
-        options=run_options(max_tokens, max_cost, tags),
-        title=title,
+        limits=options.run_options(max_tokens, max_cost, tags),
+        title=f"{Path(target).name} on {place}",
         as_json=as_json,
         trace=trace,
         is_quiet=quiet,
@@ -155,22 +110,16 @@ def carry_out(
     ensemble: Runnable,
     inputs: Mapping[str, object],
     *,
-    runtime: RuntimeName | None,
+    runtime: options.RuntimeName | None,
     run_id: str | None = None,
-    options: RunOptions | None = None,
+    limits: RunOptions | None = None,
     title: str,
     as_json: bool = False,
     trace: Path | None = None,
     is_quiet: bool = False,
     view: TerminalRunView | None = None,
 ) -> int:
-    """Run an ensemble, show its progress, print its output and the location of its record, and return the exit code.
-
-    Without a view, the ensemble determines it.
-
-    Raises:
-        EnsembleError: The run failed or cannot start. The location of its record was printed.
-    """
+    """Run an ensemble, show it, and return the exit code. Without a view, the ensemble determines it."""
     from ensemble_ray.cli.inputs.arguments import check_keys_here
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need it
 
@@ -184,7 +133,7 @@ def carry_out(
                 inputs,
                 runtime=None if runtime is None else runtime.value,
                 run_id=run_id,
-                options=options,
+                options=limits,
                 is_watched=False,
             )
         ),
@@ -201,11 +150,7 @@ def show_run(
     as_json: bool = False,
     trace: Path | None = None,
 ) -> int:
-    """Start a run that the view's display listens to, show it as `carry_out` does, and return the exit code.
-
-    Raises:
-        EnsembleError: The run failed or cannot start. The location of its record was printed.
-    """
+    """Start a run that the view's display listens to, show it, and return the exit code."""
     if trace is not None and (refused := _unwritable(trace)) is not None:
         say(refused)
         return FAILED
@@ -223,7 +168,9 @@ def show_run(
     is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # no id: it never started
     text = None
     if as_json:
-        show_json(_as_data(view, output))
+        found = run_blocking(own_store().summary(str(output.run_id)))
+        place = None if found is None else found.location
+        show_json({**view.to_data(output), "state": output.state.value, "record": place})
     elif not is_cancelled:
         text = view.to_text(output)
     if text is not None:
@@ -241,10 +188,7 @@ def show_run(
 
 def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
     """Write the trace, the closing lines and the record's location of a failed run, if it had started."""
-    from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.cli.view.run_view import read_notes
-    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
-    from ensemble_ray.process.forks import run_blocking
 
     began = getattr(error, "run_id", None) is not None or isinstance(error, RecordError | StaleEpochError)
     if not began or run_id is None:
@@ -256,8 +200,6 @@ def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, tr
 
 
 class _Watched:
-    """A run with a display, which Ctrl-C interrupts."""
-
     def __init__(self) -> None:
         #: None until the run has started
         self.run: Run | MapReduceRun | None = None
@@ -308,21 +250,8 @@ def _terminable() -> Generator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _as_data(view: TerminalRunView, output: EnsembleOutput) -> dict[str, Any]:
-    from ensemble_ray.cli.inputs.records import own_store
-    from ensemble_ray.process.forks import run_blocking
-
-    found = run_blocking(own_store().summary(str(output.run_id)))
-    place = None if found is None else found.location
-    return {**view.to_data(output), "state": output.state.value, "record": place}
-
-
 def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
     """Return the JSON data of a run that raised; a run that never started has no id."""
-    from ensemble_ray.cli.inputs.records import own_store
-    from ensemble_ray.errors import RecordError, message_of
-    from ensemble_ray.process.forks import run_blocking
-
     found = None
     if run_id is not None and getattr(error, "run_id", None) is not None:
         with contextlib.suppress(RecordError):  # the error is printed anyway
@@ -363,3 +292,184 @@ def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
         say(_trace_refusal(file, error))
         return False
     return True
+
+
+AllowChanges = Annotated[
+    bool, Option("--allow-changes", help="Accept a changed definition; recorded results are used unchanged.")
+]
+RuntimeAgain = Annotated[options.RuntimeName | None, Option("--runtime", help="Default: the run's first runtime.")]
+
+
+def resume(
+    run: options.RunName,
+    *,
+    take_over: Annotated[
+        bool, Option("--take-over", help="Claim the run even if a process owns it, such as one that hangs.")
+    ] = False,
+    allow_changes: AllowChanges = False,
+    allow_loss: Annotated[
+        bool,
+        Option(
+            "--allow-loss",
+            help="Resume even if a part of the record is lost: its work is repeated, and calls of tools that may "
+            "not be repeated are flagged.",
+        ),
+    ] = False,
+    runtime: RuntimeAgain = None,
+    max_tokens: options.MaxTokens = None,
+    max_cost: options.MaxCost = None,
+    tags: options.Tags = None,
+    as_json: options.AsJson = False,
+    trace: options.TraceFile = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Resume a run that was interrupted or cancelled, or spent its budget, and print its output.
+
+    Recorded results are used again. The team is loaded from where the run began: a YAML file or module:attribute. Of a
+    completed run the recorded output is printed. A budget counts from the run's beginning.
+
+    Exit codes: as run.
+    """
+    from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
+    from ensemble_ray.record.head import read_head
+    from ensemble_ray.recovery.resuming import start_resumed
+
+    limits = options.run_options(max_tokens, max_cost, tags)
+    store = own_store()
+    found = run_blocking(store.find(run))
+    if allow_loss:
+        run_blocking(store.accept_loss(found.run_id, by_force=take_over))
+    head = run_blocking(read_head(store, found.run_id))
+    team = _recorded_team(head)
+    chosen = options.runtime_name(runtime, head.header.runtime)
+    name = f"{found.run_id} ({Path(found.origin).name})" if found.origin else found.run_id
+    return show_run(
+        lambda listener: run_blocking(
+            start_resumed(
+                found.run_id,
+                None if team is None else team.with_additional_listener(listener),
+                runtime=chosen,
+                options=limits,
+                take_over=take_over,
+                allow_changes=allow_changes,
+            )
+        ),
+        view_of(team, f"{name} on {chosen}", is_quiet=quiet),
+        as_json=as_json,
+        trace=trace,
+    )
+
+
+def _recorded_team(head: RunHead) -> Runnable | None:
+    """Return the current team from the run's origin, or None if only a program has it."""
+    from ensemble_ray.teamfile import load_source
+
+    return load_source(head.source) if head.source.place else None
+
+
+_SHOWN = 80
+
+
+def fork(
+    run: options.RunName,
+    *,
+    from_task: Annotated[
+        str,
+        Option(
+            "--from",
+            metavar="TASK",
+            help="The first task to run again, or an execution such as loop:refine#2.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str | None, Option("--target", metavar="TARGET", help="The team; default: the run's own team.")
+    ] = None,
+    inputs: options.Inputs = None,
+    inputs_file: options.InputsFile = None,
+    run_id: options.RunId = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the tasks that would run again, and stop.")] = False,
+    allow_changes: AllowChanges = False,
+    max_tokens: options.MaxTokens = None,
+    max_cost: options.MaxCost = None,
+    tags: options.Tags = None,
+    runtime: RuntimeAgain = None,
+    as_json: options.AsJson = False,
+    trace: options.TraceFile = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Start a new run that uses the results of a recorded run before a task.
+
+    That task and later ones run again: all later tasks of a sequential run, all dependent tasks of a parallel one, and
+    tasks without an output. The definitions and inputs of these tasks may have changed.
+    Iterations, attempts, steps and tasks inside of them have the names that trace shows.
+
+    Exit codes: as run.
+    """
+    from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
+    from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
+    from ensemble_ray.record.head import read_head
+    from ensemble_ray.recovery.forking import accept_fork, offer_fork
+    from ensemble_ray.teamfile import load_ensemble
+
+    values, limits = read_inputs(inputs or (), inputs_file), options.run_options(max_tokens, max_cost, tags)
+    store = own_store()
+    found = run_blocking(store.find(run))
+    head = run_blocking(read_head(store, found.run_id))
+    team = _recorded_team(head) if target is None else load_ensemble(target)
+    chosen = options.runtime_name(runtime, head.header.runtime)
+    offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=values, runtime=chosen))
+    text = "\n".join([*input_warnings(inputs or (), offer.ensemble, values), *_describe_offer(offer)])
+    if dry_run:
+        show_result(_offer_data(offer), [text], as_json=as_json)
+        return FINE
+    if not quiet:
+        say(text)
+    title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
+    return show_run(
+        lambda listener: run_blocking(
+            accept_fork(
+                offer,
+                runtime=chosen,
+                new_run_id=run_id,
+                allow_changes=allow_changes,
+                options=limits,
+                listeners=(listener,),
+            )
+        ),
+        TerminalRunView(title, is_quiet=quiet),
+        as_json=as_json,
+        trace=trace,
+    )
+
+
+def _offer_data(offer: ForkOffer) -> dict[str, object]:
+    used, again = (
+        [{"task": key, "description": offer.descriptions[key]} for key in keys]
+        for keys in (offer.plan.reused, offer.plan.again)
+    )
+    return {
+        "run_id": offer.run_id,
+        "from": offer.from_task,
+        "used": used,
+        "done_again": again,
+        "differences": list(offer.differences),
+    }
+
+
+def _describe_offer(offer: ForkOffer) -> list[str]:
+    is_task = any(node.key == offer.from_task for node in offer.planned.plan.nodes)
+    lines = [f"Fork of run {offer.run_id} from {'task ' if is_task else ''}'{offer.from_task}'"]
+    lines += _list_tasks("Used as recorded", offer, offer.plan.reused)
+    lines += _list_tasks("Done again", offer, offer.plan.again)
+    if offer.differences:
+        lines += ["Defined otherwise now, though used:", *(f"  {each}" for each in offer.differences)]
+    return lines
+
+
+def _list_tasks(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return [f"{title}: nothing"]
+    width = max(map(len, keys))
+    lines = (f"  {key:<{width}}  {screen_line(offer.descriptions[key], _SHOWN)}" for key in keys)
+    return [f"{title}:", *map(str.rstrip, lines)]

@@ -1,13 +1,25 @@
-"""`ensemble-ray studio`: serve a page with all recorded runs until Ctrl-C."""
+"""`ensemble-ray studio` and `actors`: the page of recorded runs, and the processes of active runs."""
 
 from __future__ import annotations
 
+import threading
+import webbrowser
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from ensemble_ray.cli.view.terminal import FINE, say, show
+from ensemble_ray.cli.inputs import options
+from ensemble_ray.cli.inputs.records import own_store
+from ensemble_ray.cli.view.terminal import FINE, align, say, screen_line, show, show_json
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.forks import run_blocking
+
+if TYPE_CHECKING:
+    from ensemble_ray.studio.schemas import Actors, ProcessInfo
+
 
 _PORT = 7328
 
@@ -15,19 +27,18 @@ _PORT = 7328
 def studio(
     *,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; beyond loopback every request needs a key.")
+        str, Option("--host", help="Address to listen on; beyond loopback every request needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
+    port: Annotated[int, Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
     home: Annotated[
-        Path | None, typer.Option("--home", help="Home with the runs to show.", show_default="ENSEMBLE_RAY_HOME")
+        Path | None, Option("--home", help="Home with the runs to show.", show_default="ENSEMBLE_RAY_HOME")
     ] = None,
     records: Annotated[
-        str | None,
-        typer.Option("--records", metavar="URL", help="A database with the runs to show, in place of files."),
+        str | None, Option("--records", metavar="URL", help="A database with the runs to show, in place of files.")
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--address",
             metavar="ADDRESS",
             help="The cluster whose processes are shown, such as 10.0.0.1:6379.",
@@ -35,13 +46,12 @@ def studio(
         ),
     ] = None,
     files: Annotated[
-        Path | None,
-        typer.Option("--files", metavar="DIR", help="Also show graphs (.dag.json) and traces of this folder."),
+        Path | None, Option("--files", metavar="DIR", help="Also show graphs (.dag.json) and traces of this folder.")
     ] = None,
     no_actions: Annotated[
-        bool, typer.Option("--no-actions", help="Read only: the page cannot cancel, resume, fork or decide.")
+        bool, Option("--no-actions", help="Read only: the page cannot cancel, resume, fork or decide.")
     ] = False,
-    is_open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    is_open: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
 ) -> int:
     """Look at runs in the browser: their work, their errors, and the reviews that they wait for.
 
@@ -50,10 +60,6 @@ def studio(
 
     Exit codes: 1 the port is not available, 2 wrong options.
     """
-    import threading
-    import webbrowser
-
-    from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.studio import check_installed
 
@@ -63,12 +69,7 @@ def studio(
     from ensemble_ray.studio.server import StudioServer
 
     server = StudioServer(
-        StoreAddress.of(home, records),
-        host=host,
-        port=port,
-        has_actions=not no_actions,
-        cluster=address,
-        files=files,
+        StoreAddress.of(home, records), host=host, port=port, has_actions=not no_actions, cluster=address, files=files
     )
     server.start()
     try:
@@ -82,3 +83,111 @@ def studio(
     finally:
         server.stop()
     return FINE
+
+
+#: Characters of a cell, and of a name in it.
+_CELL, _NAME = 60, 40
+_NOTE = 1000
+#: Steps and agents of a process that a row names.
+_NAMED = 3
+
+
+def actors(
+    run: Annotated[
+        str | None,
+        Argument(metavar="[RUN]", help="Only processes of that run: its id, the start of its id, or 'latest'."),
+    ] = None,
+    *,
+    address: Annotated[
+        str | None,
+        Option(
+            "--address",
+            metavar="ADDRESS",
+            help="The cluster to ask, such as 10.0.0.1:6379.",
+            show_default="RAY_ADDRESS, else those of this machine's runs",
+        ),
+    ] = None,
+    as_json: options.ThemAsJson = False,
+) -> int:
+    """List the processes of active runs: node, agents, tasks, queues, then limits and endpoints.
+
+    Records name the owners of runs; the cluster names the processes of agents.
+    """
+    from ensemble_ray.process.config import Settings
+
+    if find_spec("graphlay") is None:
+        raise ValidationError(
+            "'actors' needs a package that is not installed (graphlay): pip install 'ensemble-ray[studio]'"
+        )
+    from ensemble_ray.studio.processes import look_at_actors
+
+    store = own_store()
+    run_id = None if run is None else run_blocking(store.find(run)).run_id
+    cluster = (address or Settings.from_environment().ray_address).strip()
+    found = run_blocking(look_at_actors(store, run_id, cluster=cluster))
+    if as_json:
+        show_json(found.model_dump(mode="json"))
+        return FINE
+    for line in actor_lines(found):
+        show(line)
+    if found.note:
+        say(screen_line(found.note, _NOTE))
+    return FINE
+
+
+def actor_lines(found: Actors) -> Sequence[str]:
+    """Return tables of the processes of each node, of limits and of endpoints, without empty tables."""
+    lines: list[str] = []
+    head = ("kind", "process", "pid", "agents", "doing", "waiting", "restarts", "memory")
+    for node in found.nodes:
+        name = screen_line(" ".join(each for each in (node.node, node.address) if each), _CELL)
+        lines += [name, *_table(head, map(_row, node.processes)), ""]
+    if found.limiters:
+        limits = [
+            (
+                screen_line(each.name, _CELL),
+                f"{each.requests} in {each.period_s:g} s",
+                str(each.queue),
+                str(each.permits),
+            )
+            for each in found.limiters
+        ]
+        lines += [*_table(("limit", "allows", "waiting", "permits"), limits), ""]
+    if found.breakers:
+        rows = [
+            (screen_line(each.name, _CELL), each.state.replace("_", " "), str(each.queue), str(each.sent))
+            for each in found.breakers
+        ]
+        lines += [*_table(("endpoint", "breaker", "waiting", "on their way"), rows), ""]
+    return lines[:-1]
+
+
+def _row(process: ProcessInfo) -> tuple[str, ...]:
+    agents = list(dict.fromkeys(agent for run in process.runs for agent in run.agents))
+    hidden = sum(run.more_agents for run in process.runs)
+    steps = [task.step + (" (waits)" if task.since is None else "") for task in process.in_flight]
+    state = "" if process.state == "ready" else f" ({process.state})"
+    return (
+        process.kind + state,
+        screen_line(process.name, _NAME),
+        _number(process.pid),
+        _names(agents, hidden),
+        _names(steps, process.more_in_flight),
+        _number(process.queue),
+        _number(process.restarts),
+        "-" if process.memory_mb is None else f"{process.memory_mb:.0f} MB",
+    )
+
+
+def _names(names: Sequence[str], hidden: int) -> str:
+    shown = [screen_line(each, _NAME) for each in names[:_NAMED]]
+    more = len(names) - len(shown) + hidden
+    return ", ".join([*shown, *([f"+{more}"] if more else [])]) or "-"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [f"  {line}" for line in align([head, *rows])]

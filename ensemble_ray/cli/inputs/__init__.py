@@ -1,1 +1,1 @@
-"""Arguments of the commands: inputs, tags, recorded runs."""
+"""Options of the commands, inputs of runs, and recorded runs."""

@@ -22,11 +22,7 @@ _SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
-    """Return the inputs; pairs override the file.
-
-    Raises:
-        ValidationError: A pair is not `name=value`, or the file is not a JSON object.
-    """
+    """Return the inputs; pairs override the file."""
     values = {} if file is None else _from_file(file)
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -75,17 +71,13 @@ def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
 
 
 def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> None:
-    """Check that no input is missing.
-
-    Raises:
-        PromptTemplateError: Inputs are missing. The message lists all of them, each with the tasks that use it.
-    """
+    """Check that no input is missing; the error lists all of them, each with the tasks that use it."""
     values = {**ensemble.inputs, **inputs}
     needed = needed_inputs(ensemble.all_tasks)
     missing = {name: users for name, users in needed.items() if name not in values}
     if not missing:
         return
-    spare = unused_inputs(ensemble, inputs)
+    spare = [name for name in inputs if name not in needed]
     lines = [f"{len(missing)} {'input is' if len(missing) == 1 else 'inputs are'} missing:"]
     for name, users in missing.items():
         more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
@@ -96,11 +88,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
 
 
 def check_keys_here(definition: Runnable, runtime: str | None) -> None:
-    """Check that models have API keys if this machine calls them. On a cluster, its processes have the keys.
-
-    Raises:
-        ValidationError: Some have none.
-    """
+    """Check that models have API keys if this machine calls them. On a cluster, its processes have the keys."""
     from ensemble_ray.definition.model_keys import check_model_keys
     from ensemble_ray.teamfile import find_planned_form
 
@@ -109,11 +97,6 @@ def check_keys_here(definition: Runnable, runtime: str | None) -> None:
 
 
 def check_team_keys_here(teams: Mapping[str, Runnable], runtime: str | None) -> None:
-    """Check the API keys of all models of teams that are served.
-
-    Raises:
-        ValidationError: Some have none. The message names their teams.
-    """
     from ensemble_ray.definition.model_keys import check_team_keys
     from ensemble_ray.teamfile import find_planned_form
 
@@ -128,22 +111,10 @@ def _asks_from_here(runtime: str | None) -> bool:
     return (runtime or settings.runtime) == "inline" or not settings.ray_address
 
 
-def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:
-    """Return the names of inputs that no task uses, which are probably misspelled."""
-    needed = needed_inputs(ensemble.all_tasks)
-    return [name for name in inputs if name not in needed]
-
-
 def input_warnings(
     pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
 ) -> list[str]:
-    """Return warnings about inputs without effect: pairs that a later pair overrides, and names that no task uses.
-
-    Args:
-        pairs: The `name=value` pairs of the command line.
-        ensemble: The team that uses the inputs; None if its tasks do not exist yet.
-        inputs: All inputs, from pairs and file.
-    """
+    """Return warnings about inputs without effect: pairs that a later pair overrides, and names that no task uses."""
     values: dict[str, list[str]] = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
@@ -152,7 +123,8 @@ def input_warnings(
         for name, repeated in values.items()
         if len(repeated) > 1
     ]
-    if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
-        return lines
-    needed = needed_inputs(ensemble.all_tasks)
-    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
+    if ensemble is not None:
+        needed = needed_inputs(ensemble.all_tasks)
+        spare = [name for name in inputs if name not in needed]
+        lines += [f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare]
+    return lines

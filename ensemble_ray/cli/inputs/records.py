@@ -1,35 +1,25 @@
-"""The recorded runs and the memory that commands work on, as the environment and options name them."""
+"""The recorded runs that commands work on, as the environment names them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ensemble_ray.cli.view.terminal import own_command, say
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ensemble_ray.memory.lasting import MemoryTables
-    from ensemble_ray.ports import EmbeddingModel
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, its start, or 'latest'.", show_default=False)]
 #: Seconds of each unit of an age, largest first.
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def own_store() -> RunStore:
-    """Return the store that the environment names.
-
-    Raises:
-        ValidationError: No store supports the URL, or an extra is not installed.
-    """
+    """Return the store that the environment names."""
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.record.stores import StoreAddress  # the help does not need them
 
@@ -114,82 +104,3 @@ def say_where(run_id: str) -> None:
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
     say("\n".join([*lines, advice] if advice else lines))
-
-
-MEMORY_VARIABLE = "ENSEMBLE_RAY_MEMORY"
-_DEFAULT = "memory.db"
-_SCHEMES = ("postgresql://", "postgres://")
-
-MemoryPath = Annotated[
-    str | None,
-    typer.Option(
-        "--file",
-        "-f",
-        metavar="PATH",
-        help="The file of a SqliteMemory; default: ENSEMBLE_RAY_MEMORY, else memory.db in the current directory.",
-        show_default=False,
-    ),
-]
-MemoryUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="The database of a PostgresMemory, postgresql://...; ENSEMBLE_RAY_MEMORY may be such a URL too, with its password.",
-        show_default=False,
-    ),
-]
-
-
-def memory_tables(path: str | None, url: str | None) -> MemoryTables:
-    """Return the existing memory in the file or database that an option or the environment names.
-
-    Raises:
-        ValidationError: The file does not exist, the database has no memory, or both options are set.
-        EnsembleError: The database is unreachable.
-    """
-    from ensemble_ray.errors import ValidationError
-
-    if path and url:
-        raise ValidationError("Name one of --file and --store")
-    named = path or url or os.environ.get(MEMORY_VARIABLE, "").strip() or _DEFAULT
-    if url or (not path and named.startswith(_SCHEMES)):
-        return _database(named)
-    from ensemble_ray.memory.sqlite import MemoryFile  # the help does not need it
-
-    found = Path(named).expanduser().absolute()
-    if not found.is_file():
-        raise ValidationError(
-            f"There is no memory file {found}. Name the file of your SqliteMemory, or the database of your PostgresMemory: "
-            f"--file PATH, --store URL, or export {MEMORY_VARIABLE}=PATH"
-        )
-    return MemoryFile(found)
-
-
-def _database(url: str) -> MemoryTables:
-    from ensemble_ray.errors import ValidationError
-    from ensemble_ray.memory.postgres import MemoryDatabase, PostgresTables
-
-    database = MemoryDatabase(url)
-    if not database.is_made():
-        raise ValidationError(
-            f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
-        )
-    return PostgresTables(database)
-
-
-def model_of(tables: MemoryTables) -> EmbeddingModel | None:
-    """Return the embedding model of the stored vectors; None without vectors, or if the library does not have that model.
-
-    Raises:
-        ValidationError: Packages of the model are not installed.
-    """
-    from ensemble_ray.memory.embedding_models import LocalEmbeddingModel, resolve_embedding_model
-
-    found = tables.embedding_model()
-    if found is None:
-        return None
-    kind, _, name = found[0].partition(" ")
-    if kind == LocalEmbeddingModel.__name__:
-        return LocalEmbeddingModel()
-    return resolve_embedding_model(f"openai:{name}") if kind == "OpenAIEmbeddingModel" else None

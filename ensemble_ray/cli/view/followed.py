@@ -7,21 +7,9 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ensemble_ray import events
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.events import (
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    EnsembleStartedEvent,
-    Event,
-    GraphStateCompletedEvent,
-    LlmIterationCompletedEvent,
-    LoopIterationCompletedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskStartEvent,
-    ToolCallEvent,
-)
+from ensemble_ray.events import Event
 from ensemble_ray.facts.fact import as_text
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.metrics import TaskMetrics
@@ -32,17 +20,17 @@ if TYPE_CHECKING:
     from ensemble_ray.events.messages import WireEvent
 
 _EVENTS: Mapping[str, type[Event]] = {
-    "ensemble_started": EnsembleStartedEvent,
-    "task_started": TaskStartEvent,
-    "task_completed": TaskCompleteEvent,
-    "task_failed": TaskFailedEvent,
-    "tool_called": ToolCallEvent,
-    "llm_iteration_completed": LlmIterationCompletedEvent,
-    "delegation_started": DelegationStartedEvent,
-    "delegation_completed": DelegationCompletedEvent,
-    "delegation_failed": DelegationFailedEvent,
-    "loop_iteration_completed": LoopIterationCompletedEvent,
-    "graph_state_completed": GraphStateCompletedEvent,
+    "ensemble_started": events.EnsembleStartedEvent,
+    "task_started": events.TaskStartEvent,
+    "task_completed": events.TaskCompleteEvent,
+    "task_failed": events.TaskFailedEvent,
+    "tool_called": events.ToolCallEvent,
+    "llm_iteration_completed": events.LlmIterationCompletedEvent,
+    "delegation_started": events.DelegationStartedEvent,
+    "delegation_completed": events.DelegationCompletedEvent,
+    "delegation_failed": events.DelegationFailedEvent,
+    "loop_iteration_completed": events.LoopIterationCompletedEvent,
+    "graph_state_completed": events.GraphStateCompletedEvent,
 }
 #: Defaults of fields that a message lacks, by the field's type.
 _EMPTY: Mapping[object, object] = {"str": "", "int": 0, "timedelta": timedelta(), "Sequence[ToolCallRequest]": ()}

@@ -14,25 +14,14 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ensemble_ray import events
 from ensemble_ray.cli.view.terminal import count_noun, is_terminal, say, screen_line
 from ensemble_ray.definition.loop import Loop
-from ensemble_ray.events import (
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    EnsembleStartedEvent,
-    Event,
-    GraphStateCompletedEvent,
-    LlmIterationCompletedEvent,
-    LlmIterationStartedEvent,
-    LoopIterationCompletedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskStartEvent,
-    ToolCallEvent,
-)
+from ensemble_ray.errors import message_of
+from ensemble_ray.events import Event
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.process.context import NOTICES
+from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
 
@@ -40,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
 
 
 _NAME = 32
@@ -50,6 +40,8 @@ _SHOWN_STARTS = 50
 #: Each end of a task gets a line up to this many tasks; later ones get a line every `_EVERY_S` seconds.
 _SHOWN_ENDS = 1000
 _EVERY_S = 2.0
+#: The same for items.
+_ITEMS_EVERY_S = 10.0
 _LABEL, _ROLE, _TEXT = 32, 24, 200
 #: Characters of a delegated task, and of its answer.
 _BRIEF = 80
@@ -57,21 +49,13 @@ _BRIEF = 80
 _SHOWN_WARNINGS = 20
 _NUMBER = re.compile(r"\d+")
 #: Templates of log messages whose failures the command line reports itself.
-_REPORTED_ELSEWHERE = {
-    "Delegation by '%s' to '%s' failed: %s",
-    "Run %s: %s failed and is left out%s",
-}
-_DelegationEvent = DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent
-_TaskEvent = TaskStartEvent | TaskCompleteEvent | TaskFailedEvent
+_REPORTED_ELSEWHERE = {"Delegation by '%s' to '%s' failed: %s", "Run %s: %s failed and is left out%s"}
+_DelegationEvent = events.DelegationStartedEvent | events.DelegationCompletedEvent | events.DelegationFailedEvent
+_TaskEvent = events.TaskStartEvent | events.TaskCompleteEvent | events.TaskFailedEvent
 
 
 class UnitProgress:
-    """Progress of the loops, phases and graph of a run.
-
-    Args:
-        caps: Maximum iterations of loops and steps of the graph, by `loop:NAME` and `graph:NAME`; events add others.
-        start: First state of the graph.
-    """
+    """Progress of the loops, phases and graph of a run."""
 
     def __init__(self, caps: Mapping[str, int] | None = None, start: str = "") -> None:
         self._caps = dict(caps or {})
@@ -81,7 +65,6 @@ class UnitProgress:
 
     @classmethod
     def of(cls, definition: EnsembleDefinition) -> UnitProgress:
-        """Return the progress of a team's units, with the caps that the team declares."""
         loops = [*definition.loops, *(loop for phase in definition.phases for loop in phase.loops)]
         caps: dict[str, int] = {}
         graph = definition.graph
@@ -94,12 +77,12 @@ class UnitProgress:
     def receive(self, event: Event) -> str | None:
         """Count the end of an iteration or a step, and return its line."""
         match event:
-            case LoopIterationCompletedEvent():
+            case events.LoopIterationCompletedEvent():
                 self._caps[f"loop:{event.loop_name}"] = event.max_iterations
                 took = event.iteration_duration.total_seconds()
                 done = f"iteration {event.iteration_number} of at most {event.max_iterations}"
                 return f"loop     {screen_line(event.loop_name, _NAME)}: {done} in {took:.1f} s"
-            case GraphStateCompletedEvent():
+            case events.GraphStateCompletedEvent():
                 self._caps[f"graph:{event.graph_name}"] = event.max_steps
                 self._states[f"graph:{event.graph_name}"] = event.next_state
                 took = event.step_duration.total_seconds()
@@ -163,11 +146,9 @@ class Progress(Protocol):
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
         """Count tasks that the record already contains; `items` of them are of items."""
-        ...
 
     def set_total(self, total: int) -> None:
         """Set the number of tasks or items."""
-        ...
 
     def counts(self, *, is_complete: bool = False) -> str:
         """Describe the completed work; `is_complete`: the run has read all items."""
@@ -203,19 +184,11 @@ class TaskProgress:
     """`Progress` of a run with a plan: tasks, model calls, delegations."""
 
     event_types = (
-        EnsembleStartedEvent,
-        TaskStartEvent,
-        TaskCompleteEvent,
-        TaskFailedEvent,
-        ToolCallEvent,
-        DelegationStartedEvent,
-        DelegationCompletedEvent,
-        DelegationFailedEvent,
-        LlmIterationStartedEvent,
-        LlmIterationCompletedEvent,
-        LoopIterationCompletedEvent,
-        GraphStateCompletedEvent,
-    )
+        events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent,
+        events.ToolCallEvent, events.DelegationStartedEvent, events.DelegationCompletedEvent,
+        events.DelegationFailedEvent, events.LlmIterationStartedEvent, events.LlmIterationCompletedEvent,
+        events.LoopIterationCompletedEvent, events.GraphStateCompletedEvent,
+    )  # fmt: skip
 
     def __init__(self, title: str = "", units: UnitProgress | None = None) -> None:
         self.title = escape_controls(title)
@@ -236,7 +209,7 @@ class TaskProgress:
         #: by the task of the plan for which they work, then by id
         self._delegated: dict[str, dict[str, RunningDelegation]] = {}
         self._agents: set[str] = set()
-        self._calls_open = 0
+        self.calls_open = 0
         self._first_call_at: float | None = None
         self._last_call_at = 0.0
         #: when the last completed task got a line
@@ -250,66 +223,61 @@ class TaskProgress:
         self.total_tasks = total
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        is_refused = isinstance(event, DelegationFailedEvent) and self._is_refused(event)
+        is_refused = isinstance(event, events.DelegationFailedEvent) and self._is_refused(event)
         self._count(event, at)
         of_unit = self._units.receive(event)
         if of_unit is not None and not is_live:
             return of_unit
         match event:
-            case TaskFailedEvent():  # the run's error or the delegation has the reason
+            case events.TaskFailedEvent():  # the run's error or the delegation has the reason
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
-            case DelegationFailedEvent():
+            case events.DelegationFailedEvent():
                 return _describe_delegation(event, is_refused=is_refused)
             case _ if is_live:  # the block shows the rest
                 return None
-            case EnsembleStartedEvent():
+            case events.EnsembleStartedEvent():
                 total = f"{count_noun(event.total_tasks, 'task')}, " if event.total_tasks else ""
                 return f"{self.title}: {total}{event.workflow}"
-            case TaskStartEvent() if max(self.total_tasks, self.done) <= _SHOWN_STARTS:
+            case events.TaskStartEvent() if max(self.total_tasks, self.done) <= _SHOWN_STARTS:
                 return f"started  {_describe_task(event)}"
-            case DelegationStartedEvent() | DelegationCompletedEvent():
+            case events.DelegationStartedEvent() | events.DelegationCompletedEvent():
                 return _describe_delegation(event)
-            case TaskCompleteEvent() if self._is_due(at):
+            case events.TaskCompleteEvent() if self.done <= _SHOWN_ENDS or at - self._shown_at >= _EVERY_S:
+                self._shown_at = at
                 took = f"in {_seconds(event.duration)}; {self.pace(at)}"
                 return f"done     {self._ended_of_total()}  {_describe_task(event)} {took}"
             case _:
                 return None
 
-    def _is_due(self, at: float) -> bool:
-        if self.done > _SHOWN_ENDS and at - self._shown_at < _EVERY_S:
-            return False
-        self._shown_at = at
-        return True
-
     def _count(self, event: Event, at: float) -> None:
         match event:
-            case EnsembleStartedEvent():
+            case events.EnsembleStartedEvent():
                 self.set_total(event.total_tasks)
-            case TaskStartEvent():
+            case events.TaskStartEvent():
                 self._begin(event, at)
-            case TaskCompleteEvent():
+            case events.TaskCompleteEvent():
                 self.done += 1
                 self._end(event)
-            case TaskFailedEvent():
+            case events.TaskFailedEvent():
                 self.failed += 1
                 self._end(event)
-            case LlmIterationStartedEvent():
-                self._calls_open += 1
+            case events.LlmIterationStartedEvent():
+                self.calls_open += 1
                 self._first_call_at = at if self._first_call_at is None else self._first_call_at
-            case LlmIterationCompletedEvent():
-                self._calls_open = max(0, self._calls_open - 1)
+            case events.LlmIterationCompletedEvent():
+                self.calls_open = max(0, self.calls_open - 1)
                 self._last_call_at = at
                 self.model_calls += 1
                 self.input_tokens += event.input_tokens
                 self.output_tokens += event.output_tokens
-            case ToolCallEvent():
+            case events.ToolCallEvent():
                 self.tool_calls += 1
-            case DelegationStartedEvent() | DelegationCompletedEvent() | DelegationFailedEvent():
+            case events.DelegationStartedEvent() | events.DelegationCompletedEvent() | events.DelegationFailedEvent():
                 self._receive_delegation(event, at)
             case _:
                 pass
 
-    def _begin(self, event: TaskStartEvent, at: float) -> None:
+    def _begin(self, event: events.TaskStartEvent, at: float) -> None:
         key = event.instance or label_of(event)
         self._running[key] = RunningTask(key=key, label=label_of(event), agent_role=event.agent_role, started_at=at)
         if is_inside_unit(event.instance):
@@ -321,7 +289,7 @@ class TaskProgress:
 
     def _receive_delegation(self, event: _DelegationEvent, at: float) -> None:
         open_ones = self._delegated.setdefault(task_instance(event.instance), {})
-        if isinstance(event, DelegationStartedEvent):
+        if isinstance(event, events.DelegationStartedEvent):
             self.delegations += 1
             self._agents.add(event.worker_role)
             open_ones[event.delegation_id] = RunningDelegation(
@@ -331,50 +299,42 @@ class TaskProgress:
                 started_at=at,
             )
             return
-        if isinstance(event, DelegationFailedEvent):
+        if isinstance(event, events.DelegationFailedEvent):
             if self._is_refused(event):
                 self.refusals += 1
             else:
                 self.failed_delegations += 1
         open_ones.pop(event.delegation_id, None)
 
-    def _is_refused(self, event: DelegationFailedEvent) -> bool:
-        """Whether no worker was called: only an error of a worker has a cause (S-DEL-51).
-
-        Events that are read from a record always have a cause, so the delegation must also be open.
-        """
+    def _is_refused(self, event: events.DelegationFailedEvent) -> bool:
+        """Whether no worker was called: only an error of a worker has a cause (S-DEL-51)."""
         open_ones = self._delegated.get(task_instance(event.instance), {})
         return event.cause is None or event.delegation_id not in open_ones
 
-    def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
+    def _end(self, event: events.TaskCompleteEvent | events.TaskFailedEvent) -> None:
         key = event.instance or label_of(event)
         self._running.pop(key, None)
         self._delegated.pop(key, None)  # delegations that end with their task have no event
         if not self._running:
-            self._calls_open = 0  # a failed call has no event
+            self.calls_open = 0  # a failed call has no event
 
     @property
     def running(self) -> Sequence[RunningTask]:
-        """Running tasks, oldest first."""
         return tuple(self._running.values())
-
-    def list_delegations(self, task: RunningTask) -> Sequence[RunningDelegation]:
-        return tuple(self._delegated.get(task.key, {}).values())
 
     @property
     def agents(self) -> int:
         """Number of agents that have worked."""
         return len(self._agents)
 
-    @property
-    def calls_open(self) -> int:
-        return self._calls_open
+    def list_delegations(self, task: RunningTask) -> Sequence[RunningDelegation]:
+        return tuple(self._delegated.get(task.key, {}).values())
 
     def tokens_per_s(self, at: float) -> float:
         """Return output tokens per second from the first model call to now, or to the last answer if no call is open."""
         if self._first_call_at is None:
             return 0.0
-        end = at if self._calls_open else self._last_call_at
+        end = at if self.calls_open else self._last_call_at
         passed_s = end - self._first_call_at
         return self.output_tokens / passed_s if passed_s > 0 else 0.0
 
@@ -387,8 +347,8 @@ class TaskProgress:
 
     def pace(self, at: float) -> str:
         parts = [count_noun(self.model_calls, "model call")]
-        if self._calls_open:
-            parts[0] += f" (+{self._calls_open} open)"
+        if self.calls_open:
+            parts[0] += f" (+{self.calls_open} open)"
         # A record has no start times of calls.
         rate = "" if self.model_calls and self._first_call_at is None else f", {self.tokens_per_s(at):.0f} tokens/s"
         parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens{rate}")
@@ -453,12 +413,12 @@ def _describe_delegation(event: _DelegationEvent, *, is_refused: bool = False) -
     asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
     match event:
-        case DelegationStartedEvent():
+        case events.DelegationStartedEvent():
             return f"asks     {inset}{asker} -> {worker}: {screen_line(event.task_description, _BRIEF)}"
-        case DelegationCompletedEvent():
+        case events.DelegationCompletedEvent():
             answer = screen_line(event.response.raw_output or "", _BRIEF)
             return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {answer}"
-        case DelegationFailedEvent():
+        case events.DelegationFailedEvent():
             what = "refused" if is_refused else "failed"
             return f"{what:<8} {inset}{asker} -> {worker}: {screen_line(event.failure_reason, _TEXT)}"
 
@@ -470,12 +430,7 @@ def _seconds(duration: timedelta) -> str:
 class Display:
     """Shows one run: `with Display(...) as display`, with `display.listener` among the run's listeners.
 
-    Args:
-        progress: Counts the events.
-        is_quiet: Show no output.
-        count: Returns the number of items; it may read a large file, and runs in a thread beside the run.
-        clock: Seconds; for tests.
-        is_live: Whether to redraw; None: only on a terminal.
+    `count` returns the number of items; it may read a large file, and runs in a thread beside the run.
     """
 
     def __init__(
@@ -622,12 +577,12 @@ def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Eve
     """Return a listener that overrides the methods of these events alone: the run sends no other events to it."""
 
     def show_start(_listener: object, ensemble_id: str, workflow: str, total_tasks: int) -> None:
-        show(EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
+        show(events.EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
 
     def show_event(_listener: object, event: Event) -> None:
         show(event)
 
-    methods = {each.method: show_start if each is EnsembleStartedEvent else show_event for each in event_types}
+    methods = {each.method: show_start if each is events.EnsembleStartedEvent else show_event for each in event_types}
     listener: EnsembleListener = type("ProgressListener", (EnsembleListener,), methods)()
     return listener
 
@@ -664,3 +619,157 @@ class _Warnings(logging.Handler):
     def show_counts(self) -> None:
         for line, count in self._more.items():
             self._show(f"  {count:,} more like {line}")
+
+
+# Runs over items.
+
+_SHOWN_FAILURES = 20
+
+
+class ItemProgress:
+    """`Progress` of a run over items. `is_scanned`: a scan of a file counts the items while the run works."""
+
+    #: no further events: there may be a hundred thousand tasks
+    event_types = (events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent)
+
+    def __init__(self, title: str = "", total: int | None = None, *, is_scanned: bool = False) -> None:
+        self.title = escape_controls(title)
+        self.total = total
+        #: counted from events and from the record
+        self._reported_done = 0
+        self._reported_failed = 0
+        self.reduces_done = 0
+        #: whether one task handled all items (S-MR-82)
+        self.is_direct = False
+        self.running = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        #: keys of failed items whose errors were shown
+        self.shown_failures: set[str] = set()
+        self._is_scanned = is_scanned
+        self._run: MapReduceRun | None = None
+        #: items that were done before this process resumed the run
+        self._recorded = 0
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._next_line_at = _ITEMS_EVERY_S
+
+    def add_recorded(self, tasks: int, *, items: int = 0) -> None:
+        self._reported_done += items
+        self.reduces_done += tasks - items
+        self._recorded = items
+
+    def follow(self, run: MapReduceRun) -> None:
+        """Use the run's counts too: refused items, and items that run as a loop, have no task event."""
+        self._run = run
+
+    @property
+    def items_done(self) -> int:
+        """Items with an output, by the run's counts or by events, whichever is higher."""
+        return max(self._reported_done, 0 if self._run is None else self._run.completed_count)
+
+    @property
+    def items_failed(self) -> int:
+        """Failed items, counted like `items_done`."""
+        return max(self._reported_failed, 0 if self._run is None else self._run.failed_count)
+
+    def set_total(self, total: int) -> None:
+        self.total = total
+
+    def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+        self._count(event, at)
+        match event:
+            case events.TaskFailedEvent() if self._reported_failed <= _SHOWN_FAILURES:
+                label = label_of(event)
+                self.shown_failures.add(label)
+                more = "; further ones are only counted" if self._reported_failed == _SHOWN_FAILURES else ""
+                return f"failed   {label}: {screen_line(message_of(event.cause), _TEXT)}{more}"
+            case events.EnsembleStartedEvent() if not is_live:
+                return self.title + ("" if self.total is None else f": {self.total:,} items")
+            case events.TaskCompleteEvent() if not is_live and at >= self._next_line_at:
+                self._next_line_at = at + _ITEMS_EVERY_S
+                return f"{self.counts()}, {self.running:,} running; {self.pace(at)}"
+            case _:
+                return None
+
+    def _count(self, event: Event, at: float) -> None:
+        match event:
+            case events.TaskStartEvent():
+                self.running += 1
+                self._first_at = at if self._first_at is None else self._first_at
+            case events.TaskCompleteEvent():
+                self._end(at)
+                if is_inside_unit(event.instance):
+                    pass  # one of several tasks of an item; the run counts the item
+                elif is_of_items(event.instance):
+                    self._reported_done += 1
+                    self.is_direct = is_direct(event.instance)
+                else:
+                    self.reduces_done += 1
+                metrics = event.task_output.metrics
+                self._add_tokens(metrics.input_tokens, metrics.output_tokens)
+            case events.LlmIterationCompletedEvent():  # of an attached run, whose outputs have no metrics
+                self._add_tokens(event.input_tokens, event.output_tokens)
+            case events.TaskFailedEvent():
+                self._end(at)
+                self._reported_failed += is_of_items(event.instance)
+            case _:
+                pass
+
+    def _add_tokens(self, sent: int, received: int) -> None:
+        self.input_tokens += max(0, sent)
+        self.output_tokens += max(0, received)
+
+    def _end(self, at: float) -> None:
+        self.running = max(0, self.running - 1)
+        self._last_at = at
+
+    @property
+    def ended(self) -> int:
+        return self.items_done + self.items_failed
+
+    def items_per_s(self, at: float) -> float:
+        """Return items per second from the first start to now, or to the last end if no task is running."""
+        if self._first_at is None:
+            return 0.0
+        passed_s = (at if self.running else self._last_at) - self._first_at
+        return (self.ended - self._recorded) / passed_s if passed_s > 0 else 0.0
+
+    def left_s(self, at: float) -> float | None:
+        """Return the estimated seconds until the last item ends, or None if unknown."""
+        pace = self.items_per_s(at)
+        if self.total is None or not pace or not self.running or self.ended >= self.total:
+            return None
+        return (self.total - self.ended) / pace
+
+    def counts(self, *, is_complete: bool = False) -> str:
+        """Return the counts: `120/1,000 items, 2 failed`; `is_complete`: the run has read all items."""
+        # One task for all items does not reveal their number.
+        total = self.ended if is_complete and self._is_scanned and not self.is_direct else self.total
+        if self.is_direct:
+            return "all items in one task" if total is None else f"{total:,} items in one task"
+        of_total = "" if total is None else f"/{total:,}"
+        failed = f", {self.items_failed:,} failed" if self.items_failed else ""
+        reduces = f", {self.reduces_done:,} reduced" if self.reduces_done else ""
+        return f"{self.items_done:,}{of_total} items{failed}{reduces}"
+
+    def pace(self, at: float) -> str:
+        parts = [f"{self.items_per_s(at):.1f} items/s", f"{self.input_tokens:,} + {self.output_tokens:,} tokens"]
+        left_s = self.left_s(at)
+        return ", ".join([*parts, f"{_duration(left_s)} left"] if left_s is not None else parts)
+
+    def block(self, at: float) -> Block:
+        return Block(
+            counts=f"{self.counts()}, {self.running:,} running",
+            bar=(self.ended, self.total) if self.total else None,
+            pace=self.pace(at) if self.ended else "",
+            is_idle=not (self.running or self.ended),
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.view.item_progress import ItemProgress
-from ensemble_ray.cli.view.progress import Display, TaskProgress, UnitProgress
+from ensemble_ray.cli.view.progress import Display, ItemProgress, TaskProgress, UnitProgress
 from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, count_noun, own_command, screen_line
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -32,37 +30,6 @@ if TYPE_CHECKING:
 
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedEnd:
-    run_id: str
-    state: str
-    #: empty before the end
-    exit_reason: str = ""
-    #: None without an output
-    text: str | None = None
-    errors: Sequence[str] = ()
-    #: further lines about the first error
-    details: Sequence[str] = ()
-    #: see `error_data`
-    error: Mapping[str, object] | None = None
-    #: location of the record
-    record: str = ""
-    #: see `notes_of`
-    notes: Sequence[str] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "run_id": self.run_id,
-            "state": self.state,
-            "exit_reason": self.exit_reason or None,
-            "raw": self.text,
-            "error": self.error,
-            "errors": list(self.errors),
-            "notes": list(self.notes),
-            "record": self.record,
-        }
 
 
 def error_data(error: RecordedError) -> dict[str, object]:
@@ -90,12 +57,8 @@ async def read_notes(store: RunStore, run_id: str) -> list[str]:
     return [] if end is None else notes_of(end.incomplete_answers, end.capped)
 
 
-async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
-    """Read the state of a run, and its text if it ended with one.
-
-    Raises:
-        RecordError: The record is damaged or was removed.
-    """
+async def read_end(store: RunStore, run_id: str) -> tuple[dict[str, Any], Sequence[str]]:
+    """Return the state and the text of a run as JSON data, and further lines about its first error."""
     found = await store.find(run_id)
     head = await read_head(store, run_id)
     end = head.end
@@ -104,17 +67,17 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
         with locate_errors(found.location):
             text = await _last_text(store, run_id) if head.is_dynamic else fold_output(await store.facts(run_id)).raw
     errors = head.errors
-    return RecordedEnd(
-        run_id=run_id,
-        state=found.state.value,
-        exit_reason="" if end is None else end.reason.value,
-        text=text,
-        record=found.location,
-        error=error_data(errors[0]) if errors else None,
-        notes=() if end is None else notes_of(end.incomplete_answers, end.capped),
-        details=errors[0].lines() if errors else (),
-        errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
-    )
+    data = {
+        "run_id": run_id,
+        "state": found.state.value,
+        "exit_reason": None if end is None else end.reason.value,
+        "raw": text,
+        "error": error_data(errors[0]) if errors else None,
+        "errors": [f"task '{each.key}': {each.message}" if each.key else each.message for each in errors],
+        "notes": [] if end is None else notes_of(end.incomplete_answers, end.capped),
+        "record": found.location,
+    }
+    return data, errors[0].lines() if errors else ()
 
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:
@@ -136,14 +99,7 @@ _TEXT = 160
 
 
 class TerminalRunView:
-    """The view of a run of a team.
-
-    Args:
-        title: Names the run.
-        is_quiet: Show no progress and no summary.
-        render: Returns the text of the output.
-        units: Progress of its loops, phases and graph.
-    """
+    """The view of a run of a team. `render` returns the text of the output."""
 
     def __init__(
         self,
@@ -239,7 +195,6 @@ class ItemView(TerminalRunView):
             self._progress.follow(run)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
-        """Count items apart from reduces."""
         self.display.add_recorded(len(output.task_outputs), items=_count_done(output))
         first = next(iter(() if output.trace is None else output.trace.task_traces), None)
         self._progress.is_direct = first is not None and first.node_type == "direct"
@@ -262,8 +217,8 @@ class ItemView(TerminalRunView):
             "exit_reason": output.exit_reason.value,
             "items": {"done": _count_done(output), "failed": self._progress.items_failed},
             "raw": output.raw if self._has_text else None,
-            "results": _path(self._definition.results),
-            "dead_letters": _path(self._definition.dead_letters),
+            "results": str(self._definition.results) if self._definition.results else None,
+            "dead_letters": str(self._definition.dead_letters) if self._definition.dead_letters else None,
             "failed_items": [each.model_dump(mode="json", exclude={"item"}) for each in output.failed_items],
             "metrics": metrics.model_dump(mode="json"),
         }
@@ -288,7 +243,6 @@ class ItemView(TerminalRunView):
         return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:
-        """Return 0, or 3 if items failed."""
         code = super().exit_code(output)
         return PARTLY if code == FINE and self._progress.items_failed else code
 
@@ -296,10 +250,6 @@ class ItemView(TerminalRunView):
 def _count_done(output: EnsembleOutput) -> int:
     levels = output.trace.map_reduce_levels
     return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
-
-
-def _path(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _describe_rows(path: Path, done: int) -> str:

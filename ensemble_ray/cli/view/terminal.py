@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +49,14 @@ def show_json(data: object) -> None:
         plain = json.loads(json.dumps(jsonable(data)), parse_constant=str)
         text = json.dumps(plain, indent=2, ensure_ascii=False)
     show_json_text(text)
+
+
+def show_result(data: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Write a result as JSON or as lines."""
+    if as_json:
+        show_json(data)
+    else:
+        show("\n".join(lines))
 
 
 def show_json_text(text: str) -> None:
@@ -102,7 +111,12 @@ def guard_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
-    warnings.formatwarning = _safe_warning
+    format_plainly = warnings.formatwarning
+
+    def format_warning(*found: Any, **more: Any) -> str:
+        return escape_controls(format_plainly(*found, **more))
+
+    warnings.formatwarning = format_warning
     sys.excepthook = lambda error_type, error, trace: say(_format_error(error_type, error, trace))
     threading.excepthook = lambda found: say(
         f"Exception in thread {'' if found.thread is None else found.thread.name}:\n"
@@ -117,13 +131,6 @@ def guard_streams() -> None:
 class SafeFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))
-
-
-_format_warning = warnings.formatwarning
-
-
-def _safe_warning(*arguments: Any, **keywords: Any) -> str:
-    return escape_controls(_format_warning(*arguments, **keywords))
 
 
 def _format_error(*uncaught: Any) -> str:
@@ -182,6 +189,12 @@ def screen_line(text: str, length: int) -> str:
     # Cut first: an answer can be very long.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line per row, with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def count_noun(number: int, noun: str) -> str:

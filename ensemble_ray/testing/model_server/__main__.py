@@ -46,10 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         script, latency_s=chosen.latency_ms / 1000, keep_requests=chosen.keep_requests, port=chosen.port
     )
 
+    def stop_at_end_of_input() -> None:
+        sys.stdin.read()
+        server.stop()
+
     def ready() -> None:
         print(server.base_url, flush=True)  # noqa: T201  the parent process reads it
         if chosen.until_stdin_closes:
-            threading.Thread(target=_stop_at_end_of_input, args=(server,), daemon=True).start()
+            threading.Thread(target=stop_at_end_of_input, daemon=True).start()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(ready))
@@ -64,11 +68,6 @@ def _straggling(text: str, *, median_s: float, sigma: float) -> Script:
         return Reply(text=text, latency_s=median_s * math.exp(sigma * normal.inv_cdf((drawn + 0.5) / 16**13)))
 
     return answer
-
-
-def _stop_at_end_of_input(server: ModelServer) -> None:
-    sys.stdin.read()
-    server.stop()
 
 
 if __name__ == "__main__":

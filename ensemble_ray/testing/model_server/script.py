@@ -185,13 +185,10 @@ def _usage(usage: TokenUsage) -> Mapping[str, object]:
     }
 
 
-def _more_members(reply: Reply) -> Mapping[str, object]:
-    return {**({} if reply.reasoning is None else {"reasoning_content": reply.reasoning}), **reply.members}
-
-
 def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
     """Return a chat completion in one piece."""
-    message: dict[str, object] = {"role": "assistant", "content": reply.text, **_more_members(reply)}
+    reasoning = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
+    message: dict[str, object] = {"role": "assistant", "content": reply.text, **reasoning, **reply.members}
     if reply.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

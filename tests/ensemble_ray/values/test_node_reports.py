@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ensemble_ray.cli.view.node_table import node_data, node_lines
+from ensemble_ray.cli.jobs import node_data, node_lines
 from ensemble_ray.values.descriptions import NodeReport, NodesReport
 
 HERE = NodeReport(address="here", python="3.12.1", packages={"ray": "2.60.0", "ensemble-ray": "1.0", "openai": "3"})

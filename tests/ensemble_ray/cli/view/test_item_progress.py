@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray import TaskCompleteEvent, TaskFailedEvent, TaskMetrics, TaskOutput, TaskStartEvent
-from ensemble_ray.cli.view.item_progress import ItemProgress
-from ensemble_ray.cli.view.progress import Block, Display, TaskProgress
+from ensemble_ray.cli.view.progress import Block, Display, ItemProgress, TaskProgress
 from ensemble_ray.events.delivery import wanted_by
 from ensemble_ray.values.value import utc_now
 

@@ -1,47 +1,85 @@
-"""Export of a recorded run to an OpenTelemetry receiver."""
+"""Graphs of plans and runs as SVG, Mermaid or JSON, and spans of runs for an OpenTelemetry receiver."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from ensemble_ray.cli.view.terminal import say
+from ensemble_ray.cli.view.terminal import say, show
+from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.process.forks import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
+    from ensemble_ray.visualization.dag_model import DagModel
+    from ensemble_ray.visualization.flow import Flow
+
+
+_STDOUT = "-"
+
+Svg = Annotated[str | None, Option("--svg", metavar="FILE", help="Draw it as an SVG file; - is standard output.")]
+Mermaid = Annotated[
+    str | None, Option("--mermaid", metavar="FILE", help="Write it as a Mermaid flowchart; - is standard output.")
+]
+Dag = Annotated[str | None, Option("--dag", metavar="FILE", help="Write it as JSON (.dag.json); - is standard output.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    svg: str | None
+    mermaid: str | None
+    dag: str | None
+
+    @property
+    def is_asked(self) -> bool:
+        return any(each is not None for each in (self.svg, self.mermaid, self.dag))
+
+    def write(self, title: str, make_flow: Callable[[], Flow], make_dag: Callable[[], DagModel]) -> None:
+        if self.dag is not None:
+            _write(self.dag, make_dag().to_json())
+        if self.mermaid is not None:
+            from ensemble_ray.visualization.rendering import render_mermaid  # the help does not need it
+
+            _write(self.mermaid, render_mermaid(make_flow()))
+        if self.svg is not None:
+            from ensemble_ray.visualization.flow import place_flow
+            from ensemble_ray.visualization.rendering import render_svg
+
+            _write(self.svg, render_svg(place_flow(make_flow()), title=title))
+
+
+def _write(target: str, text: str) -> None:
+    if target == _STDOUT:
+        show(text.rstrip("\n"))
+        return
+    path = Path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    say(f"Wrote {path}")
+
 
 #: Value of `--otlp` for the receiver that the environment names.
 _ENVIRONMENT = "env"
 
 Otlp = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--otlp",
         metavar="URL",
         help="Send its spans to that OTLP/HTTP receiver, such as http://localhost:4318; 'env': to that of OTEL_EXPORTER_OTLP_ENDPOINT.",
     ),
 ]
 WithContent = Annotated[
-    bool, typer.Option("--content", help="With --otlp: send prompts, answers, arguments and results, too.")
+    bool, Option("--content", help="With --otlp: send prompts, answers, arguments and results, too.")
 ]
 
 
 def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown: bool) -> None:
-    """Check the options of an export before any work.
-
-    Args:
-        url: The value of `--otlp`.
-        has_content: Whether to send contents.
-        has_run: Whether the command names a run.
-        is_shown: Whether the command also shows or draws the run or a task.
-
-    Raises:
-        ValidationError: The options conflict.
-    """
-    from ensemble_ray.errors import ValidationError
-
     if url is None and has_content:
         raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
     if url is not None and is_shown:
@@ -55,17 +93,9 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
 
 
 def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool) -> None:
-    """Send the spans of a run, and report their number.
-
-    Raises:
-        ValidationError: Packages are missing, or the URL is invalid.
-        EnsembleError: The receiver is unreachable or refuses the spans, or the record cannot be read.
-    """
-    from ensemble_ray.errors import EnsembleError, ValidationError
     from ensemble_ray.events.telemetry.listener import missing_packages
     from ensemble_ray.events.telemetry.spans import content_mode
     from ensemble_ray.llm.failures import flaw_of, shown_url
-    from ensemble_ray.process.forks import run_blocking
     from ensemble_ray.record.head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 

@@ -1,0 +1,100 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.run_options import RunOptions
+
+
+class RuntimeName(StrEnum):
+    ray = "ray"
+    inline = "inline"
+
+
+class WorkflowName(StrEnum):
+    sequential = "sequential"
+    parallel = "parallel"
+    hierarchical = "hierarchical"
+
+
+RunName = Annotated[str, Argument(metavar="RUN", help="A run's id, its start, or 'latest'.", show_default=False)]
+Target = Annotated[str, Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]
+Targets = Annotated[list[str], Argument(metavar="TARGET...", help="YAML files, or module:attribute.")]
+Inputs = Annotated[
+    list[str] | None, Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}; repeatable.")
+]
+InputsFile = Annotated[
+    Path | None, Option("--inputs-file", metavar="FILE", help="JSON object of inputs; --input wins over it.")
+]
+Llm = Annotated[
+    str | None,
+    Option("--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local, local:PATH.gguf."),
+]
+Workflow = Annotated[WorkflowName | None, Option("--workflow", help="In place of the team's own workflow.")]
+RuntimeChoice = Annotated[RuntimeName | None, Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")]
+RunId = Annotated[
+    str | None,
+    Option("--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."),
+]
+MaxTokens = Annotated[
+    int | None, Option("--max-tokens", metavar="N", help="Tokens that the run may spend, input and output together.")
+]
+MaxCost = Annotated[
+    float | None,
+    Option("--max-cost", metavar="C", help="Money that the run may spend; the team says what tokens cost."),
+]
+Tags = Annotated[
+    list[str] | None,
+    Option("--tag", metavar="NAME[=VALUE]", help="A word about the run, to find it again with runs --tag; repeatable."),
+]
+AsJson = Annotated[bool, Option("--json", help="Print the whole output as JSON.")]
+ItAsJson = Annotated[bool, Option("--json", help="Print it as JSON.")]
+ThemAsJson = Annotated[bool, Option("--json", help="Print them as JSON.")]
+TraceFile = Annotated[Path | None, Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, no notes; errors only.")]
+JobAddress = Annotated[
+    str | None,
+    Option(
+        "--address",
+        metavar="URL",
+        help="The cluster's job server: http://HOST:8265. Default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine.",
+    ),
+]
+
+
+def runtime_name(choice: RuntimeName | None, recorded: object = None) -> str:
+    """Return the chosen runtime, else the recorded one, else the environment's."""
+    from ensemble_ray.process.config import Settings  # the help does not need it
+
+    return choice.value if choice else str(recorded or Settings.from_environment().runtime)
+
+
+def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None) -> RunOptions | None:
+    """Return the options of a run with that budget and those tags, or None if there are none."""
+    chosen = _read_tags(tags or ())
+    if max_tokens is None and max_cost is None and not chosen:
+        return None
+    from ensemble_ray.definition.run_options import RunOptions
+
+    return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen or None)
+
+
+def _read_tags(words: Sequence[str]) -> dict[str, str]:
+    from ensemble_ray.errors import ValidationError  # the help does not need it
+
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name:
+            raise ValidationError(f"--tag: '{word}' has no name. Write --tag NAME, or --tag NAME=VALUE")
+        if name in found:
+            raise ValidationError(f"--tag: '{name}' occurs twice")
+        found[name] = value
+    return found
