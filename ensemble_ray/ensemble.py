@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Generic, TypeVar, Unpack, cast
 
 from ensemble_ray.definition.agent import Agent
@@ -99,6 +100,7 @@ class Startable(Generic[R]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
+        has_event_readers: bool = True,
         resumption: ResumeState | None = None,
     ) -> R:
         """Begin or resume a run; all other ways to run call this method.
@@ -108,9 +110,23 @@ class Startable(Generic[R]):
             runtime: As in `run`.
             run_id: As in `run`.
             options: As in `run`.
-            is_watched: Whether the caller reads the handle's `events()`.
+            is_watched: Whether the caller reads events or results of the handle.
+            has_event_readers: Whether the caller reads `events()`.
             resumption: State of a run that is already in the record; None: a new run.
         """
+        begin = self._prepare(inputs, options, keeps_items=is_watched)
+        return begin(
+            runtime=connect(runtime),
+            run_id=run_id,
+            options=options,
+            is_watched=is_watched and has_event_readers,
+            resumption=resumption,
+        )
+
+    def _prepare(
+        self, inputs: Mapping[str, object] | None, options: RunOptions | None, *, keeps_items: bool
+    ) -> Callable[..., R]:
+        """Return a handle of a run, without the arguments that all kinds of ensembles have in common."""
         raise NotImplementedError
 
 
@@ -142,26 +158,15 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         """
         return plan_run(self, check(self, inputs)).plan
 
-    def begin(
+    def _prepare(
         self,
-        inputs: Mapping[str, object] | None = None,
+        inputs: Mapping[str, object] | None,
+        options: RunOptions | None,
         *,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        is_watched: bool = True,
-        resumption: ResumeState | None = None,
-    ) -> Run:
-        """Begin or resume a run; see `Startable.begin`."""
-        return Run(
-            PlannedLauncher(self.with_options(options).with_dashboard_parts(), inputs),
-            runtime=connect(runtime),
-            run_id=run_id,
-            options=options,
-            is_watched=is_watched,
-            origin=self.source,
-            resumption=resumption,
-        )
+        keeps_items: bool,  # noqa: ARG002  a plan has no items
+    ) -> Callable[..., Run]:
+        definition = self.with_options(options).with_dashboard_parts()
+        return partial(Run, PlannedLauncher(definition, inputs), origin=self.source)
 
 
 def run(

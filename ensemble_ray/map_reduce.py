@@ -5,8 +5,9 @@ A static map-reduce over a list is an ordinary ensemble, made at construction. A
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sized
 from contextlib import aclosing
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -23,13 +24,11 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_factories import StaticTree, static_tree
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import PlannedLauncher
-from ensemble_ray.runtime import connect
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.runs.launching import ResumeState
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
@@ -175,39 +174,14 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
             async for each in stream:
                 yield each
 
-    def begin(
-        self,
-        inputs: Mapping[str, object] | None = None,
-        *,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        is_watched: bool = True,
-        has_event_readers: bool = True,
-        resumption: ResumeState | None = None,
-    ) -> Run | MapReduceRun:
-        """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
-        chosen = self.with_options(options).with_dashboard_parts()
+    def _prepare(
+        self, inputs: Mapping[str, object] | None, options: RunOptions | None, *, keeps_items: bool
+    ) -> Callable[..., Run | MapReduceRun]:
+        definition = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
-            return _begin_over_items(
-                chosen,
-                inputs,
-                runtime=runtime,
-                run_id=run_id,
-                options=options,
-                is_watched=is_watched,
-                has_event_readers=has_event_readers,
-                resumption=resumption,
-            )
-        return Run(
-            PlannedLauncher(self.to_ensemble().with_options(options).with_dashboard_parts(), inputs),
-            runtime=connect(runtime),
-            run_id=run_id,
-            options=options,
-            is_watched=is_watched,
-            origin=self.source,
-            resumption=resumption,
-        )
+            return _over_items(definition, inputs, keeps_items=keeps_items)
+        ensemble = self.to_ensemble().with_options(options).with_dashboard_parts()
+        return partial(Run, PlannedLauncher(ensemble, inputs), origin=self.source)
 
 
 class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
@@ -246,52 +220,16 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
             async for each in stream:
                 yield each
 
-    def begin(
-        self,
-        inputs: Mapping[str, object] | None = None,
-        *,
-        runtime: Runtime | str | None = None,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        is_watched: bool = True,
-        has_event_readers: bool = True,
-        resumption: ResumeState | None = None,
-    ) -> MapReduceRun:
-        """Begin or resume a run; see `Startable.begin`. `has_event_readers`: whether the caller reads `events()`."""
-        return _begin_over_items(
-            self.with_options(options).with_dashboard_parts(),
-            inputs,
-            runtime=runtime,
-            run_id=run_id,
-            options=options,
-            is_watched=is_watched,
-            has_event_readers=has_event_readers,
-            resumption=resumption,
-        )
+    def _prepare(
+        self, inputs: Mapping[str, object] | None, options: RunOptions | None, *, keeps_items: bool
+    ) -> Callable[..., MapReduceRun]:
+        return _over_items(self.with_options(options).with_dashboard_parts(), inputs, keeps_items=keeps_items)
 
 
-def _begin_over_items(
-    definition: MapDefinition,
-    inputs: Mapping[str, object] | None,
-    *,
-    runtime: Runtime | str | None,
-    run_id: str | None,
-    options: RunOptions | None,
-    is_watched: bool,
-    has_event_readers: bool,
-    resumption: ResumeState | None,
-) -> MapReduceRun:
-    from ensemble_ray.runs.map_reduce.launcher import (
-        MapReduceLauncher,  # needed only for these runs
-        MapReduceRun,
-    )
+def _over_items(
+    definition: MapDefinition, inputs: Mapping[str, object] | None, *, keeps_items: bool
+) -> Callable[..., MapReduceRun]:
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher, MapReduceRun  # needed only for these runs
 
-    return MapReduceRun(
-        MapReduceLauncher(definition, inputs, keeps_items=is_watched),
-        runtime=connect(runtime),
-        run_id=run_id,
-        options=options,
-        is_watched=is_watched and has_event_readers,
-        origin=definition.source,
-        resumption=resumption,
-    )
+    launcher = MapReduceLauncher(definition, inputs, keeps_items=keeps_items)
+    return partial(MapReduceRun, launcher, origin=definition.source)

@@ -68,9 +68,9 @@ class StructuredChatModel(Protocol):
     def chat_structured(
         self, messages: Sequence[ChatMessage], schema: JsonSchema
     ) -> ChatResponse | Awaitable[ChatResponse]:
-        """Answer the conversation in that form. The conversation also requests the form in words.
+        """Answer the conversation in that form, which it also requests in words.
 
-        If the endpoint cannot enforce it, answer like `chat` without tools: the caller parses and corrects the answer.
+        If the endpoint cannot enforce the form, answer like `chat` without tools: the caller corrects the answer.
         """
         ...
 
@@ -96,7 +96,6 @@ class Clock(Protocol):
 
     async def sleep(self, delay_s: float) -> None:
         """Wait for that many seconds of this clock."""
-        ...
 
 
 class EventSink(Protocol):
@@ -108,7 +107,6 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Receive one event."""
-        ...
 
 
 class RunEventSink(EventSink, Protocol):
@@ -116,7 +114,6 @@ class RunEventSink(EventSink, Protocol):
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
         """Return after the listeners of these types have received all events so far (S-SET-30)."""
-        ...
 
 
 class Persistence(IntEnum):
@@ -136,31 +133,24 @@ class Journal(Protocol):
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order. Return when they and all earlier facts have the requested persistence.
 
-        The facts are accepted before this method waits: cancelling the caller does not remove them. A buffered journal
-        (durability `run`) and a journal in memory return immediately.
+        Cancelling the caller does not remove the facts. A buffered journal (durability `run`) and a journal in memory
+        return immediately.
 
         Raises:
             StaleEpochError: a newer epoch exists; the writer must stop before its next effect. Facts that were only
                 `QUEUED` may be refused later: then the next `append` for that instance raises.
             RecordError: the store refused the facts.
         """
-        ...
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return the newest fact of an instance by (name, kind), from any writer, without stimuli."""
         ...
 
     async def flush(self) -> None:
-        """Return when all facts so far are committed.
-
-        Raises:
-            RecordError: the store refused them.
-        """
-        ...
+        """Return when all facts so far are committed. A RecordError: the store refused them."""
 
     async def close(self) -> None:
         """Flush, and release the resources of the writer."""
-        ...
 
 
 class DriverServices(Protocol):
@@ -176,7 +166,6 @@ class DriverServices(Protocol):
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
         """Notify the driver's service of that name, in order and without an answer."""
-        ...
 
 
 class Reviewer(Protocol):
@@ -196,12 +185,7 @@ class Limiter(Protocol):
     """Shared permits: all processes use one bucket per id (S-SET-36)."""
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit; callers wait in order.
-
-        Raises:
-            RateLimitTimeoutError: no permit was free in time.
-        """
-        ...
+        """Acquire one permit; callers wait in order. A RateLimitTimeoutError: no permit was free in time."""
 
 
 class SpendingAccount(Protocol):
@@ -219,15 +203,12 @@ class SpendingAccount(Protocol):
 
     def charge(self, claim: str, spent: Amount = ...) -> None:
         """Charge the cost of a finished request, by default zero; never blocks."""
-        ...
 
     async def settle(self) -> None:
         """Return after all charges of this process have reached the account."""
-        ...
 
     def close(self) -> None:
         """Close this process's account. Unreported charges may be dropped."""
-        ...
 
 
 class CpuPool(Protocol):
@@ -255,19 +236,15 @@ class ToolMetrics(Protocol):
 
     def increment_success(self, tool_name: str, agent_role: str) -> None:
         """Count a call that succeeded."""
-        ...
 
     def increment_failure(self, tool_name: str, agent_role: str) -> None:
         """Count a call that returned a failure."""
-        ...
 
     def increment_error(self, tool_name: str, agent_role: str) -> None:
         """Count a call that raised."""
-        ...
 
     def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
         """Record the duration of a call, s."""
-        ...
 
 
 class CustomToolMetrics(ToolMetrics, Protocol):
@@ -275,11 +252,9 @@ class CustomToolMetrics(ToolMetrics, Protocol):
 
     def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
         """Increment a counter of the tool."""
-        ...
 
     def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Record a value of the tool."""
-        ...
 
 
 @runtime_checkable
@@ -297,7 +272,6 @@ class EmbeddingStore(Protocol):
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
         """Store a text."""
-        ...
 
     def search(
         self,
@@ -306,14 +280,7 @@ class EmbeddingStore(Protocol):
         min_score: float = 0.0,
         filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
     ) -> Sequence[EmbeddingMatch]:
-        """Return the nearest texts with a score of at least `min_score`, nearest first.
-
-        Args:
-            vector: Vector of the query.
-            max_results: Most results.
-            min_score: Least score.
-            filter: Metadata that a text must have, applied before results are counted; None: any.
-        """
+        """Return the nearest texts, nearest first, with a score of at least `min_score` and the metadata of `filter`."""
         ...
 
 
@@ -323,7 +290,6 @@ class LongTermMemory(Protocol):
 
     def store(self, entry: MemoryEntry) -> None:
         """Store an entry."""
-        ...
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
         """Return entries that match the query, most relevant first."""
@@ -336,7 +302,6 @@ class EntityMemory(Protocol):
 
     def put(self, name: str, fact: str) -> None:
         """Store a fact, and replace an earlier one of that name."""
-        ...
 
     def get(self, name: str | None) -> str | None:
         """Return the fact, or None."""
@@ -356,19 +321,15 @@ class MemoryOperationListener(Protocol):
 
     def on_stm_write(self) -> None:
         """Handle a new entry of short-term memory."""
-        ...
 
     def on_ltm_store(self) -> None:
         """Handle a new entry of long-term memory."""
-        ...
 
     def on_ltm_retrieval(self, duration: float) -> None:
         """Handle a retrieval from long-term memory; `duration` in seconds."""
-        ...
 
     def on_entity_lookup(self, duration: float) -> None:
         """Handle a lookup of entities; `duration` in seconds."""
-        ...
 
 
 class RunMemory(Protocol):
@@ -389,7 +350,6 @@ class ReflectionStore(Protocol):
 
     def store(self, key: str, reflection: TaskReflection) -> None:
         """Store a reflection, and replace the one with that key."""
-        ...
 
     def retrieve(self, key: str) -> TaskReflection | None:
         """Return the reflection with a key, or None."""
@@ -461,7 +421,6 @@ class Jobs(Protocol):
         Raises:
             EnsembleError: the directory cannot be uploaded, or the server refuses the job.
         """
-        ...
 
     def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
         """Show a job's log from the beginning to the end, as it is written. Reconnect if the connection breaks.
@@ -477,7 +436,6 @@ class Jobs(Protocol):
         Raises:
             EnsembleError: the server refuses, or does not respond.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,8 +476,6 @@ class Dashboard(Protocol):
         Raises:
             EnsembleError: the dashboard cannot serve.
         """
-        ...
 
     def leave_run(self) -> None:
         """Register the end of a run. After the last one, stop serving if a run started it (S-WEB-12)."""
-        ...

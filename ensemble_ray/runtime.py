@@ -1,7 +1,4 @@
-"""The connection between the core and its actors.
-
-`ray_runtime_class` contains the only import of `actors` in the core; a contract of the linter names it.
-"""
+"""The connection between the core and its actors: `ray_runtime_class` contains the only import of `actors`."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class PlannedRun:
         if hub is not None and submission.plan.units:
             sink = HubSink(hub, self.run_id, submission.context.interest)
             self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
-        self._tasks: PlannedTasks[bytes, bytes, wire.WireFailure] = PlannedTasks(
+        self._tasks: PlannedTasks = PlannedTasks(
             submission.plan,
             journal,
             outputs,
@@ -137,7 +137,7 @@ class PlannedRun:
     def run_id(self) -> str:
         return self._submission.run_id
 
-    def _unit_ports(self, hub: Any) -> UnitPorts[bytes, wire.WireFailure]:
+    def _unit_ports(self, hub: Any) -> UnitPorts:
         # Predicates run in the host of the run's callables; listeners and memory are in the driver.
         announcements = self._announcements
         return UnitPorts(

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Never
+from typing import Any, Never
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskResult
@@ -26,11 +26,11 @@ from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, Node, Plan, StateEntry, Unit
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import ForgetfulJournal, MemoryJournal
-from ensemble_ray.runs.coordinator import Coordinator, Order, Result, RunDirectives, RunJournal
+from ensemble_ray.runs.coordinator import AnyOrder, AnyResult, Coordinator, RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter
 from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.runs.outputs import HeldOutputs
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule import machine_for
@@ -196,14 +196,14 @@ def _map_reduce_source(grouping: Grouping, size: int) -> Work:
 # Runs.
 
 
-class _Answering(Generic[Order, Result]):
+class _Answering:
     """An executor that has every task done when it is started."""
 
-    def __init__(self, deliver: Callable[[Sequence[Result]], None], answer: Callable[[Order], Result]) -> None:
+    def __init__(self, deliver: Callable[[Sequence[AnyResult]], None], answer: Callable[[Any], AnyResult]) -> None:
         self._deliver = deliver
         self._answer = answer
 
-    def start(self, orders: Sequence[Order]) -> None:
+    def start(self, orders: Sequence[AnyOrder]) -> None:
         """Deliver what came of them."""
         self._deliver([self._answer(order) for order in orders])
 
@@ -217,9 +217,7 @@ def _planned_result(order: TaskOrder[str, Never, str]) -> TaskResult[str, TaskFa
 
 async def _run_plan(plan: Plan) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=SystemClock())
-    tasks: PlannedTasks[str, str, TaskFailure] = PlannedTasks(
-        plan, journal, HeldOutputs(), TaskBody, header=PlanRecorded()
-    )
+    tasks: PlannedTasks = PlannedTasks(plan, journal, HeldOutputs(), TaskBody, header=PlanRecorded())
     coordinator = Coordinator(journal, tasks)
     ended = await coordinator.run(tasks.source, _Answering(coordinator.deliver, _planned_result))
     assert len(ended.completed) == len(plan.nodes)
@@ -260,8 +258,8 @@ async def _run_map(definition: MapReduceEnsemble, rules: MapReduceRules, size: i
     log = ItemLog(store, is_read=False)
     log.window = rules.window
     results = ItemResultWriter(log)
-    parts = MapReduceParts(items=items, orders=orders, store=store, results=results, definition=definition)
-    coordinator = Coordinator(journal, MapReduceTasks(journal, parts))
+    tasks = MapReduceTasks(journal, items=items, orders=orders, store=store, results=results, definition=definition)
+    coordinator = Coordinator(journal, tasks)
     ended = await coordinator.run(MapReduceMachine(rules, orders.instance), _Answering(coordinator.deliver, _result))
     assert not ended.ending.failure
     assert len(store.outputs) >= size

@@ -47,16 +47,8 @@ class LineFile:
     ) -> None:
         """Open or create the file and its folders.
 
-        Args:
-            path: The file.
-            what: Its name in errors.
-            index_of: Returns the item of a line, or None for lines that do not count.
-            is_resumed: Whether to read the existing lines.
-            patience_s: Longest wait for another process that holds the file.
-
-        Raises:
-            RecordError: The file cannot be written.
-            ValidationError: Raised by `index_of` for an invalid line.
+        `what` is its name in errors. `index_of` returns the item of a line, or None for lines that do not count;
+        existing lines are read if the run `is_resumed`. `patience_s` is the longest wait for another process that holds the file.
         """
         self._path = path = path.absolute()
         self._what = what
@@ -74,7 +66,8 @@ class LineFile:
                 self._indexed_bytes = _whole_bytes(path)
                 os.ftruncate(self._descriptor, self._indexed_bytes)
                 if is_resumed:
-                    self._read_lines()
+                    with path.open("rb") as file:
+                        self._seen.update(index for line in file if (index := index_of(line)) is not None)
         except OSError as error:
             self._close()
             raise self._make_error(error) from error
@@ -86,12 +79,7 @@ class LineFile:
         return index in self._seen
 
     def append(self, lines: Iterable[tuple[int, Callable[[], bytes]]]) -> None:
-        """Append, in one write, the lines of the items that have none yet.
-
-        Raises:
-            RecordError: The lines cannot be written; none of them was.
-            IllegalStateError: The file is closed.
-        """
+        """Append, in one write, the lines of the items that have none yet. A RecordError: none was written."""
         with self._lock:
             if self._descriptor < 0:
                 raise IllegalStateError(f"{self._what} '{self._path}' is closed")
@@ -99,7 +87,6 @@ class LineFile:
                 self._append(lines)
 
     def close(self) -> None:
-        """Flush the lines to the disk and close the file."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -119,20 +106,14 @@ class LineFile:
             return
         data = b"".join(line for _, line in fresh)
         try:
-            _write_all(self._descriptor, data)
+            left = memoryview(data)
+            while left:  # one `write` may write only a part
+                left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             os.ftruncate(self._descriptor, size)
             raise self._make_error(error) from error
         self._indexed_bytes = size + len(data)
-        for index, _ in fresh:
-            self._seen.add(index)
-
-    def _read_lines(self) -> None:
-        with self._path.open("rb") as file:
-            for line in file:
-                index = self._index_of(line)
-                if index is not None:
-                    self._seen.add(index)
+        self._seen.update(index for index, _ in fresh)
 
     def _read_appended(self, size: int) -> None:
         """Read the lines that other processes appended since the last look."""
@@ -148,11 +129,7 @@ class LineFile:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Hold the file's lock. The system releases it when the process ends.
-
-        Raises:
-            RecordError: Another process held it all the time.
-        """
+        """Hold the file's lock. The system releases it when the process ends."""
         if fcntl is None:
             yield
             return
@@ -183,13 +160,6 @@ class LineFile:
         return RecordError(f"{self._what} '{self._path}' cannot be written: {message_of(error)}", str(self._path))
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes: one `write` may write only a part."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
 def _whole_bytes(path: Path) -> int:
     """Return the size of the file up to the end of its last complete line."""
     with path.open("rb") as file:
@@ -205,7 +175,6 @@ def _whole_bytes(path: Path) -> int:
 
 
 def index_of_line(line: bytes) -> int | None:
-    """Return the index at the beginning of a line that `json_line` wrote, or None."""
     found = _INDEX_FIRST.match(line)
     return int(found[1]) if found and line.rstrip().endswith(b"}") else None
 
@@ -224,21 +193,18 @@ def json_line(row: Mapping[str, object]) -> bytes:
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
-        text = json_text({name: value if is_carried(value) else _to_json(value) for name, value in row.items()})
+        # NaN and infinities, which JSON lacks, become texts.
+        text = json_text(
+            {
+                name: value if is_carried(value) else json.loads(json.dumps(jsonable(value)), parse_constant=str)
+                for name, value in row.items()
+            }
+        )
     return f"{text}\n".encode()
 
 
-def _to_json(value: object) -> object:
-    """Return a JSON form of any value. NaN and infinities, which JSON lacks, become texts."""
-    return json.loads(json.dumps(jsonable(value)), parse_constant=str)
-
-
 def json_text(value: object) -> str:
-    """Return the JSON text of a value, without characters that UTF-8 cannot encode.
-
-    Raises:
-        TypeError, ValueError, RecursionError: JSON cannot represent the value.
-    """
+    """Return the JSON text of a value, without characters that UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

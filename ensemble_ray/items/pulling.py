@@ -68,8 +68,7 @@ class ItemReader(Protocol):
     async def next(self, count: int) -> Pulled:
         """Return the next entries: at most `count`, and at least one unless the source is exhausted.
 
-        Raises:
-            Exception: The error of the source, unchanged, after the entries before it (S-MR-123).
+        The error of the source is raised unchanged, after the entries before it (S-MR-123).
         """
         ...
 
@@ -124,7 +123,12 @@ class _PumpedReader(ABC):
         finally:
             with self._lock:
                 self._wanted = 0  # the pump stops after its current step
-        return self._pop(count)
+        with self._lock:
+            entries = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+            is_over = self._has_ended and not self._ready
+        if is_over and self._error is not None and not entries:
+            raise self._error
+        return Pulled(entries, is_exhausted=is_over and self._error is None)
 
     async def _gather(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -137,14 +141,6 @@ class _PumpedReader(ABC):
                     return
                 self._arrived.clear()  # an entry of an earlier pull may have set it
             await self._arrived.wait()
-
-    def _pop(self, count: int) -> Pulled:
-        with self._lock:
-            entries = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-            is_over = self._has_ended and not self._ready
-        if is_over and self._error is not None and not entries:
-            raise self._error
-        return Pulled(entries, is_exhausted=is_over and self._error is None)
 
     async def close(self) -> None:
         with self._lock:
@@ -304,8 +300,11 @@ class IndexSet:
     def __len__(self) -> int:
         return self._count
 
+    def update(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.add(index)
+
     def add(self, index: int) -> bool:
-        """Add an index. Return whether it is new."""
         if index in self:
             return False
         self._count += 1
@@ -341,11 +340,7 @@ class NumberSet:
         return self._count
 
     def add(self, number: int) -> bool:
-        """Add a number. Return whether it is new.
-
-        Raises:
-            OverflowError: The number is negative, or 2**64 or more.
-        """
+        """Add a number. Return whether it is new. An OverflowError: it is negative, or 2**64 or more."""
         found = self._lists.setdefault(number % _LISTS, array("Q"))
         position = bisect_left(found, number)
         if position < len(found) and found[position] == number:

@@ -97,11 +97,6 @@ class ResultsFile:
     async def open(cls, path: str | Path, *, is_resumed: bool, columns: RowColumns | None = None) -> ResultsFile:
         """Create the file, or continue the file of the resumed run.
 
-        Args:
-            path: The file.
-            is_resumed: Whether the run is resumed.
-            columns: Columns of its rows; None: all.
-
         Raises:
             ValidationError: The run is new and the file has rows, or a line of a resumed file is invalid.
             RecordError: The file cannot be written.
@@ -124,26 +119,16 @@ class ResultsFile:
         return index in self._lines
 
     async def write(self, results: Sequence[ItemResult]) -> None:
-        """Write the rows of results with an output, except for items that have a row.
-
-        Raises:
-            RecordError: The rows cannot be written.
-        """
-        await threads.run(self._write, tuple(results))
-
-    def _write(self, results: Sequence[ItemResult]) -> None:
-        self._lines.append(
+        """Write the rows of results with an output, except for items that have a row."""
+        lines = [
             (each.index, partial(_line_of, each, each.output, self._columns))
             for each in results
             if each.output is not None
-        )
+        ]
+        await threads.run(self._lines.append, lines)
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Close the file. Unless the run is complete, a parquet file keeps its lines for the resume.
-
-        Raises:
-            RecordError: The rows cannot be written.
-        """
+        """Close the file. Unless the run is complete, a parquet file keeps its lines for the resume."""
         await threads.run(self._close, is_complete)
 
     def _close(self, is_complete: bool) -> None:  # noqa: FBT001  `run` passes positions
@@ -169,16 +154,11 @@ def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> byt
 
 
 def _lines_of(path: Path) -> Path:
-    """Return the file of the rows until the run is complete."""
     return path.with_name(f"{path.name}.rows.jsonl") if path.suffix.lower() == ".parquet" else path
 
 
 def refuse_old_rows(path: Path) -> None:
-    """Refuse a file with rows of another run: a new run must not overwrite them or mix with them.
-
-    Raises:
-        ValidationError: The file has rows.
-    """
+    """Raise a ValidationError for a file with rows of another run: a new run must not overwrite or mix with them."""
     lines = _lines_of(path)
     if lines != path and lines.exists() and (count := count_lines(lines)):
         msg = f"{_WHAT} '{path}' has {count} rows of a run that has not ended, in '{lines}': resume that run, choose another path, or remove it"
@@ -191,7 +171,6 @@ def refuse_old_rows(path: Path) -> None:
 
 
 def _index_of(path: Path, line: bytes) -> int | None:
-    """Return the index of a row, or None for a blank line."""
     index = index_of_line(line)
     if index is None and line.strip():
         msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
@@ -221,23 +200,13 @@ class DeadLetterFile:
 
     @classmethod
     async def open(cls, path: str | Path, *, run_id: str, is_resumed: bool) -> DeadLetterFile:
-        """Open or create the file. An item with a line of this run gets no second one.
-
-        Raises:
-            RecordError: The file cannot be written.
-        """
+        """Open or create the file. An item with a line of this run gets no second one."""
         lines = threads.run(LineFile, Path(path), "dead letters", partial(_index_in_run, run_id), is_resumed=is_resumed)
         return cls(await lines, run_id)
 
     async def write(self, failed: Sequence[FailedItem]) -> None:
-        """Write a line for each item.
-
-        Raises:
-            RecordError: The lines cannot be written.
-        """
-        await threads.run(
-            self._lines.append, [(each.index, partial(_dead_letter_line, each, self._run_id)) for each in failed]
-        )
+        lines = [(each.index, partial(_dead_letter_line, each, self._run_id)) for each in failed]
+        await threads.run(self._lines.append, lines)
 
     async def close(self) -> None:
         await threads.run(self._lines.close)
@@ -245,9 +214,15 @@ class DeadLetterFile:
 
 def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
     is_text = not is_carried(failed.item)
+    item = failed.item
+    if is_text:
+        try:
+            item = str(item)
+        except Exception:  # noqa: BLE001  `__str__` of the user's class may raise anything
+            item = f"<{type(item).__name__}>"
     row = {
         "index": failed.index,
-        "item": _text_of(failed.item) if is_text else failed.item,
+        "item": item,
         "error_type": failed.error_type,
         "message": failed.message,
         "attempts": failed.attempts,
@@ -255,13 +230,6 @@ def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
         **({} if failed.raw is None else {"raw": failed.raw}),
     }
     return json_line({**row, "is_text": True} if is_text else row)
-
-
-def _text_of(item: object) -> str:
-    try:
-        return str(item)
-    except Exception:  # noqa: BLE001  `__str__` of the user's class may raise anything
-        return f"<{type(item).__name__}>"
 
 
 def _index_in_run(run_id: str, line: bytes) -> int | None:
@@ -274,11 +242,7 @@ def _index_in_run(run_id: str, line: bytes) -> int | None:
 
 
 def dead_items(path: Path) -> Entries:
-    """Yield the items of a dead-letter file with their original indices, each once.
-
-    Raises:
-        ValidationError: A line is not a dead letter.
-    """
+    """Yield the items of a dead-letter file with their original indices, each once. A ValidationError: a bad line."""
     seen = IndexSet()
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pydantic import BaseModel, JsonValue
 
@@ -19,6 +19,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import (
     AsyncReader,
     Entries,
+    ItemEntry,
     ItemReader,
     ListReader,
     Pulled,
@@ -29,10 +30,6 @@ from ensemble_ray.items.pulling import (
 from ensemble_ray.items.results import DeadLetters, dead_items
 from ensemble_ray.items.tables import Table, parquet_row_count, parquet_rows, rows_of_table
 from ensemble_ray.items.text_files import CsvFile, count_csv_rows, count_lines, csv_rows, json_lines
-
-if TYPE_CHECKING:
-    from ensemble_ray.items.pulling import ItemEntry
-
 
 #: The message about an empty source (S-MR-10, S-MR-122).
 NO_ITEMS = "items must not be None or empty"
@@ -73,11 +70,7 @@ class ItemSource:
     _is_open: bool = field(default=False, init=False)
 
     def open(self) -> ItemReader:
-        """Return a reader that begins at the first item.
-
-        Raises:
-            ValidationError: The source is an iterator that was opened before (S-MR-124).
-        """
+        """Return a reader from the first item on. A ValidationError: an iterator was opened before (S-MR-124)."""
         if self.is_one_shot and self._is_open:
             msg = (
                 "items is an iterator that an earlier run has consumed: pass a list, a file, or a new iterator per run"
@@ -88,18 +81,19 @@ class ItemSource:
 
 
 def source_of(items: object) -> ItemSource:
-    """Return the source of the user's `items` (S-MR-120).
-
-    Raises:
-        ValidationError: `items` is None, empty, an unreadable file, or not iterable.
-    """
+    """Return the source of the user's `items` (S-MR-120). A ValidationError: these are no items."""
     match items:
         case None:
             raise ValidationError(NO_ITEMS)
         case ItemSource():
             return items
         case DeadLetters():
-            return _dead_letters(items)
+            path = _readable(Path(items.path), "dead letters")
+            return ItemSource(
+                place=f"the dead letters of '{path}'",
+                identity={"kind": "dead_letters", "path": str(path)},
+                reader=lambda: ThreadReader(lambda: dead_items(path)),
+            )
         case CsvFile():
             return _csv(items)
         case str() | os.PathLike():
@@ -221,17 +215,7 @@ def _csv(source: CsvFile) -> ItemSource:
     )
 
 
-def _dead_letters(source: DeadLetters) -> ItemSource:
-    path = _readable(Path(source.path), "dead letters")
-    return ItemSource(
-        place=f"the dead letters of '{path}'",
-        identity={"kind": "dead_letters", "path": str(path)},
-        reader=lambda: ThreadReader(lambda: dead_items(path)),
-    )
-
-
 def _readable(path: Path, what: str) -> Path:
-    """Return the absolute path of a readable file."""
     path = path.absolute()
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)  # opening a pipe would wait for its writer
@@ -248,12 +232,9 @@ def _readable(path: Path, what: str) -> Path:
 def screen_source(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
-    """Return a source with fewer items.
+    """Return a source with at most `limit` items; `problem` returns the reason to refuse an item, or None.
 
-    Args:
-        source: The source. The result reads its items one by one, even if it is a list.
-        limit: Maximum number of items from the beginning; None: all.
-        problem: Returns the reason to refuse an item, or None.
+    The result reads its items one by one, even if the source is a list.
     """
     count = source.count if limit is None or source.count is None else min(limit, source.count)
     look = source.look

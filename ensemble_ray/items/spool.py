@@ -25,11 +25,6 @@ class Spool:
     """An append-only store of byte strings, with 8 bytes of memory for each. Thread-safe."""
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
-        """Create an empty spool.
-
-        Args:
-            memory_bytes: Bytes in memory before a file is created.
-        """
         self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  closed with this object
         #: end of each body, which is the beginning of the next one
         self._ends = array("Q")
@@ -37,12 +32,7 @@ class Spool:
         self._is_closed = False
 
     def put(self, body: bytes) -> int:
-        """Store a body and return its slot, counted from 0.
-
-        Raises:
-            OSError: The disk is full.
-            IllegalStateError: The spool is closed.
-        """
+        """Store a body and return its slot, counted from 0. An OSError: the disk is full."""
         with self._lock:
             self._require_open()
             begin = self._ends[-1] if self._ends else 0
@@ -52,12 +42,7 @@ class Spool:
             return len(self._ends) - 1
 
     def get(self, slot: int) -> bytes:
-        """Return the body of a slot.
-
-        Raises:
-            IndexError: There is no such slot.
-            IllegalStateError: The spool is closed.
-        """
+        """Return the body of a slot. An IndexError: there is no such slot."""
         with self._lock:
             self._require_open()
             if not 0 <= slot < len(self._ends):
@@ -89,14 +74,7 @@ class SpooledSequence(LazySequence[T]):
     __slots__ = ("_load", "_order", "_spool", "_what")
 
     def __init__(self, spool: Spool, order: Sequence[int], load: Callable[[bytes], T], *, what: str = "values") -> None:
-        """Combine slots and a loader.
-
-        Args:
-            spool: The bodies.
-            order: Slots in the order of the sequence. It is not copied; an `array('Q')` or `range` is small.
-            load: Makes a value of a body.
-            what: Name of the values in the plural, for `repr`.
-        """
+        """`order` has slots and is not copied; `load` makes a value of a body; `what` names the values for `repr`."""
         self._spool = spool
         self._order = order
         self._load = load
@@ -136,7 +114,6 @@ class SpooledSequence(LazySequence[T]):
 
 
 def _restore(values: list[T], what: str) -> SpooledSequence[T]:
-    """Return the sequence in another process, over a new spool."""
     spool = Spool()
     order = array("Q", (spool.put(pickle.dumps(value, protocol=5)) for value in values))
     return SpooledSequence(spool, order, _load, what=what)

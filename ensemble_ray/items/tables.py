@@ -39,16 +39,11 @@ class Table:
     is_one_shot: bool = False
 
     def rows(self) -> Iterator[object]:
-        """Return the rows from the beginning as Python values."""
         return map(_plain, self.read())
 
 
 def rows_of_table(items: object) -> Table | None:
-    """Return the table in an object, or None.
-
-    Raises:
-        ValidationError: The table has no rows yet, a duplicate column, or no dimensions.
-    """
+    """Return the table in an object, or None. A ValidationError: it has no rows yet, or its form is unsuitable."""
     for base in type(items).__mro__:
         name = f"{base.__module__.partition('.')[0]}.{base.__qualname__}"
         if name in _REFUSED:
@@ -77,10 +72,6 @@ def _of_pandas(frame: Any, name: str) -> _Rows:
     return lambda: (dict(zip(columns, row, strict=True)) for row in frame.itertuples(index=False, name=None))
 
 
-def _of_polars(frame: Any, _: str) -> _Rows:
-    return lambda: frame.iter_rows(named=True)
-
-
 def _of_arrow(table: Any, name: str) -> _Rows:
     _check_columns(table.schema.names, name)
 
@@ -91,11 +82,6 @@ def _of_arrow(table: Any, name: str) -> _Rows:
                 yield from batch.slice(first, _BATCH_ROWS).to_pylist()
 
     return rows
-
-
-def _of_arrow_reader(reader: Any, name: str) -> _Rows:
-    _check_columns(reader.schema.names, name)
-    return lambda: (row for batch in reader for row in batch.to_pylist())
 
 
 def _of_numpy(array: Any, name: str) -> _Rows:
@@ -114,6 +100,11 @@ def _of_numpy(array: Any, name: str) -> _Rows:
     return rows
 
 
+def _of_arrow_reader(reader: Any, name: str) -> _Rows:
+    _check_columns(reader.schema.names, name)
+    return lambda: (row for batch in reader for row in batch.to_pylist())
+
+
 def _iterated(values: Any, _: str) -> _Rows:
     return lambda: iter(values)
 
@@ -122,7 +113,7 @@ _READERS: Mapping[str, Callable[[Any, str], _Rows]] = {
     "pandas.DataFrame": _of_pandas,
     "pandas.Series": _iterated,
     "pandas.Index": _iterated,
-    "polars.DataFrame": _of_polars,
+    "polars.DataFrame": lambda frame, _: lambda: frame.iter_rows(named=True),
     "polars.Series": _iterated,
     "pyarrow.Table": _of_arrow,
     "pyarrow.RecordBatch": _of_arrow,
@@ -218,11 +209,7 @@ def require_arrow(path: Path) -> None:
 
 
 def parquet_row_count(path: Path, what: str = "items file") -> int:
-    """Return the number of rows in the footer of a file.
-
-    Raises:
-        ValidationError: The file is not a parquet file, or pyarrow is not installed.
-    """
+    """Return the number of rows in the footer of a file. A ValidationError: it is no parquet file."""
     parquet = _arrow("pyarrow.parquet", path)
     try:
         return int(parquet.read_metadata(path).num_rows)
@@ -231,7 +218,6 @@ def parquet_row_count(path: Path, what: str = "items file") -> int:
 
 
 def parquet_rows(path: Path) -> Entries:
-    """Yield the rows of a file as dictionaries."""
     index = 0
     with _arrow("pyarrow.parquet", path).ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -241,16 +227,9 @@ def parquet_rows(path: Path) -> Entries:
 
 
 def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -> None:
-    """Convert a file of lines to a parquet file and delete it.
+    """Convert a file of lines to a parquet file with these columns after `index`, and delete it.
 
-    Args:
-        lines: The rows.
-        path: The parquet file.
-        names: Columns after `index`.
-        key: Column with a field of the items, which may have the name of a default column.
-
-    Raises:
-        RecordError: The parquet file cannot be written; the lines are kept.
+    `key` is a column with a field of the items. A RecordError: the lines are kept.
     """
     arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
     types = _find_types(lines, ("index", *names), key)
@@ -323,12 +302,7 @@ def _columns(row: Mapping[str, object], types: Mapping[str, str]) -> dict[str, o
 
 
 def unpack_lines(path: Path, lines: Path) -> None:
-    """Convert a parquet file back to lines, to append to them. The parquet file is kept.
-
-    Raises:
-        ValidationError: The file is not a results file.
-        RecordError: The lines cannot be written.
-    """
+    """Convert a parquet file back to lines, to append to them. The parquet file is kept."""
     count = parquet_row_count(path, "results file")
     part = lines.with_name(f"{lines.name}.part")
     try:

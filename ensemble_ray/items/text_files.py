@@ -61,11 +61,7 @@ class CsvFile:
     encoding: str = CSV_ENCODING
 
     def check(self) -> None:
-        """Check the delimiter and the encoding.
-
-        Raises:
-            ValidationError: One of them is invalid.
-        """
+        """Raise a ValidationError if the delimiter or the encoding is invalid."""
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise ValidationError(f"items file '{self.path}': delimiter must be one character, got: {self.delimiter!r}")
         try:
@@ -78,7 +74,6 @@ class CsvFile:
 
 
 def json_lines(path: Path) -> Entries:
-    """Yield the values of a `.jsonl` file without blank lines."""
     for index, (number, text) in enumerate(_filled_lines(path)):
         try:
             value = loads_line(text)
@@ -95,11 +90,7 @@ def count_lines(path: Path) -> int:
 
 
 def loads_line(line: bytes) -> object:
-    """Return the JSON value of a line.
-
-    Raises:
-        ValueError: The line is not JSON; the text is the reason.
-    """
+    """Return the JSON value of a line. A ValueError: the line is not JSON; the text is the reason."""
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -111,8 +102,7 @@ def loads_line(line: bytes) -> object:
 def csv_rows(source: CsvFile) -> Entries:
     """Yield the rows of a `.csv` file as dictionaries by the names in the header. Invalid rows are refused (S-MR-125).
 
-    Raises:
-        ValidationError: The header is invalid, or its delimiter is ambiguous.
+    A ValidationError: the header is invalid, or its delimiter is ambiguous.
     """
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(min(_FIELD_LIMIT, sys.maxsize))
@@ -149,7 +139,6 @@ def csv_rows(source: CsvFile) -> Entries:
 
 
 def count_csv_rows(source: CsvFile) -> int:
-    """Return the number of rows below the header, up to the first error of the file."""
     count = 0
     try:
         for _ in csv_rows(source):
@@ -193,8 +182,7 @@ class _Rows:
     def take_broken(self) -> str:
         """Finish a row with wrong quotes and return its text.
 
-        The row ends at the next line that closes a quote. If there is none, the row is one line, so that the rows after it
-        are not lost (S-MR-197).
+        The row ends at the next line that closes a quote; without one it is one line, so that no other is lost (S-MR-197).
         """
         if self.lines[0].count('"') % 2 == 0:
             return self.take(1)
@@ -211,11 +199,7 @@ class _Rows:
 
 
 def _filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, as UTF-8, with their numbers.
-
-    Raises:
-        ValidationError: The file is UTF-16 or UTF-32 without a byte order mark.
-    """
+    """Yield the lines that are not blank, as UTF-8, with their numbers."""
     marked = _encoding_by_mark(path)
     if marked is not None and marked != "utf-8-sig":
         with path.open("r", encoding=marked, errors=_MARKING, newline="\n") as texts:
@@ -263,11 +247,7 @@ def _encoding_of(source: CsvFile) -> str:
 
 
 def _find_delimiter(rows: _Rows, source: CsvFile) -> str:
-    """Return the delimiter of the header. If it contains several, the rows below decide.
-
-    Raises:
-        ValidationError: They do not decide.
-    """
+    """Return the delimiter of the header. If it contains several, the rows below decide."""
     lines = list(islice(rows, 1))
     while lines and lines[-1].isspace():
         lines = list(islice(rows, 1))
@@ -305,7 +285,6 @@ def _header(row: list[str], text: str, problem: str, path: str | Path, encoding:
 
 
 def _problem(row: list[str], header: list[str], encoding: str) -> str:
-    """Return the position and reason if a row is invalid, otherwise an empty text."""
     if undecoded := _undecoded_problem(row, header, encoding):
         return undecoded
     counts = f": {len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"

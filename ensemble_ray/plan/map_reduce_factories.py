@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -59,7 +59,6 @@ _Making: TypeAlias = Generator["_Call", object, "TaskAndAgent | ItemLoop"]
 
 
 def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
-    """Make the task of an item."""
     made = _drive(_map(definition, item))
     if isinstance(made, ItemLoop):
         raise ValidationError(
@@ -70,31 +69,20 @@ def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
 
 
 def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
-    """Make the task over a group."""
     return cast("TaskAndAgent", _drive(_reduce(definition, chunk_tasks)))
 
 
-def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
-    """Make the one task over all items (S-MR-81). The definition must have a `direct_task`."""
-    return cast("TaskAndAgent", _drive(_direct(definition, items)))
-
-
 async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made]:
-    """Make the tasks of several items, in their order, during a run; factories may be async.
-
-    A factory that raises fails its own item, unless `item_policy` is `"fail"`. A result of a wrong type always raises.
-    """
+    """Make the tasks of several items in order. A factory that raises fails its own item, unless `item_policy` is "fail"."""
     makings = [_map(definition, item) for item in items]
     return await _drive_in_run(makings, keeps_failures=definition.item_policy != "fail")
 
 
 async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
-    """Call `make_reduce` during a run; factories may be async."""
     return cast("TaskAndAgent", (await _drive_in_run([_reduce(definition, chunk_tasks)]))[0])
 
 
 async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
-    """Call `make_direct` during a run; factories may be async."""
     return cast("TaskAndAgent", (await _drive_in_run([_direct(definition, items)]))[0])
 
 
@@ -105,23 +93,40 @@ def apply_process_settings(definition: MapDefinition, agent: Agent) -> Agent:
     return agent.rewritten(**chosen) if chosen else agent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StaticTree:
     """All tasks of a static map-reduce."""
 
     #: by level, within a level in the order of items or groups
-    tasks: Sequence[Task]
+    tasks: list[Task] = field(default_factory=list[Task])
     #: `map`, `reduce` or `final-reduce`
-    node_types: Mapping[Task, str]
+    node_types: dict[Task, str] = field(default_factory=dict[Task, str])
     #: the level of the items is 0
-    levels: Mapping[Task, int]
+    levels: dict[Task, int] = field(default_factory=dict[Task, int])
     #: texts with names in braces in the items below a task; tasks without such items are missing
-    texts: Mapping[Task, Sequence[str]]
+    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
+
+    def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
+        if task in self.levels:
+            factory = "map_task" if node_type == MAP else "reduce_task"
+            raise ValidationError(
+                f"{factory} must make a new Task in every call, got the same one again: '{task.description}'"
+            )
+        self.tasks.append(task)
+        self.node_types[task] = node_type
+        self.levels[task] = level
+        if texts:
+            self.texts[task] = texts
+        return task
+
+    def below(self, group: Sequence[Task]) -> Sequence[str]:
+        """Return the texts of a group. Its descriptions contain them, and the text of its reduce task may do so."""
+        return tuple(text for task in group for text in self.texts.get(task, ()))
 
 
 def static_tree(definition: MapReduceDefinition) -> StaticTree:
     """Call the factories and link the tasks (S-MR-24, S-SET-38)."""
-    tree, level = _TreeBuilder(), 0
+    tree, level = StaticTree(), 0
     current = [
         tree.add(make_map(definition, item)[0], MAP, 0, braced_texts(item)) for item in definition.item_source.items
     ]
@@ -132,7 +137,7 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
         node_type = FINAL if len(groups) == 1 else REDUCE
         current = [tree.add(make_reduce(definition, group)[0], node_type, level, tree.below(group)) for group in groups]
         if node_type == FINAL:
-            return StaticTree(tree.tasks, tree.node_types, tree.levels, tree.texts)
+            return tree
 
 
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
@@ -275,7 +280,6 @@ class _Waiting:
 
 
 def _drive(making: _Making) -> TaskAndAgent | ItemLoop:
-    """Call the factories in this thread."""
     outcome = _advance([making], [])
     if isinstance(outcome, _Waiting):
         if inspect.iscoroutine(outcome.awaitable):
@@ -342,28 +346,3 @@ def _advance(
         if inspect.isawaitable(result):
             return _Waiting(call, result)
     return done
-
-
-@dataclass(slots=True)
-class _TreeBuilder:
-    tasks: list[Task] = field(default_factory=list[Task])
-    node_types: dict[Task, str] = field(default_factory=dict[Task, str])
-    levels: dict[Task, int] = field(default_factory=dict[Task, int])
-    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
-
-    def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
-        if task in self.levels:
-            factory = "map_task" if node_type == MAP else "reduce_task"
-            raise ValidationError(
-                f"{factory} must make a new Task in every call, got the same one again: '{task.description}'"
-            )
-        self.tasks.append(task)
-        self.node_types[task] = node_type
-        self.levels[task] = level
-        if texts:
-            self.texts[task] = texts
-        return task
-
-    def below(self, group: Sequence[Task]) -> Sequence[str]:
-        """Return the texts of a group. Its descriptions contain them, and the text of its reduce task may do so."""
-        return tuple(text for task in group for text in self.texts.get(task, ()))

@@ -150,10 +150,7 @@ def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -
 
 
 def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> str:
-    """Return the id of the node for the next process: with the fewest processes per processor.
-
-    Nodes without processors, such as many head nodes, are used only if all nodes are like this.
-    """
+    """Return the id of the node with the fewest processes per processor; nodes without processors come last."""
     working = [node for node in nodes if node.resources.get("CPU", 0)] or nodes
     return min(
         working, key=lambda each: (processes.get(each.node_id, 0) + 1) / max(each.resources.get("CPU", 0), 1)
@@ -161,7 +158,6 @@ def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> st
 
 
 def show_nodes(nodes: Sequence[ClusterNode]) -> str:
-    """Return the resources of a cluster, for a message."""
     kinds = Counter(str(node) for node in nodes)
     shown = "; ".join(f"{count} x [{kind}]" for kind, count in kinds.most_common(_SHOWN))
     more = f" and {len(kinds) - _SHOWN} other kinds of nodes" if len(kinds) > _SHOWN else ""
@@ -169,10 +165,7 @@ def show_nodes(nodes: Sequence[ClusterNode]) -> str:
 
 
 def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
-    """Return how many processes a run may have: max(4, 2 x CPUs), at most one per 200 MB of memory.
-
-    `cpus_here` counts if the cluster does not report its processors.
-    """
+    """Return how many processes a run may have: max(4, 2 x CPUs), at most one per 200 MB of memory."""
     cpus = int(cluster.get("CPU", cpus_here))
     memory_bytes = int(cluster.get("memory", 0))
     bound = max(1, memory_bytes // _PROCESS_BYTES) if memory_bytes else cpus * 2
@@ -203,9 +196,9 @@ class PlacementRequest:
 def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> frozenset[str]:
     """Return the agents that live in the process of their run's predicates.
 
-    All tasks of such an agent are in loops and graphs, and one of them is the last before a predicate. Tasks run one after the
-    other, and no agent may delegate. Agents with tools are excluded, since tools may end or block their process, and so are
-    agents that require isolation, several processes, or resources of a node.
+    All their tasks are in loops and graphs, and one of them is the last before a predicate. Tasks run one after the
+    other, no agent may delegate, and these agents need no tools (which may block their process), isolation, replicas or
+    resources.
     """
     is_side_by_side = plan.workflow != "sequential" or plan.depends_on_order
     for unit in plan.units:
@@ -237,12 +230,6 @@ class Placement:
     """Groups of processes of a run, and their agents. Agents may be added and removed during the run."""
 
     def __init__(self, *, max_own: int, most_replicas: int) -> None:
-        """Create an empty placement.
-
-        Args:
-            max_own: Most groups for agents that do not require isolation; also the most processes of the run.
-            most_replicas: Most processes of a group without a required number.
-        """
         self._max_own = max_own
         self._most_replicas = most_replicas
         self._groups: dict[str, _Group] = {}
@@ -261,15 +248,12 @@ class Placement:
         return key in self._group_of
 
     def group_of(self, key: str) -> str:
-        """Return the group of a placed agent."""
         return self._group_of[key]
 
     def members(self, group: str) -> tuple[str, ...]:
-        """Return the keys of the agents of a group."""
         return tuple(self._groups[group].members)
 
     def requirements_of(self, group: str) -> ResourceRequirements:
-        """Return the requirements of a group's processes for their nodes."""
         return self._groups[group].requirements
 
     def is_isolated(self, group: str) -> bool:
@@ -277,7 +261,6 @@ class Placement:
         return any(request.isolation == "process" for request in self._groups[group].members.values())
 
     def begins_with(self, group: str) -> int:
-        """Return how many processes the agents of a group require."""
         return self._groups[group].required
 
     def resize(self, *, max_own: int, most_replicas: int) -> None:
@@ -312,13 +295,8 @@ class Placement:
     ) -> int:
         """Return how many processes to add to a group now.
 
-        Args:
-            group: Its name.
-            alive: Its processes.
-            in_flight: Tasks that they have, or will receive next.
-            in_run: Processes of all groups of the run.
-            starting: Its processes that have not started yet, or wait for a node.
-            room: How many of its processes fit on the nodes.
+        `in_flight` are tasks that its `alive` processes have, or will receive next; `in_run` are processes of all groups;
+        `starting` ones have not started yet, or wait for a node; `room` for its processes is on the nodes.
         """
         found = self._groups[group]
         needed = max(0, found.required - alive)
@@ -361,7 +339,6 @@ class _Group:
 
     @property
     def required(self) -> int:
-        """Number of processes that its agents require."""
         return max((request.replicas or 1 for request in self.members.values()), default=1)
 
 
@@ -416,26 +393,21 @@ class DispatchTable:
         return None if held is None else held.epoch
 
     def process_of(self, instance: str) -> str | None:
-        """Return the process of an order, or None after its report."""
         held = self._dispatches.get(instance)
         return None if held is None else held.process
 
     def deaths_of(self, instance: str) -> int:
-        """Return how many processes died with an order."""
         held = self._dispatches.get(instance)
         return 0 if held is None else held.deaths
 
     def is_stopped(self, instance: str) -> bool:
-        """Return whether an order is to end."""
         held = self._dispatches.get(instance)
         return held is not None and held.is_stopped
 
     def load(self, process: str) -> int:
-        """Return the number of a process's orders."""
         return len(self._busy.get(process, ()))
 
     def orders_of(self, process: str, *, most: int | None = None) -> list[str]:
-        """Return the orders of a process, at most `most` of them."""
         return list(islice(self._busy.get(process, ()), most))
 
     def stop(self, instances: Iterable[str]) -> dict[str, list[str]]:
@@ -491,7 +463,6 @@ class DispatchTable:
         return abandoned
 
     def forget_process(self, process: str) -> None:
-        """Remove a process without orders."""
         self._busy.pop(process, None)
 
 
@@ -517,10 +488,7 @@ class SharedProcess:
 
 
 def choose_shared(run_id: str, processes: Iterable[SharedProcess], *, most: int) -> str | None:
-    """Return the process that a run joins; None: it gets a new one, since there are fewer than `most`, or all are full.
-
-    `processes` are candidates: of the run's program and of the type that it needs.
-    """
+    """Return the process that a run joins, of candidates of its program and type; None: it gets a new one."""
     known = list(processes)
     if len(known) < most:
         return None

@@ -271,7 +271,12 @@ class Plan:
         """Return the plan as JSON data, without the hidden ids, which have no meaning in other processes."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         names = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
-        data["nodes"] = [_node_data(node, names) for node in self.nodes]
+        data["nodes"] = [
+            {name: getattr(node, name) for name in names}
+            | ({} if node.total is None else {"total": node.total})
+            | ({"context_tasks": node.context_tasks} if node.context_tasks else {})
+            for node in self.nodes
+        ]
         data["agents"] = [
             {name: getattr(agent, name) for name in _AGENT_FIELDS}
             | ({"allow_delegation": True} if agent.allow_delegation else {})
@@ -331,15 +336,6 @@ def _plan_adapter() -> TypeAdapter[Plan]:
     from pydantic import TypeAdapter  # needed only by readers of records
 
     return TypeAdapter(Plan)
-
-
-def _node_data(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
-    data: dict[str, JsonValue] = {name: getattr(node, name) for name in names}
-    if node.total is not None:
-        data["total"] = node.total
-    if node.context_tasks:
-        data["context_tasks"] = node.context_tasks
-    return data
 
 
 # `to_dict` uses `asdict` only for small parts, since it copies deeply and a plan may have thousands of nodes. It leaves out

@@ -54,11 +54,7 @@ def resolve_template(template: str, inputs: Mapping[str, object] | None) -> str:
 @overload
 def resolve_template(template: None, inputs: Mapping[str, object] | None) -> None: ...
 def resolve_template(template: str | None, inputs: Mapping[str, object] | None) -> str | None:
-    """Fill in the variables of a template.
-
-    Args:
-        template: Text with variables; None and blank texts are returned unchanged.
-        inputs: Values by name; None means no values, a value None is "", other values become text with `str`.
+    """Fill in the variables of a template; a value None is "", other values become text with `str`.
 
     Raises:
         PromptTemplateError: variables have no value; the error lists all of them in the order of their first appearance.
@@ -208,11 +204,7 @@ class Planned:
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
-    """Fill in the variables of all tasks and infer the workflow (S-ENG-1, second and third step).
-
-    `inputs` win over the ensemble's inputs (S-DOM-66). The error is about the first text in task order that lacks a value
-    (S-TPL-12).
-    """
+    """Fill in the variables of all tasks and infer the workflow (S-ENG-1); `inputs` win over the ensemble's (S-DOM-66)."""
     merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
     tasks = tuple(definition.all_tasks)
     workflow = infer_workflow(definition)
@@ -286,10 +278,7 @@ def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
 def workers_of(
     definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
 ) -> tuple[tuple[Agent, bool], ...]:
-    """Return the agents that work for the manager, in order, and whether each was synthesized (S-HIER-1, S-DET-26).
-
-    It also checks rules about roles that `validate` could not check before agents were synthesized.
-    """
+    """Check the roles of a manager's agents; return these, and whether each was synthesized (S-HIER-1, S-DET-26)."""
     workers = dict.fromkeys(declared_agents(definition), False)
     complete = True
     for task in tasks:
@@ -303,7 +292,6 @@ def workers_of(
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
-    """Return the input of a manager prompt strategy."""
     return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -33,10 +32,8 @@ from ensemble_ray.plan.plan import (
     Unit,
     in_waiting_order,
 )
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.delegation import Peer
-
-if TYPE_CHECKING:
-    from ensemble_ray.ports import ChatModel
 
 #: Role of a handler task (S-ENG-18).
 DETERMINISTIC = "(deterministic)"
@@ -84,11 +81,9 @@ class Scope:
     bodies: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
     def keys_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
-        """Return the keys of the entries that are in scope, in order."""
         return tuple([self.keys[entry.object_id] for entry in context if entry.object_id in self.keys])
 
     def bodies_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
-        """Return `Node.context_tasks` for these entries."""
         found = tuple(
             [
                 self.bodies[entry.object_id, entry.task_id] if isinstance(entry, UnitOutput) and entry.task_id else ""
@@ -114,10 +109,7 @@ class NodeMaker:
         self._names = Names()
 
     def node(self, task: Task, key: str, *, index: int, total: int | None = None, scope: Scope) -> Node:
-        """Return the node of a resolved task. Without agent and handler it is planned as `(synthesized)`.
-
-        `index` is its 1-based position among the `total` tasks that events count it with; None: all tasks of the run.
-        """
+        """Return the node of a resolved task, at its 1-based position among the `total` tasks that events count it with."""
         agent = task.agent if task.agent is not None else self._synthesized.get(task.object_id)
         role, agent_key = SYNTHESIZED, None
         if task.handler is not None:
@@ -186,7 +178,6 @@ class PlannedMembers:
 
 
 def plan_members(definition: EnsembleDefinition, tasks: Sequence[KeyedTask], maker: NodeMaker) -> PlannedMembers:
-    """Return the nodes and units of a definition; `tasks` are resolved and in the order of `all_tasks`."""
     plain = tasks[: len(definition.tasks)]
     return _Planner(definition, tasks[len(definition.tasks) :], maker).plan(plain)
 
@@ -330,7 +321,18 @@ class _Planner:
                 members[name] = bodies[name][0][1]
             scope.setdefault(state.object_id, members[name])
         self._made.definitions[key] = graph
-        self._made.units.append(_graph_unit(graph, key, members))
+        unit = GraphUnit(
+            key=key,
+            name=graph.name,
+            states=tuple(StateEntry(name=name, member=member) for name, member in members.items()),
+            edges=tuple(_entry_of(edge) for edge in graph.edges),
+            start=graph.start,
+            max_steps=graph.max_steps,
+            on_max_steps=graph.on_max_steps.value,
+            inject_feedback_on_revisit=graph.inject_feedback_on_revisit,
+            no_feedback_states=tuple(sorted(graph.no_feedback_states)),
+        )
+        self._made.units.append(unit)
         for name, state in graph.states.items():
             self._rest = iter(bodies[name])
             if isinstance(state, Loop):
@@ -359,7 +361,6 @@ class Names:
     _next: dict[str, int] = field(default_factory=dict[str, int])
 
     def claim(self, wanted: str) -> str:
-        """Return the name, with a number if it is in use."""
         name = wanted
         while name in self._used:
             # The next number is stored per name: otherwise 1,000 equal names would need 500,000 look-ups.
@@ -368,20 +369,6 @@ class Names:
             name = f"{wanted}~{number}"
         self._used.add(name)
         return name
-
-
-def _graph_unit(graph: Graph, key: str, members: Mapping[str, str]) -> GraphUnit:
-    return GraphUnit(
-        key=key,
-        name=graph.name,
-        states=tuple(StateEntry(name=name, member=member) for name, member in members.items()),
-        edges=tuple(_entry_of(edge) for edge in graph.edges),
-        start=graph.start,
-        max_steps=graph.max_steps,
-        on_max_steps=graph.on_max_steps.value,
-        inject_feedback_on_revisit=graph.inject_feedback_on_revisit,
-        no_feedback_states=tuple(sorted(graph.no_feedback_states)),
-    )
 
 
 def _entry_of(edge: GraphEdge | GraphFork | GraphJoin) -> GraphEntry:

@@ -6,9 +6,8 @@ factories. The source, the `RunTasks` and the executor differ.
 1. The source decides. One task of the loop passes it all stimuli in order and carries out its instructions.
 2. A stimulus is journaled before the source handles it. It need not be committed: the task's own facts are, so a lost
    stimulus is repeated (S-DUR-30). A request to cancel and an answer of user code have no other facts, so the
-   coordinator
-   waits for them: another process must not record consequences of a lost answer (S-LOOP-54). It also waits for a
-   completion if the order of completions matters (S-DUR-136).
+   coordinator waits for them: another process must not record consequences of a lost answer (S-LOOP-54). It also waits
+   for a completion if the order of completions matters (S-DUR-136).
 3. The first result of a task counts; a late result of a replaced process is not recorded (S-PAR-12).
 4. Outputs stay in the form in which they arrive, unread, so that a scheduler's process runs no user code.
 5. Before a run waits for decisions, it checks once more for recent ones and continues with them (S-REV-124).
@@ -20,13 +19,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
 
 from ensemble_ray.errors import ConstraintViolationError, RecordError, StaleEpochError
 from ensemble_ray.execute.effects import recorded_output
+from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskOrder, TaskResult
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.runs import DirectiveRecorded, ModelSwitched, RecordedError, RunInterrupted
-from ensemble_ray.ports import Persistence
+from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched, RecordedError, RunInterrupted
+from ensemble_ray.plan.plan import LoopUnit, Plan
+from ensemble_ray.ports import Clock, Journal, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.failures import error_of_unit
@@ -38,89 +39,61 @@ from ensemble_ray.schedule.instructions import (
     Cancel,
     End,
     Evaluate,
-    Forget,
     GraphResult,
     Inform,
     Instruction,
+    IterationEnded,
     LoopResult,
+    Question,
     Skip,
     Start,
-    Wait,
+    StepEnded,
+    UnitQuestion,
     Warn,
     WarnLeftOut,
     WarnOversized,
 )
+from ensemble_ray.schedule.machine import Source
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
     CancelRequested,
     Completed,
     Continued,
-    Decided,
     Evaluated,
     Exited,
     Failed,
+    Stimulus,
     Waiting,
 )
 from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.reviews import Directive, ModelSwitch
+from ensemble_ray.values.reviews import Directive, ModelSwitch, OpenReview, RunDirective
 
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import EvaluationFailed, FailureSummary, HistoryPart, TaskResult
-    from ensemble_ray.facts.runs import DirectiveFact
-    from ensemble_ray.plan.plan import LoopUnit, Plan
-    from ensemble_ray.ports import Clock, Journal
-    from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, Question, StepEnded, UntilHolds
-    from ensemble_ray.schedule.machine import Source
-    from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.reviews import OpenReview, RunDirective
-    from ensemble_ray.values.task_output import TaskOutput
-
-
-class WithInstance(Protocol):
-    """An order or a result; the coordinator reads only its instance."""
-
-    @property
-    def instance(self) -> str:
-        """Return the task's instance."""
-        ...
-
-
-#: One task to run now, in the form that the executor accepts.
-Order = TypeVar("Order", bound=WithInstance)
-OrderT_contra = TypeVar("OrderT_contra", contravariant=True)
-#: Result of one task, in the form that the executor delivers.
-Result = TypeVar("Result", bound=WithInstance)
-ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
-OrderT_co = TypeVar("OrderT_co", covariant=True)
+#: Orders and results in any form: they contain objects inline, and bytes in a scheduler actor.
+AnyOrder: TypeAlias = TaskOrder[Any, Any, Any]
+AnyResult: TypeAlias = TaskResult[Any, Any]
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
-#: Stored form of an output: the object itself inline, its bytes in a scheduler actor.
-OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 
 
-class Executor(Protocol[OrderT_contra]):
+class Executor(Protocol):
     """Runs tasks. Results arrive through `Coordinator.deliver`."""
 
-    def start(self, orders: Sequence[OrderT_contra], /) -> None:
+    def start(self, orders: Sequence[AnyOrder], /) -> None:
         """Run these tasks; never waits."""
-        ...
 
     def stop(self, instances: Sequence[str], /) -> None:
         """Stop these tasks; each is still reported, within the executor's grace."""
-        ...
 
 
-class TaskReporter(Protocol[OrderT_contra]):
+class TaskReporter(Protocol):
     """The coordinator, from the view of the tasks of its run."""
 
-    def submit(self, orders: Sequence[OrderT_contra]) -> None:
+    def submit(self, orders: Sequence[AnyOrder]) -> None:
         """Submit orders to the executor."""
-        ...
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop the tasks that the executor runs, of these; it still reports each."""
-        ...
 
     def notify(self, *stimuli: Stimulus) -> None:
         """Send stimuli to the source, in order after all earlier ones."""
@@ -145,14 +118,12 @@ class Opening:
     instructions: Sequence[Instruction] = ()
 
 
-class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
+class RunTasks(Protocol[OutcomeT_co]):
     """The tasks of one run: their definitions, records and results."""
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether a resumed run must know the order in which tasks completed, and not only the set of completed
-        tasks.
-        """
+        """Whether a resumed run must know the order in which tasks completed."""
         ...
 
     @property
@@ -160,14 +131,12 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Directives of users for orders that are created from now on."""
         ...
 
-    async def open(self, source: Source, reporter: TaskReporter[OrderT_co]) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
         """Begin or resume the run, and record that."""
         ...
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of stimuli that the source will handle; none for runs whose stimuli follow from other
-        facts.
-        """
+        """Return the facts of stimuli; none for runs whose stimuli follow from other facts."""
         ...
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
@@ -182,7 +151,7 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Drop a task that was stopped before it had an order; return whether a notification of its end will follow."""
         ...
 
-    def accept(self, result: ResultT_contra) -> Sequence[Stimulus]:
+    def accept(self, result: AnyResult) -> Sequence[Stimulus]:
         """Store the result of a task; return the stimuli for the source.
 
         Raises:
@@ -196,15 +165,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         ...
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Notify listeners of an iteration or a step, before later instructions of the source are carried out."""
+        """Notify listeners, before later instructions of the source are carried out."""
         ...
 
     def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a message of the source."""
-        ...
-
-    def drop(self, instances: Sequence[str]) -> None:
-        """Drop outputs."""
         ...
 
     async def close(self, ending: End) -> OutcomeT_co:
@@ -216,13 +181,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         ...
 
 
-class Predicates(Protocol[OutputT_contra]):
-    """The user's predicates and edge conditions, evaluated in their own process: one copy for the whole run
-    (S-LOOP-54).
-    """
+class Predicates(Protocol):
+    """The user's predicates and edge conditions, evaluated in their own process: one copy for the run (S-LOOP-54)."""
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[OutputT_contra]]
+        self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[Any]]
     ) -> bool | EvaluationFailed | None:
         """Evaluate one predicate or condition.
 
@@ -233,8 +196,7 @@ class Predicates(Protocol[OutputT_contra]):
 
         Returns:
             The verdict, or the error that was raised. None: the process was replaced and has fewer than `sent_count`
-            parts;
-            repeat the call with `sent_count=0` and the whole history.
+            parts; repeat the call with `sent_count=0` and the whole history.
         """
         ...
 
@@ -247,11 +209,7 @@ class MemoryResets(Protocol):
     """Resets the memory of an ensemble for its loops."""
 
     async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
-        """Reset a loop's memory scopes before an iteration, according to the loop's mode (S-LOOP-91, S-LOOP-93).
-
-        Returns:
-            The error that was raised, for example if the store cannot clear (S-LOOP-92); None: success.
-        """
+        """Reset a loop's memory scopes before an iteration (S-LOOP-91, S-LOOP-93); return the error that was raised."""
         ...
 
 
@@ -264,35 +222,27 @@ _ENDS = Completed | Failed | Exited | Cancelled | Waiting
 Outcome = TypeVar("Outcome")
 
 
-class Coordinator(Generic[Order, Result, Outcome]):
+class Coordinator(Generic[Outcome]):
     """Carries out one run: its source, its tasks, its end. Fulfils `TaskReporter`."""
 
     def __init__(
         self,
         journal: RunJournal,
-        tasks: RunTasks[Order, Result, Outcome],
+        tasks: RunTasks[Outcome],
         find_decided: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
-        """Create a coordinator that has not begun.
-
-        Args:
-            journal: The run's journal.
-            tasks: The run's tasks.
-            find_decided: Returns suspended tasks whose gates were decided since; None: only this process decides.
-        """
+        """`find_decided` returns suspended tasks whose gates were decided since; None: only this process decides."""
         self._journal = journal
         self._tasks = tasks
         self._find_decided = find_decided
         self._source: Source
-        self._executor: Executor[Order]
+        self._executor: Executor
         self._inbox: list[Stimulus] = []
         self._woken = asyncio.Event()
         #: instances that were submitted to the executor and not yet reported
         self._in_flight: set[str] = set()
         #: instances that were started and have not ended
         self._open: set[str] = set()
-        #: open gates
-        self._gates: set[str] = set()
         self._ending: End | None = None
         #: end of the run once no task is in flight; it overrides the source
         self._interruption: End | None = None
@@ -304,12 +254,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
         #: done when the first tasks were started, or never will be
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, source: Source, executor: Executor[Order]) -> Outcome:
-        """Carry out the run to its end.
-
-        Args:
-            source: Decides about the run; fresh.
-            executor: Runs the tasks; it delivers here.
+    async def run(self, source: Source, executor: Executor) -> Outcome:
+        """Carry out the run to its end; a fresh source decides, and the executor delivers here.
 
         Raises:
             RecordError, StaleEpochError: the record cannot be written, or another process owns it.
@@ -332,7 +278,6 @@ class Coordinator(Generic[Order, Result, Outcome]):
                     waiting.set_result(None)
 
     async def _work(self) -> End:
-        """Begin, and return the end of the run when no work is left."""
         if self._broken is not None:
             raise self._broken
         await self._begin()
@@ -347,9 +292,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return ending
 
     def cancel(self) -> asyncio.Future[None]:
-        """Request the end of the run; return a future that completes when the request is recorded. No effect after
-        the end.
-        """
+        """Request the end of the run; return a future that completes when the request is recorded."""
         if self._cancelling is None:
             self._cancelling = asyncio.get_running_loop().create_future()
         if self._ending is None:
@@ -358,21 +301,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self._cancelling.set_result(None)
         return self._cancelling
 
-    def decide(self, gate: str, verdict: Literal["approve", "edit", "exit"], text: str = "") -> bool:
-        """Decide at a gate; return whether the gate was open, since the first decision counts."""
-        if gate not in self._gates:
-            return False
-        self._gates.remove(gate)
-        self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
-        return True
-
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on. Return whether any may start: False for a run that
-        ended.
-
-        Raises:
-            RecordError, StaleEpochError: it cannot be recorded.
-        """
+        """Record a directive for tasks that start from now on; return False if none will start."""
         await asyncio.shield(self.begun)  # the record begins with the run
         if self._ending is not None or self._broken is not None:
             return False
@@ -380,11 +310,9 @@ class Coordinator(Generic[Order, Result, Outcome]):
         return True
 
     def resume_tasks(self, instances: Sequence[str]) -> None:
-        """Start these suspended tasks again."""
         self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
 
-    def deliver(self, results: Sequence[Result]) -> None:
-        """Receive results of the executor."""
+    def deliver(self, results: Sequence[AnyResult]) -> None:
         try:
             for result in results:
                 if result.instance in self._in_flight:
@@ -400,7 +328,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
                 self._open.discard(each.instance)
         self._woken.set()
 
-    def submit(self, orders: Sequence[Order]) -> None:
+    def submit(self, orders: Sequence[AnyOrder]) -> None:
         self._in_flight.update([order.instance for order in orders])
         self._executor.start(orders)
 
@@ -466,9 +394,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self.begun.set_result(None)
 
     def _next(self) -> Sequence[Stimulus]:
-        """Return the next group of stimuli. A request to cancel is handled alone: it is too late if the run ends
-        before it.
-        """
+        """Return the next stimuli. A request to cancel is handled alone: it is too late if the run ends before it."""
         stimuli, self._inbox = self._inbox, []
         if self._cancelling is not None and len(stimuli) > 1:
             wishes = [index for index, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
@@ -488,10 +414,6 @@ class Coordinator(Generic[Order, Result, Outcome]):
                     _log.debug("Task '%s' is skipped: %s", key_of(instruction.instance), instruction.reason)
                 case Evaluate():
                     self._tasks.evaluate(instruction.question)
-                case Wait():
-                    self._gates.add(instruction.gate)
-                case Forget():
-                    self._tasks.drop(instruction.instances)
                 case Announce():
                     self._tasks.announce(instruction.what)
                 case Inform() | Warn() | WarnLeftOut() | WarnOversized():
@@ -527,20 +449,17 @@ class RunBackgroundTasks:
     """The background tasks of one run."""
 
     def __init__(self, break_off: Callable[[BaseException], None]) -> None:
-        """Begin with none; `break_off` receives the error of a failed task."""
         self._break_off = break_off
         self._tasks: set[asyncio.Task[None]] = set()
         #: the run has ended, and waits for no background task
         self.is_left = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a background task."""
         task = asyncio.get_running_loop().create_task(self._run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def detach(self) -> None:
-        """Cancel the remaining tasks, since the run has ended."""
         self.is_left = True
         for task in self._tasks:
             task.cancel()
@@ -573,20 +492,13 @@ class RunJournal:
     clock: Clock
 
     def now(self) -> float:
-        """Return the time, Unix time, s."""
         return self.clock.now()
 
     def fact(self, name: str, data: FactData, at: float | None = None) -> Fact:
-        """Return a fact of this run."""
         moment = self.clock.now() if at is None else at
         return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self.epoch)
 
     async def append(self, *facts: Fact, until: Persistence = Persistence.QUEUED) -> None:
-        """Record facts.
-
-        Raises:
-            RecordError, StaleEpochError: the facts cannot be recorded, or another process owns the run.
-        """
         await self.journal.append(facts, epoch=self.epoch, until=until)
 
     async def record_break(self, error: Exception) -> None:
@@ -606,20 +518,13 @@ class OwnReason(NamedTuple):
 async def unit_reasons(
     plan: Plan, ending: End, raised: Mapping[str, RecordedError], journal: Journal
 ) -> Sequence[OwnReason]:
-    """Return the reasons why loops, phases and graphs failed.
-
-    Args:
-        plan: The plan of the run.
-        ending: The end of the run.
-        raised: Errors of predicates and conditions, by path of the unit.
-        journal: Provides the text of a state that no edge matched.
-    """
+    """Return why loops, phases and graphs failed; `raised` has errors of predicates and conditions, by path of the unit."""
     outputs = {
         instance: output
         for failure in ending.unit_failures
         if failure.reason == "no_edge"
         for instance in _instances_of_step(ending, failure.step)
-        if (output := await _find_output(journal, instance)) is not None
+        if (output := recorded_output(await journal.lookup_recorded(instance), instance)) is not None
     }
     ended = EndedUnits(plan=plan, results=ending.units, failures=ending.unit_failures, outputs=outputs)
     return [
@@ -635,7 +540,6 @@ def constraint_reasons(plan: Plan, delegated_roles: Collection[str], at: float) 
 
 
 def _instances_of_step(ending: End, number: int) -> Iterator[str]:
-    """Yield the instances of a graph step: one, or those of a loop."""
     steps = [step for each in ending.units if isinstance(each, GraphResult) for step in each.steps]
     shown = next((step.instance for step in steps if step.number == number), "")
     yield shown
@@ -644,31 +548,19 @@ def _instances_of_step(ending: End, number: int) -> Iterator[str]:
             yield from (instance for iteration in each.iterations for instance in iteration)
 
 
-async def _find_output(journal: Journal, instance: str) -> TaskOutput | None:
-    return recorded_output(await journal.lookup_recorded(instance), instance)
-
-
 class SuspendedTasks:
     """Suspended tasks with their open gates."""
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
-        """Create an empty collection.
-
-        Args:
-            is_waiting: Returns whether a task starts again when the run resumes. A task that was cancelled meanwhile,
-                for
-                example by a join of a graph, does not.
-        """
+        """`is_waiting` returns whether a task starts again when the run resumes, unless it was cancelled meanwhile."""
         self._is_waiting = is_waiting
         self._reviews: dict[str, tuple[OpenReview, ...]] = {}
 
     @property
     def reviews(self) -> Mapping[str, Sequence[OpenReview]]:
-        """The open gates of suspended tasks, by instance, in order of arrival."""
         return {instance: reviews for instance, reviews in self._reviews.items() if self._is_waiting(instance)}
 
-    def add(self, result: TaskResult[object, FailureSummary]) -> Waiting:
-        """Store the open gates of a task; return the stimulus for the source."""
+    def add(self, result: AnyResult) -> Waiting:
         self._reviews[result.instance] = result.open_reviews
         return Waiting(at=result.at, instance=result.instance)
 
@@ -677,7 +569,7 @@ class SuspendedTasks:
         return self._reviews.pop(instance, None) is not None
 
     def open_gates(self, ending: End) -> tuple[OpenReview, ...]:
-        """Return the gates for which a run with this end waits; empty if it has ended for good."""
+        """Return the gates for which a run with this end waits."""
         if ending.state is not RunState.WAITING:
             return ()
         return tuple(each for reviews in self.reviews.values() for each in reviews)
@@ -687,7 +579,6 @@ class RunDirectives:
     """The directives of one run."""
 
     def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveFact] = ()) -> None:
-        """Create them, with the recorded directives of a resumed run."""
         self._journal = journal
         self._given = GivenDirectives(recorded)
 
@@ -697,26 +588,19 @@ class RunDirectives:
         return self._given.switches
 
     async def add(self, directive: RunDirective) -> None:
-        """Record a directive; tasks that start afterwards follow it.
-
-        Raises:
-            RecordError, StaleEpochError: it cannot be recorded, or another process owns the run.
-        """
+        """Record a directive; tasks that start afterwards follow it."""
         now = self._journal.now()
-        data = _fact_of(directive, now)
+        match directive:
+            case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
+                expires_at = None if ttl_s is None else now + ttl_s
+                data: DirectiveFact = DirectiveRecorded(text=text, expires_at=expires_at, given_by=given_by)
+            case ModelSwitch(model=model, agent=agent, given_by=given_by):
+                data = ModelSwitched(model=model, agent=agent, given_by=given_by)
+            case _:
+                assert_never(directive)
         await self._journal.append(self._journal.fact(RUN, data, now), until=Persistence.COMMITTED)
         self._given.apply(data)
 
     def active(self) -> tuple[str, ...]:
         """Return the texts for a task that starts now, in the order in which users sent them."""
         return self._given.active(self._journal.now())
-
-
-def _fact_of(directive: RunDirective, now: float) -> DirectiveFact:
-    match directive:
-        case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
-            return DirectiveRecorded(text=text, expires_at=None if ttl_s is None else now + ttl_s, given_by=given_by)
-        case ModelSwitch(model=model, agent=agent, given_by=given_by):
-            return ModelSwitched(model=model, agent=agent, given_by=given_by)
-        case _:
-            assert_never(directive)

@@ -7,12 +7,14 @@ import concurrent.futures
 import contextlib
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
 from ensemble_ray.definition.fields import Durability, Origin
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
+from ensemble_ray.events.delivery import EventStream
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
 from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
@@ -34,20 +36,12 @@ from ensemble_ray.runs.launching import (
     name_of,
     show_run,
 )
+from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
-from ensemble_ray.values.reviews import ModelSwitch, check_directive
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from ensemble_ray.definition.run_options import RunOptions
-    from ensemble_ray.events.delivery import EventStream
-    from ensemble_ray.runs.ports import Runtime
-    from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.trace import CaptureMode
-
+from ensemble_ray.values.reviews import ModelSwitch, RunDirective, check_directive
+from ensemble_ray.values.trace import CaptureMode
 
 _log = bounded_logger(__name__)
 #: One per process.
@@ -55,9 +49,7 @@ _retention = Retention()
 
 
 class _Interrupted:
-    """Result that stands for a listener's KeyboardInterrupt; raised in the caller's thread, never on the loop
-    (S-SET-27).
-    """
+    """Result for a listener's KeyboardInterrupt; raised in the caller's thread, never on the loop (S-SET-27)."""
 
     def __init__(self, stop: BaseException) -> None:
         self.stop = stop
@@ -143,14 +135,12 @@ class Run:
     @property
     def recorded_tasks(self) -> int:
         """Number of tasks with recorded outputs when the run resumed; 0 for a new run."""
-        resumption = self._scope.resumption
-        return 0 if resumption is None else resumption.recorded_tasks
+        return 0 if self._scope.resumption is None else self._scope.resumption.recorded_tasks
 
     @property
     def recorded_items(self) -> int:
         """How many of these tasks are items of a map-reduce."""
-        resumption = self._scope.resumption
-        return 0 if resumption is None else resumption.recorded_items
+        return 0 if self._scope.resumption is None else self._scope.resumption.recorded_items
 
     @property
     def state(self) -> RunState:
@@ -196,9 +186,7 @@ class Run:
             raise
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the run has released all resources, and return whether it did so in time; raise no error of the
-        run.
-        """
+        """Wait until the run has released all resources; return whether it did so in time."""
         done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
         return bool(done)
 
@@ -212,20 +200,18 @@ class Run:
 
     async def acancel(self) -> None:
         """Request the end of the run, and return when the request is made."""
-        if not self._future.done():
-            await bridge(self._cancel())
 
-    async def _cancel(self) -> None:
-        self._scope.cancelled.set()
-        await self._launcher.stop()
+        async def cancel() -> None:
+            self._scope.cancelled.set()
+            await self._launcher.stop()
+
+        if not self._future.done():
+            await bridge(cancel())
 
     def inject(self, text: str, ttl: timedelta | float | None = None) -> None:
-        """Send a directive to the tasks that start from now on: their prompts have the text under `## Active
-        Directives`.
+        """Send a directive to the tasks that start from now on: their prompts have it under `## Active Directives`.
 
-        The directive is recorded when this returns, so a resumed run has it too. Before the run has begun, the call
-        waits.
-
+        It is recorded when this returns, so a resumed run has it too. Before the run has begun, the call waits.
         Args:
             text: Text of the directive.
             ttl: How long it is active, a timedelta or seconds; None: until the run ends.
@@ -374,10 +360,7 @@ class Run:
         return not_begun(self.id, reason)
 
     def _header(self, mode: CaptureMode) -> PlanRecorded:
-        """Return the record's first fact: all data that decides whether and how the run can resume.
-
-        It is also compared with the first fact of an earlier run with the same id.
-        """
+        """Return the record's first fact. It is also compared with that of an earlier run with the same id."""
         if self._scope.store_address is None and not self._scope.is_named:
             return PlanRecorded()
         definition, options = self._definition, self._options
@@ -396,11 +379,7 @@ class Run:
         )
 
     def _announce(self, prepared: Prepared, header: PlanRecorded) -> None:
-        """Log that the run has started, if it may.
-
-        Raises:
-            ValidationError: the resumed run has a definition that differs from the recorded one (S-DUR-36).
-        """
+        """Log that the run has started. A ValidationError: its definition is not the recorded one (S-DUR-36)."""
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:
             check_same(self.id, resumption.header, header, doing="resume")

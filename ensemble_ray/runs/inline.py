@@ -8,18 +8,30 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from ensemble_ray.definition.fields import OnUnknown
-from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
+from ensemble_ray.definition.task import Task
+from ensemble_ray.events import Event, GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.local_executor import LocalExecutor
-from ensemble_ray.execute.orders import TaskBody, TaskFailure
+from ensemble_ray.execute.orders import (
+    EvaluationFailed,
+    HistoryPart,
+    RunContext,
+    RunOutcome,
+    TaskBody,
+    TaskFailure,
+    TaskOrder,
+    TaskResult,
+)
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts, spending_here
 from ensemble_ray.llm.limits.limiter import process_limiter
-from ensemble_ray.ports import Services
+from ensemble_ray.plan.planner import Planned
+from ensemble_ray.ports import Journal, RunEventSink, Services
 from ensemble_ray.process.forks import SystemClock, bridge, run_blocking
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
@@ -27,8 +39,9 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
 from ensemble_ray.runs.outputs import HeldOutputs, recall_output
 from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, release_run, watch_for_cancel
-from ensemble_ray.runs.planned import claim_planned
+from ensemble_ray.runs.planned import ClaimedRun, claim_planned
 from ensemble_ray.runs.planned_tasks import PlannedTasks
+from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
 from ensemble_ray.runs.unit_evaluations import (
     LocalMemoryResets,
     LocalPredicates,
@@ -36,24 +49,30 @@ from ensemble_ray.runs.unit_evaluations import (
     build_announcement,
     list_predicates,
 )
-from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.schedule.instructions import IterationEnded, StepEnded, UnitQuestion
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.reviews import RunDirective
+from ensemble_ray.values.task_output import TaskOutput
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.events import Event
-    from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, RunOutcome, TaskOrder, TaskResult
-    from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Journal, RunEventSink
-    from ensemble_ray.runs.planned import ClaimedRun
-    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
-    from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
-    from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.task_output import TaskOutput
+def _runner_ports(
+    request: RunRequest, context: RunContext, callables: LocalCallables, services: Services, journal: Journal
+) -> RunnerPorts:
+    return RunnerPorts(
+        clock=SystemClock(),
+        journal=journal,
+        events=request.events,
+        callables=callables,
+        services=services,
+        tool_metrics=request.tool_metrics,
+        spending=spending_here(context.budget, context.cost),
+        ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+        reviewer=request.reviewer,
+        memory=request.memory,
+        reflections=request.reflections,
+    )
 
 
 def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
@@ -78,33 +97,26 @@ class InlineRun:
         services: Services,
     ) -> None:
         self.run_id = request.run_id
-        self._planned = planned = work.planned
+        planned = work.planned
         context = claimed.context
         self._owned = owned = claimed.owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
-        clock = SystemClock()
-        ports = RunnerPorts(
-            clock=clock,
-            journal=self._journal,
-            events=request.events,
-            callables=LocalCallables(planned.tasks, work.delegation_policies),
-            services=services,
-            tool_metrics=request.tool_metrics,
-            spending=spending_here(context.budget, context.cost),
-            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
-            reviewer=request.reviewer,
-            memory=request.memory,
-            reflections=request.reflections,
-        )
+        callables = LocalCallables(planned.tasks, work.delegation_policies)
+        ports = _runner_ports(request, context, callables, services, self._journal)
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         epoch = 0 if owned is None else owned.epoch
-        journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
-        self._tasks: PlannedTasks[Task, TaskOutput, TaskFailure] = PlannedTasks(
+        journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=ports.clock)
+
+        def body(key: str) -> TaskBody:
+            task = planned.tasks[key]
+            return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
+
+        self._tasks = PlannedTasks(
             planned.plan,
             journal,
             outputs,
-            self._body,
+            body,
             header=work.header,
             preamble=work.preliminary,
             resumed=None
@@ -158,16 +170,17 @@ class InlineRun:
                 await self._owned.close(state)
         return outcome
 
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        self._coordinator.deliver(results)
+
     async def cancel(self) -> None:
         await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
         return await self._coordinator.inject(directive)
 
-    def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
-        """Return the ports of units in this process: events are delivered before a predicate is evaluated
-        (S-LOOP-107).
-        """
+    def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts:
+        """Return the ports of units: events are delivered before a predicate is evaluated (S-LOOP-107)."""
         units, events = {unit.key: unit for unit in planned.plan.units}, request.events
 
         def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
@@ -183,18 +196,9 @@ class InlineRun:
             memory=None if request.memory is None else LocalMemoryResets(request.memory),
         )
 
-    def _body(self, key: str) -> TaskBody:
-        task = self._planned.tasks[key]
-        return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
-
-    def _deliver(self, results: Sequence[TaskResult]) -> None:
-        self._coordinator.deliver(results)
-
 
 class _AfterEvents:
-    """Evaluates predicates after listeners received the preceding iteration or step (S-LOOP-107). Fulfils
-    `Predicates`.
-    """
+    """Evaluates predicates after listeners received the preceding iteration or step (S-LOOP-107)."""
 
     def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
         self._predicates = predicates
@@ -202,7 +206,7 @@ class _AfterEvents:
         self.drop = predicates.drop
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
+        self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
         return await self._predicates.holds(question, sent_count=sent_count, new=new)
@@ -223,29 +227,15 @@ class InlineSession:
         self._called: dict[str, Task] = {}
         self._report = deliver
         self._events = request.events
-        self.spending = spending_here(request.context.budget, request.context.cost)
-        ports = RunnerPorts(
-            clock=SystemClock(),
-            journal=journal,
-            events=request.events,
-            callables=LocalCallables(self._called),
-            services=services,
-            tool_metrics=request.tool_metrics,
-            spending=self.spending,
-            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
-            reviewer=request.reviewer,
-            memory=request.memory,
-            reflections=request.reflections,
-        )
+        ports = _runner_ports(request, request.context, LocalCallables(self._called), services, journal)
+        self.spending = ports.spending
         self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 
     @property
     def most_processes(self) -> int | None:
-        """None: this process is the only one."""
         return None
 
     def emit(self, event: Event) -> None:
-        """Send an event to listeners; events of tasks come from this process, too."""
         self._events.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
@@ -258,7 +248,6 @@ class InlineSession:
         self._executor.stop(instances)
 
     async def close(self) -> None:
-        """Stop the remaining tasks."""
         await self._executor.end()
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:

@@ -1,20 +1,22 @@
-"""Contracts and values between a `Run` and its launcher. The `Run` holds state, events and result; a launcher
-prepares and executes one kind of work.
-"""
+"""Contracts and values between a `Run`, which holds state, events and result, and its launcher, which does its work."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from ensemble_ray.definition.fields import OnUnknown
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import OnUnknown, Origin
+from ensemble_ray.definition.run_rules import RunListeners, RunRules
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
-from ensemble_ray.events import RunTracedEvent, RunTracer
+from ensemble_ray.events import Event, RunTracedEvent, RunTracer
 from ensemble_ray.events.delivery import Delivery, EventLog, EventStream, listeners_of
 from ensemble_ray.events.telemetry.active import caller_here, tracers_here
 from ensemble_ray.execute.agent.context_window import check_context_budget
@@ -23,37 +25,23 @@ from ensemble_ray.execute.orders import RunContext, RunModels
 from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.execute.review.console import ConsoleReviewHandler
 from ensemble_ray.execute.review.handlers import LocalReviewer
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
-from ensemble_ray.ports import EnteredRun
+from ensemble_ray.plan.planner import Planned
+from ensemble_ray.ports import Dashboard, EnteredRun
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.runs.ports import RunRequest, SubmissionReason
+from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
+from ensemble_ray.record.stores import RunStore, StoreAddress
+from ensemble_ray.runs.ports import RunRequest, Runtime, SubmissionReason
 from ensemble_ray.tools.waiting import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
-from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.trace import RunTracing, parse_traceparent
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-    from contextlib import AsyncExitStack
-
-    from ensemble_ray.definition.ensemble import EnsembleDefinition
-    from ensemble_ray.definition.fields import Origin
-    from ensemble_ray.definition.run_rules import RunListeners, RunRules
-    from ensemble_ray.events import Event
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Dashboard
-    from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
-    from ensemble_ray.record.stores import RunStore, StoreAddress
-    from ensemble_ray.runs.ports import Runtime
-    from ensemble_ray.values.outputs import EnsembleOutput
-    from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.trace import CaptureMode
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.reviews import RunDirective
+from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +98,6 @@ class RunScope:
 
     @property
     def submission(self) -> SubmissionReason:
-        """The reason of the submission."""
         return SubmissionReason.FIRST if self.resumption is None else self.resumption.submission
 
 
@@ -152,11 +139,7 @@ class Launcher(Protocol):
         ...
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget.
-
-        Raises:
-            EnsembleError: the definition cannot run.
-        """
+        """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget."""
         ...
 
     def describe(self) -> PlanRecorded:
@@ -166,25 +149,17 @@ class Launcher(Protocol):
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return the output of a finished run with this id, which does not run again (S-SET-39). None: there is no
-        such run.
+        """Return the output of a finished run with this id, which does not run again (S-SET-39), or None.
 
-        Args:
-            scope: The run.
-            header: The first fact that the run would record; None: it has been compared.
-            description: Description of the run for its trace.
-
-        Raises:
-            EnsembleError: the run did not complete, or its definition differs.
+        `header` is the first fact that the run would record; None: it has been compared. An EnsembleError: the run did
+        not complete, or its definition differs.
         """
         ...
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
-        """Launch the work and wait for its end; return the reason of an early end if it was cancelled before it
-        began.
+        """Launch the work and wait for its end; return the reason of an early end if it was cancelled before.
 
-        Raises:
-            EnsembleError: the run broke and has no end.
+        An EnsembleError: the run broke and has no end.
         """
         ...
 
@@ -195,8 +170,7 @@ class Launcher(Protocol):
     async def inject(self, directive: RunDirective) -> bool:
         """Record a directive for tasks that start from now on; return False if none will start.
 
-        Raises:
-            EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
+        An EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
         """
         ...
 
@@ -216,13 +190,8 @@ class RunEvents:
         is_read: bool,
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
-        """Create the delivery of one run.
-
-        Args:
-            definition: Has the listeners.
-            fields: Log fields for their threads.
-            is_read: Whether a stream may be requested.
-            on_interrupt: Called on the thread of a listener that was interrupted (S-SET-27).
+        """`on_interrupt` is called on the thread of a listener that was interrupted (S-SET-27); `is_read`: whether a
+        stream may be requested.
         """
         declared = listeners_of(definition.listeners, definition.callbacks)
         self._listeners = (*declared, *tracers_here(declared))
@@ -239,24 +208,19 @@ class RunEvents:
 
     @property
     def listeners(self) -> Sequence[object]:
-        """All listeners, including the listener of the environment."""
         return self._listeners
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Return whether a listener or a reader receives events of that type."""
         return event_type.method in self.interest
 
     def emit(self, event: Event) -> None:
-        """Send the event to listeners and readers."""
         self._delivery.emit(event)
         self._log.emit(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return when the listeners to one of these types have received all events so far."""
         await self._delivery.wait_until_delivered(*event_types)
 
     def stream(self) -> EventStream:
-        """Return all events, past ones first."""
         return self._log.stream()
 
     async def close(self, run_id: str, exit_reason: ExitReason) -> None:
@@ -283,30 +247,24 @@ def name_of(definition: RunRules, origin: Origin) -> str:
 async def show_run(
     dashboard: Dashboard | None, run_id: str, store: StoreAddress | None, leaving: AsyncExitStack
 ) -> None:
-    """Show a run in the dashboard until a stack is closed (S-WEB-11, S-WEB-12).
+    """Show a run in the dashboard, if there is one, until a stack is closed (S-WEB-11, S-WEB-12).
 
-    Args:
-        dashboard: The dashboard; None: no effect.
-        run_id: The run's id.
-        store: Store of the record; None: the run is not recorded.
-        leaving: The stack.
-
-    Raises:
-        EnsembleError: the dashboard cannot be started.
+    `store` is None if the run is not recorded. An EnsembleError: the dashboard cannot be started.
     """
-    if dashboard is not None:
-        entered = EnteredRun(run_id=run_id)
-        if store is not None:
-            entered = EnteredRun(run_id=run_id, is_recorded=True, home=store.home, url=store.url)
-        await threads.run(dashboard.enter_run, entered)
-        leaving.push_async_callback(_leave, dashboard)
+    if dashboard is None:
+        return
+    entered = EnteredRun(run_id=run_id)
+    if store is not None:
+        entered = EnteredRun(run_id=run_id, is_recorded=True, home=store.home, url=store.url)
+    await threads.run(dashboard.enter_run, entered)
 
+    async def leave() -> None:
+        try:
+            await threads.run(dashboard.leave_run)
+        except Exception as error:  # noqa: BLE001  the run is done, whatever becomes of its dashboard
+            _log.warning("The dashboard could not be stopped: %s", message_of(error))
 
-async def _leave(dashboard: Dashboard) -> None:
-    try:
-        await threads.run(dashboard.leave_run)
-    except Exception as error:  # noqa: BLE001  the run is done, whatever becomes of its dashboard
-        _log.warning("The dashboard could not be stopped: %s", message_of(error))
+    leaving.push_async_callback(leave)
 
 
 def exit_reason_of(state: RunState) -> ExitReason:
@@ -319,25 +277,14 @@ def exit_reason_of(state: RunState) -> ExitReason:
 
 
 class TracedRun:
-    """Tracing of one run; created when the run is requested.
-
-    Attributes:
-        context: Common data of its spans; None: the run is not traced.
-        traceparent: The caller's span, also if the run is not traced; None: no span.
-    """
+    """Tracing of one run; a resumed run stays part of the trace of its first caller."""
 
     def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: ResumeState | None) -> None:
-        """Find the tracers and the caller's span.
-
-        Args:
-            run_id: The run's id.
-            events: Its listeners.
-            name: The name of its team.
-            resumption: Record of a resumed run, which stays part of the trace of its first caller.
-        """
         caller = caller_here() if resumption is None else parse_traceparent(resumption.header.traceparent or "")
         tracers = [each for each in events.listeners if isinstance(each, RunTracer)]
+        #: the caller's span, also if the run is not traced; None: no span
         self.traceparent = None if caller is None else str(caller)
+        #: common data of its spans; None: the run is not traced
         self.context: RunTracing | None = None
         if tracers:
             self.context = RunTracing(
@@ -355,15 +302,12 @@ class TracedRun:
         self._failure: BaseException | None = None
 
     def begin(self, workflow: str) -> None:
-        """Note the start."""
         self._started_at, self._workflow = time.time(), workflow
 
     def answer(self) -> None:
-        """Note that the output is recorded, and no work was done now."""
         self._started_at = None
 
     def fail(self, error: BaseException) -> None:
-        """Note the error of the run."""
         self._failure = error
 
     def end(self, state: RunState) -> None:
@@ -396,17 +340,7 @@ def run_context_of(
     log_fields: Mapping[str, str],
     tracing: RunTracing | None = None,
 ) -> RunContext:
-    """Return the context of a run.
-
-    Args:
-        definition: The ensemble with the options of this run.
-        planned: The plan.
-        run_id: Its id.
-        interest: Listener methods with at least one receiver.
-        capture_mode: Level of detail of its trace.
-        log_fields: The caller's log fields, passed to every process.
-        tracing: Common data of its spans; None: it is not traced.
-    """
+    """Return the context of a run with these options; `interest` are listener methods with at least one receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
     return RunContext(
         run_id=run_id,
@@ -439,28 +373,16 @@ def run_context_of(
         review_policy=definition.review_policy if definition.has_reviews else None,
         policy_review=getattr(definition.review_handler, "default_review", None),
         is_detached=definition.is_detached,
-        has_reflections=definition.reflection_store is not None or reflects(planned),
+        has_reflections=definition.reflection_store is not None
+        or any(task.reflection_config is not None for task in planned.tasks.values()),
         models=RunModels(definition.models),
         tracing=tracing,
     )
 
 
-def reflects(planned: Planned) -> bool:
-    """Return whether a task of the plan has reflection."""
-    return any(task.reflection_config is not None for task in planned.tasks.values())
-
-
 def request_of(
     scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
 ) -> RunRequest:
-    """Return the request of a run to its runtime.
-
-    Args:
-        scope: The run.
-        definition: The rules of its tasks.
-        planned: The plan.
-        capture_mode: Level of detail of its trace.
-    """
     handler = None if definition.is_detached else definition.review_handler
     if isinstance(handler, ConsoleReviewHandler):
         handler.warn_without_terminal()
@@ -490,11 +412,7 @@ def request_of(
 
 
 def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> None:
-    """Refuse a run with a task whose fixed texts exceed its context budget (S-MEM-137).
-
-    Raises:
-        ValidationError: a task exceeds it; the message names the first one.
-    """
+    """Raise a ValidationError for the first task with fixed texts that exceed its context budget (S-MEM-137)."""
     for node in planned.plan.nodes:
         task = planned.tasks[node.key]
         budget = task.context_budget or definition.context_budget

@@ -1,11 +1,9 @@
-"""OutputStore: outputs of a run's tasks by instance. Bytes are stored in a temporary file, so that large outputs do
-not grow the scheduler's process.
-"""
+"""Outputs of a run's tasks by instance. Bytes are in a file, so that large outputs do not grow a scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.items.spool import Spool
 
@@ -14,23 +12,15 @@ Output = TypeVar("Output")
 _MEMORY_BYTES = 64 * 1024
 
 
-class OutputStore(Protocol[Output]):
-    """Outputs by instance."""
+class OutputStore(Protocol):
+    """Outputs by instance, in one form: objects, or their bytes."""
 
-    def __contains__(self, instance: str) -> bool:
-        """Return whether the output is stored."""
-        ...
+    def __contains__(self, instance: str) -> bool: ...
 
-    def put(self, instance: str, output: Output) -> None:
-        """Store an output."""
-        ...
+    def put(self, instance: str, output: Any) -> None: ...
 
-    def get(self, instance: str) -> Output:
-        """Return an output.
-
-        Raises:
-            KeyError: this instance has no output.
-        """
+    def get(self, instance: str) -> Any:
+        """Return an output. A KeyError: this instance has none."""
         ...
 
     def keep_recorded(self, instance: str, body: bytes) -> None:
@@ -41,17 +31,9 @@ class OutputStore(Protocol[Output]):
         """Add a recorded output to the run; return whether there is one."""
         ...
 
-    def drop(self, instances: Sequence[str]) -> None:
-        """Drop outputs; unknown instances are ignored."""
-        ...
 
-
-def recall_output(outputs: OutputStore[Output], instance: str) -> Output:
-    """Look up a recorded output, and return it.
-
-    Raises:
-        KeyError: there is none.
-    """
+def recall_output(outputs: OutputStore, instance: str) -> Any:
+    """Look up a recorded output, and return it. A KeyError: there is none."""
     outputs.lookup_recorded(instance)
     return outputs.get(instance)
 
@@ -63,11 +45,7 @@ class HeldOutputs(Generic[Output]):
     """
 
     def __init__(self, load: Callable[[str, bytes], Output] | None = None) -> None:
-        """Create an empty store.
-
-        Args:
-            load: Creates an output from its instance and its recorded bytes; None: no recorded outputs.
-        """
+        """`load` creates an output from its instance and its recorded bytes; None: no recorded outputs."""
         self._outputs: dict[str, Output] = {}
         self._load = load
         self._recorded = SpooledOutputs()
@@ -89,11 +67,6 @@ class HeldOutputs(Generic[Output]):
     def lookup_recorded(self, instance: str) -> bool:
         return self._recorded.lookup_recorded(instance)
 
-    def drop(self, instances: Sequence[str]) -> None:
-        self._recorded.drop(instances)
-        for instance in instances:
-            self._outputs.pop(instance, None)
-
 
 class SpooledOutputs:
     """Outputs as bytes in an unnamed temporary file, which the system deletes with the process."""
@@ -108,22 +81,12 @@ class SpooledOutputs:
         return instance in self._slots
 
     def put(self, instance: str, output: bytes) -> None:
-        """Store an output.
-
-        Raises:
-            RecordError: the file cannot be written.
-        """
         self._slots[instance] = self._spool.put(output)
 
     def get(self, instance: str) -> bytes:
         return self._spool.get(self._slots[instance])
 
     def keep_recorded(self, instance: str, body: bytes) -> None:
-        """Store a recorded output until its look-up.
-
-        Raises:
-            RecordError: the file cannot be written.
-        """
         self._recorded[instance] = self._spool.put(body)
 
     def lookup_recorded(self, instance: str) -> bool:
@@ -132,16 +95,11 @@ class SpooledOutputs:
             self._slots[instance] = slot
         return slot is not None
 
-    def drop(self, instances: Sequence[str]) -> None:
-        """Drop outputs; their bytes stay in the file until the run ends."""
-        for instance in instances:
-            self._slots.pop(instance, None)
 
-
-class ListedOutputs(Sequence[tuple[str, Output]]):
+class ListedOutputs(Sequence[tuple[str, Any]]):
     """Outputs with their instances, in order; each is loaded on access."""
 
-    def __init__(self, store: OutputStore[Output], instances: Sequence[str]) -> None:
+    def __init__(self, store: OutputStore, instances: Sequence[str]) -> None:
         self._store = store
         self._instances = tuple(instances)
 
@@ -149,18 +107,18 @@ class ListedOutputs(Sequence[tuple[str, Output]]):
         return len(self._instances)
 
     @overload
-    def __getitem__(self, index: int) -> tuple[str, Output]: ...
+    def __getitem__(self, index: int) -> tuple[str, Any]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[str, Output]]: ...
+    def __getitem__(self, index: slice) -> Sequence[tuple[str, Any]]: ...
 
-    def __getitem__(self, index: int | slice) -> tuple[str, Output] | Sequence[tuple[str, Output]]:
+    def __getitem__(self, index: int | slice) -> tuple[str, Any] | Sequence[tuple[str, Any]]:
         if isinstance(index, slice):
             return ListedOutputs(self._store, self._instances[index])
         instance = self._instances[index]
         return instance, self._store.get(instance)
 
-    def __iter__(self) -> Iterator[tuple[str, Output]]:
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
         for instance in self._instances:
             yield instance, self._store.get(instance)
 

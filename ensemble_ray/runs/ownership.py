@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.open_reviews import Obstacle, fold_gates, obstacle_at
+from ensemble_ray.record.stores import OwnedRun, RunStore
+from ensemble_ray.runs.ports import SubmissionReason
 from ensemble_ray.values.outputs import RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-
-    from ensemble_ray.record.stores import OwnedRun, RunStore
-    from ensemble_ray.runs.ports import SubmissionReason
-    from ensemble_ray.values.reviews import OpenReview
-
+from ensemble_ray.values.reviews import OpenReview
 
 _log = bounded_logger(__name__)
 #: Grace period of a cancelled task, s; afterwards the run ends without it.
@@ -29,21 +24,9 @@ CANCEL_POLL_S = 1.0
 
 
 async def claim_run(
-    store: RunStore,
-    run_id: str,
-    *,
-    origin: object,
-    durability: str,
-    submission: SubmissionReason,
+    store: RunStore, run_id: str, *, origin: object, durability: str, submission: SubmissionReason
 ) -> OwnedRun:
     """Begin the record of a run or claim it, and mark the run as running.
-
-    Args:
-        store: Store of the record.
-        run_id: The run's id.
-        origin: Source of its definition.
-        durability: `effects` or `run`.
-        submission: Reason of the submission.
 
     Raises:
         RunExistsError: another process owns it, or a run with this id exists.
@@ -89,17 +72,11 @@ class DecisionWatch:
     """Checks for decisions at the gates of suspended tasks (S-REV-124); reports each gate once."""
 
     def __init__(self, store: RunStore, run_id: str, waiting: Callable[[], Mapping[str, Sequence[OpenReview]]]) -> None:
-        """Create a watch; it checks only when called.
-
-        Args:
-            store: Has the record.
-            run_id: The run's id.
-            waiting: Returns the open gates of suspended tasks, by instance.
-        """
+        """`waiting` returns the open gates of suspended tasks, by instance."""
         self._store = store
         self._run_id = run_id
         self._waiting = waiting
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     async def watch(self, resume_tasks: Callable[[Sequence[str]], None]) -> None:
         """Report, until cancelled, the tasks that can resume: one of their gates was decided or has expired."""
@@ -113,7 +90,7 @@ class DecisionWatch:
         return await self._find({Obstacle.DECIDED})
 
     async def _find(self, settled_by: Collection[Obstacle]) -> Sequence[str]:
-        if not self._list_asked():
+        if not self._list_unreported():
             return ()
         try:
             gates = fold_gates(await self._store.gates_of(self._run_id))
@@ -122,12 +99,13 @@ class DecisionWatch:
             return ()
         now = time.time()
         settled = {gate.gate_id for gate in gates if obstacle_at(gate, at=now, is_owned=False) in settled_by}
-        ready = [instance for instance, gate_ids in self._list_asked().items() if gate_ids & settled]
+        ready = [instance for instance, gate_ids in self._list_unreported().items() if gate_ids & settled]
         if ready:
-            self._told |= settled
+            self._reported |= settled
         return ready
 
-    def _list_asked(self) -> Mapping[str, set[str]]:
+    def _list_unreported(self) -> Mapping[str, set[str]]:
         """Return the ids of open, unreported gates, by suspended task."""
-        found = {instance: {each.gate_id for each in gates} - self._told for instance, gates in self._waiting().items()}
+        waiting = self._waiting().items()
+        found = {instance: {each.gate_id for each in gates} - self._reported for instance, gates in waiting}
         return {instance: gate_ids for instance, gate_ids in found.items() if gate_ids}

@@ -1,23 +1,24 @@
-"""PlannedLauncher: runs that plan all tasks before the first starts. The steps follow S-ENG-1: validate,
-resolve templates, infer the workflow, synthesize agents, execute.
-"""
+"""PlannedLauncher: runs that plan all tasks before the first starts (S-ENG-1)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
-from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.scope import Spending, describe_exhaustion, spending_here
-from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.execute.orders import RunContext, RunOutcome
+from ensemble_ray.execute.scope import describe_exhaustion, spending_here
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, Plan
 from ensemble_ray.plan.planner import (
     Planned,
     ResolvedTasks,
@@ -28,6 +29,7 @@ from ensemble_ray.plan.planner import (
     workers_of,
 )
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
@@ -36,48 +38,47 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.result import RunEnd, RunResults, error_trace, planned_results, summaries, violation_trace
-from ensemble_ray.record.resume.planned import read_planned
-from ensemble_ray.record.resume.reading import read_answers, read_recalled, read_stored
+from ensemble_ray.record.result import (
+    RunEnd,
+    RunResultHead,
+    RunResults,
+    error_trace,
+    planned_results,
+    summaries,
+    violation_trace,
+)
+from ensemble_ray.record.resume.planned import PlannedResumeReader, read_planned
+from ensemble_ray.record.resume.reading import KeepOutput, read_answers, read_recalled, read_stored
+from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.runs.launching import Prepared, RunConclusion, RunScope, check_context_budgets, request_of
 from ensemble_ray.runs.ownership import claim_run, release_run
-from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
+from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key
-from ensemble_ray.values.metrics import RunBudget
+from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
-from ensemble_ray.values.reviews import ModelSwitch
-from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.reviews import ModelSwitch, RunDirective
+from ensemble_ray.values.trace import CaptureMode, ErrorTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.orders import RunContext, RunOutcome
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.record.result import RunResultHead
-    from ensemble_ray.record.resume.planned import PlannedResumeReader
-    from ensemble_ray.record.resume.reading import KeepOutput
-    from ensemble_ray.record.stores import OwnedRun, StoreAddress
-    from ensemble_ray.runs.ports import RunRequest, SubmissionReason
-    from ensemble_ray.values.metrics import Amount
-    from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.trace import CaptureMode, DelegationTrace, ErrorTrace
 
 
 def conclude(plan: Plan, outcome: RunOutcome) -> RunConclusion:
-    """Return the outcome of a run and the outputs of its tasks."""
     outcome = placed_outcome(plan, outcome)
     ended = EndedUnits(
         plan=plan, results=outcome.units, failures=outcome.unit_failures, outputs=dict(outcome.completed)
     )
-    failures = _failures(ended, outcome)
+    tasks = [
+        FailureSeen(
+            at=failed.at,
+            error=failed.failure.cause,
+            completed_before=failed.completed_before,
+            node=ended.nodes[node_key(failed.instance)],
+        )
+        for failed in outcome.failures
+    ]
+    failures = failures_seen(ended, tasks, [(unit, failure.cause) for unit, failure in outcome.raised])
     end = RunEnd(
         state=outcome.state,
         exit_reason=outcome.exit_reason,
@@ -117,10 +118,11 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
     """Return the traces of a manager's workers in the order of their calls (26, ExecutionTrace)."""
     gave = [output.trace for _, output in outcome.delegated if output.trace is not None]
-    failed, found = sorted(outcome.failed_delegations, key=_end_of), dict[int, TaskTrace]()
+    failed = sorted(outcome.failed_delegations, key=lambda trace: trace.completed_at)
+    found: dict[int, TaskTrace] = {}
     attempts = () if manager is None else manager.delegations
     # Equal calls are distinguished by the order in which they ended.
-    for attempt, each in sorted(enumerate(attempts), key=lambda entry: _end_of(entry[1])):
+    for attempt, each in sorted(enumerate(attempts), key=lambda entry: entry[1].completed_at):
         pool = gave if each.succeeded else failed
         asked = (each.worker_role, each.task_description)
         place = next((n for n, one in enumerate(pool) if (one.agent_role, one.task_description) == asked), None)
@@ -129,28 +131,14 @@ def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskT
     return [*(found[attempt] for attempt in sorted(found)), *gave, *failed]
 
 
-def _end_of(trace: TaskTrace | DelegationTrace) -> datetime:
-    return trace.completed_at
-
-
-def _failures(ended: EndedUnits, outcome: RunOutcome) -> list[FailureSeen]:
-    tasks = [
-        FailureSeen(
-            at=failed.at,
-            error=failed.failure.cause,
-            completed_before=failed.completed_before,
-            node=ended.nodes[node_key(failed.instance)],
-        )
-        for failed in outcome.failures
-    ]
-    return failures_seen(ended, tasks, [(unit, failure.cause) for unit, failure in outcome.raised])
-
-
 def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) -> Iterator[ErrorTrace]:
     for failed in failures:
         yield failed.as_trace()
-    if violations := _violations(plan, outcome):
-        yield violation_trace(violations, outcome.completed_at)
+    # A run may fail although no task did: a manager broke its constraints.
+    if plan.hierarchy is not None and outcome.state is RunState.FAILED and not outcome.failures:
+        roles = {output.agent_role for _, output in outcome.delegated}
+        if violations := violations_of(plan.hierarchy, roles):
+            yield violation_trace(violations, outcome.completed_at)
     if outcome.state is RunState.BUDGET_EXHAUSTED:
         nodes = {node.key: node for node in plan.nodes}
         for instance, failure in outcome.unfinished:
@@ -159,13 +147,6 @@ def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) ->
                 role, description = ("", "") if node is None else (node.agent_role, node.description)
                 yield error_trace(failure.error, at=outcome.completed_at, agent_role=role, task_description=description)
                 return
-
-
-def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
-    """Return the violations that failed a run in which no task failed."""
-    if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
-        return ()
-    return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
 
 
 async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
@@ -208,7 +189,6 @@ class PlannedLauncher:
     """Launches the plan of one ensemble. Fulfils `Launcher`."""
 
     def __init__(self, definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> None:
-        """Create a launcher for a definition with the options of its run."""
         self.definition = definition
         self._inputs = inputs
         self._planned: Planned
@@ -244,22 +224,22 @@ class PlannedLauncher:
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        del description  # the record has its own description
+        del description  # the record has its own
         summary = await scope.store.summary(scope.run_id)
         if summary is None:
             return None
-        planned = self._planned
         return recorded_output(
             scope.run_id,
             summary.state,
             await scope.store.facts(scope.run_id),
             header,
-            output_types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
-            object_ids={node.key: node.object_id for node in planned.plan.nodes},
+            output_types={
+                key: task.output_type for key, task in self._planned.tasks.items() if task.output_type is not None
+            },
+            object_ids={node.key: node.object_id for node in self._planned.plan.nodes},
         )
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
-        """Submit the plan, and wait for the end of the run."""
         work = PlannedWork(
             planned=self._planned,
             header=header,
@@ -282,18 +262,13 @@ class PlannedLauncher:
         return conclude(self._planned.plan, await self._submitted.wait())
 
     async def stop(self) -> None:
-        """Ask the run to end, or the synthesis of its agents."""
         if self._submitted is not None:
             await self._submitted.cancel()
         elif self._synthesizing is not None:
             self._synthesizing.cancel()  # synthesis calls a model, which may take long
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on.
-
-        Raises:
-            ValidationError: the run has no such agent.
-        """
+        """Record a directive for tasks that start from now on. A ValidationError: the run has no such agent."""
         if isinstance(directive, ModelSwitch) and directive.agent is not None:
             roles = sorted({agent.role for agent in self._planned.agents.values()})
             if directive.agent not in roles:
@@ -304,10 +279,9 @@ class PlannedLauncher:
         """No effect: the run itself notifies readers of events."""
 
     async def _synthesize(self, scope: RunScope, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
-        """Return agents for the tasks that name none, or the exit reason if the run was cancelled or has spent its
-        budget.
+        """Return agents for the tasks that name none.
 
-        With an exit reason, the run never begins and has no record to resume.
+        Return an exit reason if the run was cancelled or has spent its budget: it never begins and has no record.
         """
         if not needs_synthesis(resolved.tasks):
             return {}
@@ -318,7 +292,12 @@ class PlannedLauncher:
         if scope.store_address is not None:
             # An unavailable store is reported before a model is called (S-DUR-5).
             await scope.store.summary(scope.run_id)
-        spending = self._open_spending(scope)
+        # The coordinator continues the count from the facts of these requests.
+        definition = self.definition
+        budget = RunBudget.of(definition.max_tokens, definition.max_cost)
+        if budget is not None and scope.resumption is not None:
+            budget = replace(budget, spent=scope.resumption.spent)
+        spending = None if budget is None else spending_here(budget, definition.cost_configuration)
 
         def record(name: str, model: ChatModel) -> ChatModel:
             """Return the model, its calls recorded as effects of the run (S-SET-46)."""
@@ -327,7 +306,7 @@ class PlannedLauncher:
                 model, scope.run_id, name, self._preliminary.append, recorded=recorded, spending=spending
             )
 
-        asked = synthesize_agents(resolved, self.definition, recorded=record)
+        asked = synthesize_agents(resolved, definition, recorded=record)
         self._synthesizing = asyncio.get_running_loop().create_task(asked)
         await asyncio.wait([self._synthesizing])
         if not self._synthesizing.cancelled():
@@ -340,22 +319,10 @@ class PlannedLauncher:
             return ExitReason.CANCELLED
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
-    def _open_spending(self, scope: RunScope) -> Spending | None:
-        """Return the budget for requests before scheduling; the coordinator continues the count from their facts."""
-        definition = self.definition
-        budget = RunBudget.of(definition.max_tokens, definition.max_cost)
-        if budget is not None and scope.resumption is not None:
-            budget = replace(budget, spent=scope.resumption.spent)
-        return None if budget is None else spending_here(budget, definition.cost_configuration)
-
     async def _make_manager_prompts(
         self, scope: RunScope, resolved: ResolvedTasks, agents: Mapping[str, Agent]
     ) -> tuple[str, str] | None:
-        """Return the prompts of the manager of a hierarchical run; None in other runs.
-
-        Raises:
-            TaskExecutionError: the user's strategy raised (S-HIER-13).
-        """
+        """Return the prompts of the manager of a hierarchical run. A TaskExecutionError: the user's strategy raised."""
         if resolved.workflow is not Workflow.HIERARCHICAL:
             return None
         workers = [agent for agent, _ in workers_of(self.definition, resolved.tasks, agents, models=resolved.models)]
@@ -363,36 +330,30 @@ class PlannedLauncher:
         try:
             return await threads.run(manager_prompts, strategy, context)
         except USER_ERRORS as error:
-            failure = manager_failure(error)
+            failure = manager_failure(error)  # S-HIER-13
             failure.run_id = scope.run_id
-            for event in _failed_manager_events(scope.run_id, error):
-                scope.events.emit(event)
+            # A task that began and failed (S-HIER-60).
+            start = TaskStartEvent(
+                run_id=scope.run_id,
+                instance=instance_of(MANAGER_KEY),
+                task_description="",
+                agent_role=MANAGER_ROLE,
+                task_index=1,
+                total_tasks=1,
+            )
+            scope.events.emit(start)
+            failed = TaskFailedEvent(
+                run_id=scope.run_id,
+                instance=start.instance,
+                task_description="",
+                agent_role=MANAGER_ROLE,
+                task_index=1,
+                total_tasks=1,
+                cause=error,
+                duration=timedelta(),
+            )
+            scope.events.emit(failed)
             raise failure from error
-
-
-def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:
-    """Return the events of a manager whose prompts failed: a task that began and failed (S-HIER-13, S-HIER-60)."""
-    instance = instance_of(MANAGER_KEY)
-    return (
-        TaskStartEvent(
-            run_id=run_id,
-            instance=instance,
-            task_description="",
-            agent_role=MANAGER_ROLE,
-            task_index=1,
-            total_tasks=1,
-        ),
-        TaskFailedEvent(
-            run_id=run_id,
-            instance=instance,
-            task_description="",
-            agent_role=MANAGER_ROLE,
-            task_index=1,
-            total_tasks=1,
-            cause=cause,
-            duration=timedelta(),
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,15 +377,7 @@ async def claim_planned(
     preliminary: Sequence[Fact],
     keep: KeepOutput,
 ) -> ClaimedRun:
-    """Claim the record of a run, and read it page by page.
-
-    Args:
-        address: Store of the record; None: the run is not recorded.
-        context: Common context of its tasks.
-        header: The first fact that it would record.
-        submission: Reason of the submission.
-        preliminary: Effects before scheduling.
-        keep: Receives recorded outputs.
+    """Claim the record of a run, and read it page by page; `keep` receives recorded outputs.
 
     Raises:
         RunExistsError: another process owns it, or a run with this id exists.
@@ -450,12 +403,9 @@ async def claim_planned(
 
 
 def with_account(context: RunContext, spent: Amount) -> RunContext:
-    """Return the context for the new owner of the run: its budget includes recorded spending and has a separate
-    account.
+    """Return the context for the new owner of the run, with a separate account.
 
-    Args:
-        context: The original context.
-        spent: Cost of the recorded calls of the run, effects before scheduling included.
+    `spent` is the cost of the recorded calls of the run, effects before scheduling included.
     """
     if context.budget is None:
         return context

@@ -1,6 +1,4 @@
-"""The tasks of a planned run: create orders from its nodes, store results, and restore recorded results. Resumed runs
-use the same code (S-DUR-30).
-"""
+"""The tasks of a planned run: create orders from its nodes, store results, and restore recorded results (S-DUR-30)."""
 
 from __future__ import annotations
 
@@ -8,45 +6,49 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Never, Protocol, TypeVar
+from typing import Any
 
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
-from ensemble_ray.execute.orders import (
-    FailedTask,
-    FailureSummary,
-    Revision,
-    RunOutcome,
-    TaskBody,
-    TaskOrder,
-    TaskResult,
-)
-from ensemble_ray.facts.runs import NO_REASON, RecordedError, RunEnded, RunInterrupted, RunResumed
-from ensemble_ray.plan.plan import PhaseUnit
+from ensemble_ray.execute.orders import FailedTask, ResumePoint, Revision, RunOutcome, TaskBody, TaskOrder
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import NO_REASON, PlanRecorded, RecordedError, RunEnded, RunInterrupted, RunResumed
+from ensemble_ray.plan.plan import Node, PhaseUnit, Plan
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.coordinator import (
+    AnyOrder,
+    AnyResult,
     Opening,
     OwnReason,
     RunDirectives,
+    RunJournal,
     SuspendedTasks,
+    TaskReporter,
     constraint_reasons,
     unit_reasons,
 )
-from ensemble_ray.runs.outputs import ListedOutputs
-from ensemble_ray.runs.unit_evaluations import UnitEvaluations
+from ensemble_ray.runs.outputs import ListedOutputs, OutputStore
+from ensemble_ray.runs.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import (
     Cancel,
+    Changes,
     ContextPart,
     End,
     Inform,
     Instruction,
+    IterationEnded,
+    Question,
     ReflectOn,
     Start,
+    StepEnded,
     TaskChanges,
     Warn,
+    WarnLeftOut,
+    WarnOversized,
     capped_units,
 )
+from ensemble_ray.schedule.machine import Source
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -61,64 +63,22 @@ from ensemble_ray.schedule.stimuli import (
 )
 from ensemble_ray.values.ids import RUN, instance_of, node_key, reflecting_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import ResumePoint
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
-    from ensemble_ray.runs.outputs import OutputStore
-    from ensemble_ray.runs.unit_evaluations import UnitPorts
-    from ensemble_ray.schedule.instructions import (
-        Changes,
-        IterationEnded,
-        Question,
-        StepEnded,
-        WarnLeftOut,
-        WarnOversized,
-    )
-    from ensemble_ray.schedule.machine import Source
-    from ensemble_ray.values.trace import TaskTrace
-
-
-Task = TypeVar("Task")
-Output = TypeVar("Output")
-Output_co = TypeVar("Output_co", covariant=True)
-
-
-class PrecedingOutputs(Protocol[Output_co]):
-    """Outputs of the tasks that have ended, by instance; a run's `OutputStore` fulfils this."""
-
-    def get(self, instance: str) -> Output_co:
-        """Return the output of a task that has one."""
-        ...
-
-    def __contains__(self, instance: str) -> bool:
-        """Return whether the task has an output."""
-        ...
+from ensemble_ray.values.trace import TaskTrace
 
 
 def make_order(
     start: Start,
     nodes: Mapping[str, Node],
-    body: TaskBody[Task],
-    outputs: PrecedingOutputs[Output],
+    body: TaskBody[Any],
+    outputs: OutputStore,
     *,
     run_id: str,
     epoch: int,
     is_sequential: bool,
-) -> TaskOrder[Task, Never, Output]:
+) -> AnyOrder:
     """Return the order of a planned task, from its node and the outputs of preceding tasks.
 
-    Args:
-        start: The instruction of the source.
-        nodes: The tasks of the plan by key.
-        body: The task.
-        outputs: Outputs of tasks that have ended.
-        run_id: The run's id.
-        epoch: Epoch of the run's owner.
-        is_sequential: Whether a context task without an output fails the task (S-ENG-11).
+    If `is_sequential`, a context task without an output fails the task (S-ENG-11).
     """
     node = nodes[node_key(start.instance)]
     parts, absent = start.context, [] if start.missing is None else [start.missing]
@@ -153,10 +113,10 @@ def make_order(
 
 
 def gather_context(
-    parts: Sequence[ContextPart], outputs: PrecedingOutputs[Output]
-) -> tuple[tuple[Output, ...], tuple[tuple[int, int], ...]]:
+    parts: Sequence[ContextPart], outputs: OutputStore
+) -> tuple[tuple[Any, ...], tuple[tuple[int, int], ...]]:
     """Return the context outputs of a task, and the ranges of outputs that count as one part."""
-    context: list[Output] = []
+    context: list[Any] = []
     joined: list[tuple[int, int]] = []
     for part in parts:
         begin = len(context)
@@ -165,7 +125,7 @@ def gather_context(
     return tuple(context), tuple(joined)
 
 
-def revision_of(changes: Changes | None, outputs: PrecedingOutputs[Output]) -> Revision[Output] | None:
+def revision_of(changes: Changes | None, outputs: OutputStore) -> Revision[Any] | None:
     """Return the changes for another attempt at the task; None: the task is unchanged."""
     if not isinstance(changes, TaskChanges):
         return None
@@ -173,19 +133,15 @@ def revision_of(changes: Changes | None, outputs: PrecedingOutputs[Output]) -> R
     return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
 
 
-Failure = TypeVar("Failure", bound=FailureSummary)
+class RecordedResults:
+    """The recorded results of one run; None: the run is new and has none."""
 
-
-class RecordedResults(Generic[Output, Failure]):
-    """The recorded results of one run."""
-
-    def __init__(self, resumed: ResumePoint[Output, Failure] | None) -> None:
-        """Create them from the record; None: the run is new and has no record."""
+    def __init__(self, resumed: ResumePoint[Any, Any] | None) -> None:
         self._resumed = resumed
         #: started tasks of this set use their recorded results
         self._left: set[str] = set() if resumed is None else set(resumed.results)
 
-    def pop(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
+    def pop(self, instance: str, *, wants_text: bool = False) -> AnyResult | None:
         """Return the recorded result of a task, once; None if no result is recorded."""
         if self._resumed is None or instance not in self._left:
             return None
@@ -193,11 +149,11 @@ class RecordedResults(Generic[Output, Failure]):
         result = self._resumed.results[instance]
         return result if wants_text else replace(result, text=None)
 
-    def find_stopped(self, instance: str) -> TaskResult[Output, Failure] | None:
+    def find_stopped(self, instance: str) -> AnyResult | None:
         """Return the recorded work of a stopped task that does not run again (S-DUR-135); None if unknown."""
         return None if self._resumed is None else self._resumed.stopped.get(instance)
 
-    def most_of(self, result: TaskResult[Output, Failure]) -> TaskResult[Output, Failure]:
+    def most_of(self, result: AnyResult) -> AnyResult:
         """Return the result of a stopped task, or its recorded work before a crash if that is more."""
         before = self.find_stopped(result.instance)
         if before is None or result.status != "cancelled":
@@ -209,7 +165,7 @@ class RecordedResults(Generic[Output, Failure]):
 _log = bounded_logger(__name__)
 
 
-class LaterReflections(Generic[Task, Output]):
+class LaterReflections:
     """Reflections of one run that wait for a phase's verdict.
 
     Reflections on one task, for example in a loop of the phase, run one after the other: each builds on the previous.
@@ -221,32 +177,19 @@ class LaterReflections(Generic[Task, Output]):
         #: dispatched or waiting orders, and their questions
         self._open: dict[str, ReflectOn] = {}
         #: by key of the task: orders that wait for the dispatched one
-        self._waiting: dict[str, deque[TaskOrder[Task, Never, Output]]] = {}
+        self._waiting: dict[str, deque[AnyOrder]] = {}
 
     @property
     def open(self) -> Sequence[str]:
-        """The dispatched orders, by instance."""
         return tuple(self._open)
 
     def is_later(self, key: str) -> bool:
-        """Return whether reflection on the outputs of a task waits for a verdict."""
         return key in self._keys
 
     def begin(
-        self,
-        question: ReflectOn,
-        completed: Iterable[str],
-        make: Callable[[Start], TaskOrder[Task, Never, Output]],
-        outputs: OutputStore[Output],
-    ) -> list[TaskOrder[Task, Never, Output]]:
-        """Return the first orders that reflect on the outputs of an attempt; none if it has no outputs.
-
-        Args:
-            question: The attempt.
-            completed: Instances with an output.
-            make: Creates the order of a task.
-            outputs: Outputs of the run.
-        """
+        self, question: ReflectOn, completed: Iterable[str], make: Callable[[Start], AnyOrder], outputs: OutputStore
+    ) -> list[AnyOrder]:
+        """Return the first orders that reflect on the outputs of an attempt; none if it has no outputs."""
         attempt = instance_of(question.unit, occurrence=question.execution - 1)
         keys = self._by_unit[question.unit]
         orders = [
@@ -259,7 +202,7 @@ class LaterReflections(Generic[Task, Output]):
             if each.startswith(f"{attempt}/") and node_key(each) in keys
         ]
         self._open.update((order.instance, question) for order in orders)
-        first: list[TaskOrder[Task, Never, Output]] = []
+        first: list[AnyOrder] = []
         for order in orders:
             if order.key in self._waiting:
                 self._waiting[order.key].append(order)
@@ -268,9 +211,7 @@ class LaterReflections(Generic[Task, Output]):
                 first.append(order)
         return first
 
-    def end(
-        self, result: TaskResult[Output, Failure]
-    ) -> tuple[TaskOrder[Task, Never, Output] | None, ReflectOn | None]:
+    def end(self, result: AnyResult) -> tuple[AnyOrder | None, ReflectOn | None]:
         """Handle any end of an order; return the next order, and the question if this was its last order."""
         if result.failure is not None and result.failure.message:
             _log.warning("Task '%s' is not reflected on: %s", result.key, result.failure.message)
@@ -289,37 +230,30 @@ class LaterReflections(Generic[Task, Output]):
 LOGGER = __name__
 
 
-class PlannedTasks(Generic[Task, Output, Failure]):
+class PlannedTasks:
     """The tasks of one plan."""
 
     def __init__(
         self,
         plan: Plan,
         journal: RunJournal,
-        outputs: OutputStore[Output],
-        bodies: Callable[[str], TaskBody[Task]],
+        outputs: OutputStore,
+        bodies: Callable[[str], TaskBody[Any]],
         *,
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
-        resumed: ResumePoint[Output, Failure] | None = None,
-        units: UnitPorts[Output, Failure] | None = None,
+        resumed: ResumePoint[Any, Any] | None = None,
+        units: UnitPorts | None = None,
     ) -> None:
         """Create the tasks of a run.
 
-        Args:
-            plan: The plan.
-            journal: The run's journal.
-            outputs: Stores outputs.
-            bodies: Returns a task by its key.
-            header: The record's first fact, without its time.
-            preamble: Effects before scheduling.
-            resumed: The record of a resumed run; None: the run is new.
-            units: Ports of its loops, phases and graph; None: it has none.
+        `bodies` returns a task by its key; `header` is the record's first fact, without its time; `preamble` are
+        effects before scheduling; `resumed` is the record of a resumed run; `units` are the ports of its units, if any.
         """
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
-        self._later: LaterReflections[Task, Output] = LaterReflections(plan)
+        self._later = LaterReflections(plan)
         self._log_text = _log.log_text if units is None or units.log is None else units.log
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
@@ -335,8 +269,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         #: truncated or empty answers, by instance; a suspended task is counted again after it resumes
         self._incomplete: dict[str, int] = {}
-        self._failed: list[FailedTask[Failure]] = []
-        self._unfinished: list[tuple[str, Failure]] = []
+        self._failed: list[FailedTask[Any]] = []
+        self._unfinished: list[tuple[str, Any]] = []
         self.suspended = SuspendedTasks(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
         #: reasons of failed tasks
@@ -350,20 +284,19 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     # Beginning.
 
-    async def open(self, source: Source, reporter: TaskReporter[TaskOrder[Task, Never, Output]]) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
         del source  # the source is the one of this object
         self._reporter = reporter
         if self._units is not None:
             self._units.open(reporter.notify, reporter.break_off, self._journal.now)
         if self._resumed is not None:
-            return await self._go_on(self._resumed)
+            return await self._resume(self._resumed)
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
         await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
-    async def _go_on(self, resumed: ResumePoint[Output, Failure]) -> Opening:
-        """Replay the recorded stimuli, then start the tasks that are still open."""
+    async def _resume(self, resumed: ResumePoint[Any, Any]) -> Opening:
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
         await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
@@ -385,27 +318,23 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
 
     def _make_stop(self, instance: str) -> Stimulus:
-        """Return the end of a task that was asked to stop: a task without a recorded result stopped with its
-        process.
-        """
+        """Return the end of a stopped task: without a recorded result, it stopped with its process."""
         if (recorded := self._recorded.pop(instance)) is not None:
-            return self._keep(recorded)
-        self._keep_unfinished(self._recorded.find_stopped(instance))
+            return self._store(recorded)
+        self._store_unfinished(self._recorded.find_stopped(instance))
         return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
         """Return whether to replay a stimulus; claims the recorded result of its task.
 
         A stimulus is not replayed if its task does not run now (the plan was changed) or its output is not recorded
-        (durability
-        `run`): the task is dispatched again. The same holds for a task that was stopped by a forgotten cancellation.
-        It does not
-        hold for a task that the source itself stops, as a join stops branches that it no longer needs (S-GRAPH-97).
+        (durability `run`): the task is dispatched again. The same holds for a task that was stopped by a forgotten
+        cancellation, but not for one that the source itself stops, as a join stops branches (S-GRAPH-97).
         """
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
             if is_wanted:
-                self._keep_unfinished(self._recorded.find_stopped(stimulus.instance))
+                self._store_unfinished(self._recorded.find_stopped(stimulus.instance))
             return is_wanted
         if isinstance(stimulus, Waiting):
             return self.source.is_running(stimulus.instance)
@@ -415,14 +344,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         result = self._recorded.pop(stimulus.instance) if is_running else None
         if result is None:
             return False
-        self._keep(result)
+        self._store(result)
         return True
 
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
-        return () if recorded is None else (self._keep(recorded),)
+        return () if recorded is None else (self._store(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
         if self._units is not None:
@@ -430,7 +359,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._units.log_start(start.instance)
         self._reporter.submit([self._order(start) for start in starts])
 
-    def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
+    def _order(self, start: Start) -> AnyOrder:
         key = node_key(start.instance)
         order = make_order(
             start,
@@ -457,14 +386,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     # Results.
 
-    def accept(self, result: TaskResult[Output, Failure]) -> Sequence[Stimulus]:
-        """Store the result of a task.
-
-        Raises:
-            StaleEpochError: another process owns this run now, so no more tasks may start here.
-            RecordError: a process could not write its facts. Neither error is a failure of the task: the run can be
-                resumed.
-        """
+    def accept(self, result: AnyResult) -> Sequence[Stimulus]:
         failure = result.failure
         if (
             failure is not None
@@ -485,10 +407,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             return () if question is None else (Evaluated(at=self._journal.now(), question=question, answer=True),)
         if self._units is not None:
             self._units.keep_verdicts(result.instance, result.verdicts)
-        return (self._keep(result),)
+        return (self._store(result),)
 
-    def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
-        """Store the result of a task; return the stimulus for the source."""
+    def _store(self, result: AnyResult) -> Stimulus:
         instance, failure = result.instance, result.failure
         self._incomplete[instance] = result.incomplete_answers
         for role, output in result.delegated:
@@ -499,7 +420,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations.extend(result.failed_delegations)
         match result.status:
             case "completed":
-                self._keep_output(result)
+                self._store_output(result)
                 return Completed(
                     at=result.at,
                     instance=instance,
@@ -514,15 +435,15 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                self._keep_unfinished(self._recorded.most_of(result))
+                self._store_unfinished(self._recorded.most_of(result))
                 if result.status == "waiting":
                     return self.suspended.add(result)
                 if result.status == "exited":
-                    has_output = self._keep_output(result)  # true if a gate after the output ended the run
+                    has_output = self._store_output(result)  # true if a gate after the output ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
                 return Cancelled(at=result.at, instance=instance)
 
-    def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
+    def _store_output(self, result: AnyResult) -> bool:
         """Store the output of a task, here or in the record; return whether it has one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
@@ -530,13 +451,12 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._completed.append(result.instance)
         return has_output
 
-    def _keep_unfinished(self, result: TaskResult[Output, Failure] | None) -> None:
-        """Store the work of a task that neither produced an output nor failed."""
+    def _store_unfinished(self, result: AnyResult | None) -> None:
         if result is not None and result.failure is not None:
             self._unfinished.append((result.instance, result.failure))
             self._incomplete[result.instance] = result.incomplete_answers
 
-    def _note_failure(self, result: TaskResult[Output, Failure]) -> None:
+    def _note_failure(self, result: AnyResult) -> None:
         reason = NO_REASON
         if result.failure is not None:
             failed = FailedTask(
@@ -547,49 +467,37 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of stimuli; each fact counts the following facts of its group, since a group is handled
-        together.
-        """
+        """Return the facts of stimuli; each counts the following facts of its group, which is handled together."""
         return [
             self._journal.fact(getattr(stimulus, "instance", RUN), encode_stimulus(stimulus, more=more), stimulus.at)
             for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
         ]
 
-    def drop(self, instances: Sequence[str]) -> None:
-        self._outputs.drop(instances)
-
     # Units.
 
     def evaluate(self, question: Question) -> None:
-        if isinstance(question, ReflectOn):
-            self._reflect(question)
-        else:
+        if not isinstance(question, ReflectOn):
             self._units_for(question).ask(question)
-
-    def _reflect(self, question: ReflectOn) -> None:
-        """Reflect on the outputs of an accepted attempt in the processes of its tasks."""
-        if orders := self._later.begin(question, self._completed, self._order, self._outputs):
-            self._reporter.submit(orders)
+        elif orders := self._later.begin(question, self._completed, self._order, self._outputs):
+            self._reporter.submit(orders)  # the processes of the tasks reflect
         else:
             self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
         self._units_for(what).announce(what)
 
-    def _units_for(self, what: object) -> UnitEvaluations[Output, Failure]:
-        """Return the evaluations of units; a run without units never needs them."""
+    def _units_for(self, what: object) -> UnitEvaluations:
         if self._units is None:
             raise TypeError(f"a run without units has no questions and announcements: {what}")
         return self._units
 
     def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log messages of the source in the log that users read."""
         text = what.text if isinstance(what, Inform | Warn) else str(what)
         self._log_text(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
 
     # The end.
 
-    async def close(self, ending: End) -> RunOutcome[Output, Failure]:
+    async def close(self, ending: End) -> RunOutcome[Any, Any]:
         outcome = RunOutcome(
             state=ending.state,
             exit_reason=ending.exit_reason,
@@ -617,7 +525,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome
 
-    async def _list_reasons(self, ending: End, outcome: RunOutcome[Output, Failure]) -> Sequence[RecordedError]:
+    async def _list_reasons(self, ending: End, outcome: RunOutcome[Any, Any]) -> Sequence[RecordedError]:
         """Return why the run failed: the errors of its tasks and its own, the earliest first."""
         reasons = list(self._reasons)
         raised = {unit: failure.reason for unit, failure in outcome.raised}

@@ -8,24 +8,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from ensemble_ray.definition.fields import OnUnknown
-from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.events import Event
+from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskResult
+from ensemble_ray.execute.reflection import LocalRunReflections
+from ensemble_ray.execute.scope import Spending
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.memory.tools import LocalRunMemory
+from ensemble_ray.plan.planner import Planned
+from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.coordinator import Executor
-
-if TYPE_CHECKING:
-    from ensemble_ray.events import Event
-    from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskResult
-    from ensemble_ray.execute.reflection import LocalRunReflections
-    from ensemble_ray.execute.scope import Spending
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.memory.tools import LocalRunMemory
-    from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
-    from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.values.reviews import RunDirective
+from ensemble_ray.values.reviews import RunDirective
 
 
 class SubmissionReason(Enum):
@@ -39,12 +36,10 @@ class SubmissionReason(Enum):
 
     @classmethod
     def of_resume(cls, *, takes_over: bool) -> SubmissionReason:
-        """Return the submission of a run that a user resumes."""
         return cls.TAKEN_OVER if takes_over else cls.RESUMED
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run resumes from its record."""
         return self in {SubmissionReason.RESUMED, SubmissionReason.TAKEN_OVER, SubmissionReason.RESTARTED}
 
     @property
@@ -62,14 +57,14 @@ class SubmissionReason(Enum):
         return self if self.is_recorded else SubmissionReason.RESUBMITTED
 
     def resolve(self, *, is_recorded: bool) -> SubmissionReason:
-        """Return the submission that applies after a check of the record."""
+        """Return the reason that applies after a check of the record."""
         if self is not SubmissionReason.RESUBMITTED:
             return self
         return SubmissionReason.RESTARTED if is_recorded else SubmissionReason.FIRST
 
 
 #: Receives results of orders, several per call.
-Deliver: TypeAlias = "Callable[[Sequence[TaskResult]], None]"
+Deliver: TypeAlias = Callable[[Sequence[TaskResult]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +119,13 @@ class SubmittedRun(Protocol):
         ...
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on; return False if the run has ended.
-
-        Raises:
-            EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
+        """Record a directive for tasks that start from now on; return False if the run has ended. An EnsembleError: it
+        cannot be recorded, or the coordinator of the run cannot be reached.
         """
         ...
 
 
-class ExecutorSession(Executor[TaskOrder], Protocol):
+class ExecutorSession(Executor, Protocol):
     """The executor of a run that this process coordinates, from its opening to its end."""
 
     @property
@@ -155,9 +148,7 @@ class ExecutorSession(Executor[TaskOrder], Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait until the sink has all events of delivered tasks, then release all resources; deliver no more
-        results.
-        """
+        """Wait until the sink has all events of delivered tasks, then release all resources; deliver no more."""
         ...
 
 
@@ -187,10 +178,7 @@ class Runtime(Protocol):
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> ExecutorSession:
         """Open an executor for tasks that are created while their run continues.
 
-        Args:
-            request: The run.
-            journal: Writes the run's facts for this process.
-            deliver: Called on the library's loop with each result once; several results may arrive per call.
+        `journal` writes the run's facts for this process; `deliver` is called on the library's loop, once per result.
 
         Raises:
             ValidationError: a value that must be sent cannot be pickled.

@@ -2,65 +2,55 @@
 
 Predicates receive the history since the last question of their unit, or all of it if their process was replaced
 (S-LOOP-54, S-LOOP-145). If they share a process with the preceding task, that process evaluates them with the task,
-and
-no message is needed later (S-LOOP-189). Errors of user code are stored until the run ends, like failures of tasks.
+and no message is needed later (S-LOOP-189). Errors of user code are stored until the run ends, like failures of tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from ensemble_ray.definition.graph import Graph, GraphEdge
 from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import user_exc_info
 from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
-from ensemble_ray.execute.orders import EvaluationFailed, FailureSummary, FollowingQuestions, HistoryPart
-from ensemble_ray.plan.plan import GraphUnit, LoopUnit
+from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
+from ensemble_ray.memory.tools import LocalRunMemory
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Plan, Unit
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, call_user
-from ensemble_ray.runs.coordinator import RunBackgroundTasks
-from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, ResetMemory, UntilHolds
-from ensemble_ray.schedule.stimuli import Evaluated
+from ensemble_ray.runs.coordinator import MemoryResets, Predicates, RunBackgroundTasks
+from ensemble_ray.runs.outputs import OutputStore
+from ensemble_ray.schedule.instructions import (
+    EdgeMatches,
+    IterationEnded,
+    Question,
+    ResetMemory,
+    Start,
+    StepEnded,
+    UnitQuestion,
+    UntilHolds,
+)
+from ensemble_ray.schedule.machine import PlanSource
+from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 from ensemble_ray.values.ids import instance_of, node_key
 from ensemble_ray.values.memory import ScopeReset
-from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext, join_iterations
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.memory.tools import LocalRunMemory
-    from ensemble_ray.plan.plan import Plan, Unit
-    from ensemble_ray.runs.coordinator import MemoryResets, Predicates
-    from ensemble_ray.runs.outputs import OutputStore
-    from ensemble_ray.schedule.instructions import Question, Start, StepEnded, UnitQuestion
-    from ensemble_ray.schedule.machine import PlanSource
-    from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext, TaskOutput, join_iterations
 
 
 def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:
-    """Return the instances with outputs in the event."""
     return what.instances if isinstance(what, IterationEnded) else what.output.instances
 
 
 def build_announcement(
     run_id: str, unit: Unit, what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]
 ) -> LoopIterationCompletedEvent | GraphStateCompletedEvent:
-    """Return the event (S-LOOP-108, S-GRAPH-75).
-
-    Args:
-        run_id: The run's id.
-        unit: The loop or the graph.
-        what: The ended iteration or step.
-        outputs: Outputs of `instances_of`, in their order.
-
-    Raises:
-        TypeError: the unit is of another kind.
-    """
+    """Return the event of a loop or graph (S-LOOP-108, S-GRAPH-75); `outputs` are those of `instances_of`."""
     if isinstance(what, IterationEnded) and isinstance(unit, LoopUnit):
         names = dict(zip(unit.body, unit.body_names, strict=True))
         given = zip(what.instances, outputs, strict=True)
@@ -91,39 +81,28 @@ def build_announcement(
 
 _log = bounded_logger(__name__)
 
-Output = TypeVar("Output")
-Failure = TypeVar("Failure", bound=FailureSummary)
-
-
-def _is_elsewhere(agent_key: str | None) -> bool:  # noqa: ARG001  wherever that one lives
-    """Return True: no agent that receives orders by message shares a process with the predicates."""
-    return False
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitPorts(Generic[Output, Failure]):
+class UnitPorts:
     """Ports of a planned run with units, beside its executor."""
 
-    predicates: Predicates[Output]
+    predicates: Predicates
     #: whether predicates share a process with the tasks of this agent; None as the agent means handlers
-    lives_with: Callable[[str | None], bool] = _is_elsewhere
+    lives_with: Callable[[str | None], bool] = lambda _: False
     #: notifies listeners of an iteration or a step, with its outputs; never waits
-    announce: Callable[[IterationEnded | StepEnded, Sequence[Output]], None]
+    announce: Callable[[IterationEnded | StepEnded, Sequence[Any]], None]
     #: converts an error to the run's form of failures
-    failure_of: Callable[[EvaluationFailed], Failure]
+    failure_of: Callable[[EvaluationFailed], Any]
     #: None: the ensemble has no memory
     memory: MemoryResets | None = None
     #: logs a message of the source at this level in the user's log; None: in this process's log
     log: Callable[[int, str], None] | None = None
 
 
-class UnitEvaluations(Generic[Output, Failure]):
-    """The questions and announcements of one run."""
+class UnitEvaluations:
+    """The questions and announcements of one run; no question is evaluated before `open`."""
 
-    def __init__(
-        self, plan: Plan, source: PlanSource, outputs: OutputStore[Output], ports: UnitPorts[Output, Failure]
-    ) -> None:
-        """Create them; no question is evaluated before `open`."""
+    def __init__(self, plan: Plan, source: PlanSource, outputs: OutputStore, ports: UnitPorts) -> None:
         self._loops = {unit.key: unit for unit in plan.units if isinstance(unit, LoopUnit)}
         self._source = source
         self._outputs = outputs
@@ -139,7 +118,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         #: answers that arrived before their questions, and the length of the unit's history
         self._verdicts: dict[UnitQuestion, tuple[bool | EvaluationFailed, int]] = {}
         #: by unit path: errors of user code, in order
-        self.raised: list[tuple[str, Failure]] = []
+        self.raised: list[tuple[str, Any]] = []
 
     def open(
         self,
@@ -147,28 +126,18 @@ class UnitEvaluations(Generic[Output, Failure]):
         break_off: Callable[[BaseException], None],
         now: Callable[[], float],
     ) -> None:
-        """Begin.
-
-        Args:
-            notify: Receives answers.
-            break_off: Receives an error that ends the run.
-            now: Returns the time.
-        """
+        """Begin: `notify` receives answers, `break_off` an error that ends the run."""
         self._notify, self._break_off, self._now = notify, break_off, now
 
     def ask(self, question: Question) -> None:
-        """Evaluate a question, and notify the source of the answer; never waits.
-
-        Raises:
-            TypeError: it is no question of a unit.
-        """
+        """Evaluate a question of a unit, and notify the source of the answer; never waits."""
         match question:
             case UntilHolds() | EdgeMatches():
                 if (answered := self._verdicts.pop(question, None)) is not None:
                     verdict, self._sent[question.unit] = answered
                     self._answer(question, verdict)
                     return
-                self._forget_ended()
+                self._drop_ended()
                 work = self._ask_predicate(question, self._length(question.unit))
             case ResetMemory():
                 work = self._reset_memory(question)
@@ -178,15 +147,13 @@ class UnitEvaluations(Generic[Output, Failure]):
             self._background = RunBackgroundTasks(self._break_off)
         self._background.start(work)
 
-    def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Output] | None:
-        """Return the questions for the process of a task to answer after the task; None: no question, or predicates
-        elsewhere.
-        """
+    def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Any] | None:
+        """Return the questions that the process of a task answers after the task; None if there are none."""
         after = start.asks_after
         if after is None or not self._ports.lives_with(agent_key):
             return None
         unit = after.questions[0].unit
-        self._forget_ended()
+        self._drop_ended()
         sent_count, length = self._sent.get(unit, 0), self._length(unit)
         earlier = tuple(self._outputs.get(instance) for instance in after.instances[:-1])
         self._foreseen[start.instance] = (after.questions, length + 1)
@@ -205,7 +172,6 @@ class UnitEvaluations(Generic[Output, Failure]):
             self._verdicts.update((each, (came, length)) for each, came in zip(questions, verdicts, strict=False))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Notify listeners, before any later instruction; never waits."""
         self._ports.announce(what, [self._outputs.get(instance) for instance in instances_of(what)])
 
     def log_start(self, instance: str) -> None:
@@ -217,7 +183,6 @@ class UnitEvaluations(Generic[Output, Failure]):
             _log.debug("Loop '%s' starts iteration %d/%d", unit.name, number, unit.max_iterations)
 
     def detach(self) -> None:
-        """Stop waiting for answers."""
         if self._background is not None:
             self._background.detach()
 
@@ -241,26 +206,20 @@ class UnitEvaluations(Generic[Output, Failure]):
         failed = await self._ports.memory.reset(unit)
         self._answer(question, failed or True)
 
-    def _answer(self, question: UntilHolds | EdgeMatches | ResetMemory, answer: bool | EvaluationFailed) -> None:  # noqa: FBT001  a verdict
+    def _answer(self, question: UnitQuestion | ResetMemory, answer: bool | EvaluationFailed) -> None:  # noqa: FBT001
+        evaluated = Evaluated(
+            at=self._now(), question=question, answer=None if isinstance(answer, EvaluationFailed) else answer
+        )
         if isinstance(answer, EvaluationFailed):
             self.raised.append((question.unit, self._ports.failure_of(answer)))
-            self._notify(
-                Evaluated(
-                    at=self._now(),
-                    question=question,
-                    answer=None,
-                    error_type=answer.error_type,
-                    message=answer.message,
-                )
-            )
-        else:
-            self._notify(Evaluated(at=self._now(), question=question, answer=answer))
+            evaluated = replace(evaluated, error_type=answer.error_type, message=answer.message)
+        self._notify(evaluated)
 
     def _length(self, unit: str) -> int:
         """Return the current length of a unit's history; it may grow while a predicate runs."""
         return len(self._source.history_of(unit))
 
-    def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Output]]:
+    def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Any]]:
         entries = self._source.history_of(unit)
         return [
             HistoryPart(
@@ -271,8 +230,7 @@ class UnitEvaluations(Generic[Output, Failure]):
             for entry in (entries[position] for position in range(begin, min(end, len(entries))))
         ]
 
-    def _forget_ended(self) -> None:
-        """Drop the histories of units that have ended."""
+    def _drop_ended(self) -> None:
         for unit in [unit for unit in self._sent if not self._length(unit)]:
             del self._sent[unit]
             self._ports.predicates.drop(unit)
@@ -283,25 +241,14 @@ T = TypeVar("T")
 _Asked = Callable[[object], object]
 
 
-def predicate_path(question: UntilHolds | EdgeMatches) -> str:
-    """Return the name of a question's predicate; all executions of a unit share one.
-
-    Examples:
-        >>> predicate_path(EdgeMatches(unit="graph:triage", step=4, edge=3))
-        'graph:triage/edge/3'
-        >>> predicate_path(UntilHolds(unit="graph:triage#3/loop:refine", iteration=1))
-        'loop:refine/until/0'
-    """
+def predicate_path(question: UnitQuestion) -> str:
+    """Return the name of a question's predicate, such as `graph:triage/edge/3`; all executions of a unit share one."""
     key = question.unit.rpartition("/")[2]
     return f"{key}/until/0" if isinstance(question, UntilHolds) else f"{key}/edge/{question.edge}"
 
 
 def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, object]:
-    """Return the predicates of loops and the conditions of edges, by path.
-
-    Args:
-        units: The user's declarations, by key.
-    """
+    """Return the predicates of loops and the conditions of edges, by path, of units by key."""
     found: dict[str, object] = {}
     for key, unit in units.items():
         if isinstance(unit, Loop) and unit.until is not None:
@@ -316,17 +263,14 @@ class LocalPredicates:
     """Predicates of one run in this process. Fulfils `Predicates` with outputs as objects."""
 
     def __init__(self, predicates: Mapping[str, object]) -> None:
-        """Create them from predicates by path."""
         self._predicates = predicates
         #: unit path -> its history so far
         self._histories: dict[str, _History] = {}
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
+        self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
-        """Evaluate a predicate: async on the loop, sync in a thread (S-CONV-16). Its errors are logged (S-LOOP-53,
-        S-GRAPH-46).
-        """
+        """Evaluate a predicate: async on the loop, sync in a thread (S-CONV-16); log its errors (S-LOOP-53)."""
         if not sent_count:
             self._histories[question.unit] = _History()
         history = self._histories.get(question.unit)
@@ -360,7 +304,6 @@ class _History:
         self._outputs: dict[str, list[TaskOutput]] = {}
 
     def add(self, part: HistoryPart[TaskOutput]) -> None:
-        """Add an iteration or a step."""
         given = (join_iterations(part.outputs),) if part.is_joined else part.outputs
         self.parts.append(MappingProxyType(dict(zip(part.names, given, strict=True))))
         self._lasts.append(given[-1])
@@ -370,8 +313,7 @@ class _History:
             visits.append(given[0])
             self._visits[state] = _View(visits)
 
-    def view(self, question: UntilHolds | EdgeMatches) -> LoopIterationContext | GraphRoutingContext:
-        """Return the argument of the predicate."""
+    def view(self, question: UnitQuestion) -> LoopIterationContext | GraphRoutingContext:
         last = self._lasts[-1]
         if isinstance(question, UntilHolds):
             return LoopIterationContext(

@@ -30,7 +30,6 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
-    Decided,
     Evaluated,
     Exited,
     Failed,
@@ -216,7 +215,6 @@ class BranchTree:
         return list(fork.branches)
 
     def arrive(self, branch: GraphBranch, join: int) -> None:
-        """Let a branch wait at a join."""
         branch.join, branch.counts_for = join, branch.fork
         branch.move(BranchEvent.ARRIVED)
 
@@ -419,7 +417,6 @@ class GraphMachine:
 
     @property
     def history(self) -> Sequence[HistoryEntry]:
-        """The steps from the start of their routing on, oldest first."""
         return self._history
 
     def results(self) -> tuple[GraphResult, ...]:
@@ -457,8 +454,6 @@ class GraphMachine:
                 self._exit = self._exit or stimulus.exit_reason
                 self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
                 self._drop_unrouted()
-            case Decided():
-                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
@@ -571,14 +566,23 @@ class GraphMachine:
             self._follow(branch, position, at, done)
             return
         branch.move(BranchEvent.NO_EDGE)
-        self._fail(done, self._failure_of(branch, at, "no_edge"))
+        self._fail(done, UnitFailure(unit=self._path, at=at, reason="no_edge", completed_before=0, step=branch.step))
 
     def _on_answer(self, question: EdgeMatches, answered: Evaluated, done: list[Instruction]) -> None:
         self._question = None
         branch = self._to_route[0].branch
         if answered.answer is None:
             branch.move(BranchEvent.CONDITION_RAISED)
-            failure = self._failure_of(branch, answered.at, "evaluation", answered.error_type, answered.message)
+            # The nested source sets `completed_before`.
+            failure = UnitFailure(
+                unit=self._path,
+                at=answered.at,
+                reason="evaluation",
+                completed_before=0,
+                step=branch.step,
+                message=answered.message,
+                error_type=answered.error_type,
+            )
             self._fail(done, failure)
         elif answered.answer:
             self._follow(branch, question.edge, answered.at, done)
@@ -616,7 +620,6 @@ class GraphMachine:
         self._continue_joins(at, done)
 
     def _continue_joins(self, at: float, done: list[Instruction]) -> None:
-        """Continue the joins that are complete now."""
         while self._joining and (joined := self._tree.next_join()) is not None:
             dropped = {id(branch) for branch in joined.dropped}
             done.extend(Cancel(instance=name) for name, branch in self._running.items() if id(branch) in dropped)
@@ -627,24 +630,6 @@ class GraphMachine:
             self._go_to(joined.branch, joined.state, at, done)
 
     # Failing and ending.
-
-    def _failure_of(
-        self,
-        branch: GraphBranch,
-        at: float,
-        reason: Literal["no_edge", "evaluation"],
-        error_type: str = "",
-        message: str = "",
-    ) -> UnitFailure:
-        return UnitFailure(
-            unit=self._path,
-            at=at,
-            reason=reason,
-            completed_before=0,  # the nested source sets it
-            step=branch.step,
-            message=message,
-            error_type=error_type,
-        )
 
     def _fail(self, done: list[Instruction], failure: UnitFailure | None = None) -> None:
         """Cancel the steps of all other branches (S-GRAPH-100). The first failure counts."""
@@ -679,16 +664,3 @@ class GraphMachine:
         usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=self._has_failed)
         failures = () if self._failure is None else (self._failure,)
         done.append(replace(usual, units=self.results(), unit_failures=failures))
-
-    def validate(self) -> None:
-        leaves = self._tree.leaves()
-        in_state = {state: {id(each) for each in leaves if each.state is state} for state in BranchState}
-        running = {id(each) for each in self._running.values() if each.state is BranchState.RUNNING}
-        assert running == in_state[BranchState.RUNNING], "a step of each running branch"
-        routing = {id(step.branch) for step in self._to_route}
-        assert routing == in_state[BranchState.ROUTING], "routed in turn"
-        assert len(in_state[BranchState.JOINING]) == self._joining, "count of arrivals"
-        assert bool(self._to_route) == (self._question is not None), "the oldest step has a question"
-        assert self._steps <= self._unit.max_steps, "cap"
-        is_over = not (self._running or self._to_route or self._joining)
-        assert self._is_ended == (is_over and bool(self._steps)), "ended when all branches have ended"

@@ -33,16 +33,9 @@ class DelegationEnforcer:
         self._idle_turns = 0
 
     def approve(self, role: str) -> str | None:
-        """Decide an attempt to delegate.
+        """Decide an attempt to delegate; return why it is rejected (S-HIER-71 to S-HIER-74), or None: it is approved and counted.
 
-        The check and the count are one step, so that parallel calls of a turn cannot pass a cap together (S-HIER-26,
-        S-HIER-41).
-
-        Args:
-            role: The requested worker.
-
-        Returns:
-            Why the attempt is rejected (S-HIER-71 to S-HIER-74); None: it is approved and counted.
+        The check and the count are one step, so that parallel calls of a turn cannot pass a cap together (S-HIER-26, S-HIER-41).
         """
         reason = self._refusal(role)
         if reason is None:
@@ -50,11 +43,7 @@ class DelegationEnforcer:
         return reason
 
     def move(self, charged: str, role: str) -> str | None:
-        """Decide about another worker for an approved attempt (S-HIER-46).
-
-        Args:
-            charged: The worker that the attempt counts for.
-            role: The worker that a policy chose.
+        """Count an approved attempt for the worker that a policy chose instead (S-HIER-46).
 
         Returns:
             Why the move is rejected; the attempt then counts as before. None: it counts for `role` now.
@@ -78,7 +67,6 @@ class DelegationEnforcer:
         self._reapplied[role] += 1
 
     def record_success(self, role: str, description: str) -> None:
-        """Count a success of a worker with a task description (S-HIER-42)."""
         key = (role, _normalise(description))
         self._has_progress = self._has_progress or key not in self._done
         self._done[key] += 1
@@ -86,25 +74,17 @@ class DelegationEnforcer:
         self._completed.add(role)
 
     def turn_ended(self) -> bool:
-        """End a turn with tool calls after all its workers have ended.
-
-        Returns:
-            True if the manager has stalled: too many turns in a row without a new success.
-        """
+        """End a turn with tool calls; return True if the manager has stalled: too many turns in a row without a new success."""
         self._new.clear()
         self._idle_turns = 0 if self._has_progress else self._idle_turns + 1
         self._has_progress = False
         return 0 < self._rules.stall_turns <= self._idle_turns
 
     def violations(self) -> tuple[str, ...]:
-        """Return the violated constraints if the manager ends here (S-HIER-50)."""
         return violations_of(self._rules, self._completed)
 
     def check_repetition(self, role: str, description: str) -> str | None:
-        """Return a notice if the worker did the same task in an earlier turn. White space is ignored.
-
-        The notice neither rejects nor counts the attempt.
-        """
+        """Return a notice if the worker did the same task in an earlier turn. It neither rejects nor counts the attempt."""
         key = (role, _normalise(description))
         times = self._done[key] - self._new[key]
         if not times:
@@ -118,15 +98,19 @@ class DelegationEnforcer:
         """Return the possible delegations, for a model after a rejection; "" without rules."""
         if not rules_text(self._rules):
             return ""
-        possible = [self._with_calls_left(role) for role in self._workers if self._refusal(role) is None]
+        possible: list[str] = []
+        for role in self._workers:
+            if self._refusal(role) is None:
+                left = self._calls_left(role)
+                possible.append(f"'{role}'" if left is None else f"'{role}' ({left} left)")
         if not possible:
             # Workers of the same turn may still run, and complete a stage.
             return (
                 "Nothing can be delegated right now: work with the results that you have, and with those still to come."
             )
         cap = self._rules.global_max_delegations
-        left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
-        parts = [f"You may delegate now to: {', '.join(possible)}.{left}"]
+        all_left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
+        parts = [f"You may delegate now to: {', '.join(possible)}.{all_left}"]
         if lacking := self._lacking():
             parts.append(f"Still required: {_quote(lacking)}.")
         blocking = self._open_stage(before=len(self._rules.required_stages) - 1)  # the last stage blocks no other
@@ -135,11 +119,9 @@ class DelegationEnforcer:
         return " ".join(parts)
 
     def reminder(self) -> str | None:
-        """Return a text for a manager that finishes although required workers are missing. It is returned at most once.
+        """Return a text, once, for a manager that finishes although required workers are missing.
 
-        Returns:
-            None if no worker is missing, the caps allow no missing worker, the reminder was returned before, or the
-            rules want the run to fail without a reminder.
+        None if none is missing, the caps allow no missing worker, or the rules want the run to fail without a reminder.
         """
         if self._rules.enforce_required != "remind" or self._is_reminded:
             return None
@@ -172,7 +154,6 @@ class DelegationEnforcer:
         return None
 
     def _open_stage(self, *, before: int) -> int | None:
-        """Return the first incomplete stage before this one (S-HIER-43, S-HIER-44)."""
         for index, stage in enumerate(self._rules.required_stages[: max(0, before)]):
             if not self._completed.issuperset(stage):
                 return index
@@ -199,23 +180,8 @@ class DelegationEnforcer:
         return all((not allowed or each in allowed) and self._calls_left(each) != 0 for each in needed)
 
     def _calls_left(self, role: str) -> int | None:
-        """Return how many calls the worker's cap allows; None: it has no cap."""
         cap = self._rules.max_calls_per_worker.get(role)
         return None if cap is None else max(0, cap - self._approved[role])
-
-    def _with_calls_left(self, role: str) -> str:
-        left = self._calls_left(role)
-        return f"'{role}'" if left is None else f"'{role}' ({left} left)"
-
-    def validate(self) -> None:
-        rules, reapplied = self._rules, self._reapplied
-        assert all(count >= 0 for count in self._approved.values()), "charges"
-        for role, cap in rules.max_calls_per_worker.items():
-            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"
-        if rules.global_max_delegations > 0:
-            most = rules.global_max_delegations + reapplied.total()
-            assert self._approved.total() <= most, "global cap"
-        assert self._completed == {role for role, _ in self._done}, "completed roles"
 
 
 def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tuple[str, ...]:

@@ -254,20 +254,6 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Wait for the decision at a gate; one `Decided` answers it. Holds no process, thread or slot."""
-
-    gate: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
-    """Release outputs that no task will read."""
-
-    instances: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IterationEnded:
     """A loop finished an iteration (S-LOOP-107)."""
 
@@ -336,10 +322,9 @@ class WarnOversized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The run ended. It is the last instruction; the machine ignores later stimuli.
+    """The last instruction; the machine ignores later stimuli.
 
-    With the state `waiting`, no task can run before a decision at a gate. `Continued` starts suspended tasks again
-    (S-REV-116).
+    With the state `waiting`, no task can run before a decision at a gate. `Continued` starts suspended tasks again (S-REV-116).
     """
 
     state: RunState
@@ -352,5 +337,5 @@ class End:
 
 
 Instruction = Union[  # noqa: UP007  a name for the union, also at run time
-    Start, Skip, Cancel, Evaluate, Wait, Forget, Announce, Inform, Warn, WarnLeftOut, WarnOversized, End
+    Start, Skip, Cancel, Evaluate, Announce, Inform, Warn, WarnLeftOut, WarnOversized, End
 ]

@@ -29,7 +29,6 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
-    Decided,
     Evaluated,
     Exited,
     Failed,
@@ -207,7 +206,7 @@ class LoopMachine:
         return (LoopResult(unit=self._path, iterations=tuple(iterations), termination_reason=reason),)
 
     def projection(self) -> Parts:
-        """Return the outputs that the output mode selects (S-LOOP-70, S-LOOP-71, S-LOOP-72)."""
+        """The outputs that the output mode selects (S-LOOP-70, S-LOOP-71, S-LOOP-72)."""
         shown = list_shown(self._unit, [entry.instances for entry in self._history])
         if self._unit.output_mode == "all_iterations":
             return tuple(ContextPart(instances, is_joined=True) for instances in shown)
@@ -236,8 +235,6 @@ class LoopMachine:
                 return LoopEvent.RUN_CANCELLED
             case StopRequested():
                 return LoopEvent.RUN_FAILS if stimulus.exit_reason is None else LoopEvent.RUN_EXITS
-            case Decided():
-                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 

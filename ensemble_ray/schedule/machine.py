@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from ensemble_ray.schedule.instructions import (
     Cancel,
@@ -24,19 +24,16 @@ from ensemble_ray.schedule.stimuli import (
     CancelRequested,
     Completed,
     Continued,
-    Decided,
     Evaluated,
     Exited,
     Failed,
+    Stimulus,
     TaskEnd,
     Waiting,
 )
 from ensemble_ray.schedule.unit import HistoryEntry, Member, Parts, StopRequested, UnitStimulus
 from ensemble_ray.values.ids import instance_of, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-if TYPE_CHECKING:
-    from ensemble_ray.schedule.stimuli import Stimulus
 
 
 class Source(Protocol):
@@ -153,7 +150,6 @@ class Machine:
     """The scheduling state of members. A subclass decides which members become ready and what a failure means.
 
     Args:
-        members: Tasks and units, in declared order.
         parent: Path of the instances' parent; "": the run.
         changes: Additions to each member; `prior` is the path of an earlier execution of them all.
     """
@@ -229,7 +225,6 @@ class Machine:
         return ()
 
     def story(self, instance: str) -> str:
-        """Return the transitions of a task, oldest first."""
         moves = zip(self._story[::3], self._story[1::3], self._story[2::3], strict=True)
         return ", ".join(f"{after} at {at:.3f}" for at, who, after in moves if who == instance)
 
@@ -261,7 +256,7 @@ class Machine:
                 self._cancel(stimulus.at, done)
             case StopRequested():
                 self._stop(stimulus, done)
-            case Evaluated() | Decided():
+            case Evaluated():
                 raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
@@ -333,10 +328,7 @@ class Machine:
         self._ready.extendleft(reversed(chosen))
 
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
-        """Start no more members, since the run around this machine is ending.
-
-        If all members had started, the machine ends as usual, and only its units end sooner.
-        """
+        """Start no more members, since the run around this machine is ending. If all had started, only its units end sooner."""
         self._is_stopping = True
         if any(state in _UNSTARTED for state in self._states.values()):
             self._exit = self._exit or stimulus.exit_reason
@@ -391,15 +383,6 @@ class Machine:
 
     def _make_end(self) -> End:
         return end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=bool(self._failed))
-
-    def validate(self) -> None:
-        """Check the invariants that hold between any two stimuli."""
-        states = list(self._states.values())
-        assert self._open == sum(not state.is_resolved for state in states), "open count"
-        assert self._running == {k for k, s in self._states.items() if s is TaskState.RUNNING}, "running set"
-        assert set(self._waiting) == {k for k, s in self._states.items() if s is TaskState.WAITING}, "waiting set"
-        assert set(self._ready) == {k for k, s in self._states.items() if s is TaskState.READY}, "ready queue"
-        assert self._is_ended == (self._open == 0), "ended exactly when all are resolved"
 
 
 def end_of(*, is_cancelled: bool, exit_reason: ExitReason | None, has_failed: bool) -> End:

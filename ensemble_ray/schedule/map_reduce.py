@@ -29,7 +29,6 @@ from ensemble_ray.schedule.stimuli import (
     CancelRequested,
     Completed,
     Continued,
-    Decided,
     Evaluated,
     Exited,
     Failed,
@@ -50,12 +49,8 @@ class MapReduceMachine:
     It treats recorded tasks like all others: their stimuli follow directly after their `Start` (S-MR-161).
 
     Args:
-        rules: Grouping, window and the meaning of failures.
         name: Returns the instance of a map or a reduce.
-        recorded_groups: Groups of the record in its order; they are made again (S-MR-161).
-
-    Raises:
-        ValueError: The recorded groups contradict each other or the rules.
+        recorded_groups: Groups of the record in its order. A ValueError: they contradict each other or the rules.
     """
 
     def __init__(
@@ -97,11 +92,7 @@ class MapReduceMachine:
         return self._is_ended
 
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Apply stimuli and return the instructions that follow, in order.
-
-        Raises:
-            ValueError: A stimulus is impossible, such as items without a question or a negative count.
-        """
+        """Apply stimuli and return the instructions that follow. A ValueError: a stimulus is impossible."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
@@ -122,7 +113,7 @@ class MapReduceMachine:
             case CancelRequested():
                 self._is_cancelled = True
                 self._stop(done)
-            case Decided() | Waiting() | Continued():
+            case Waiting() | Continued():
                 raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
@@ -214,7 +205,6 @@ class MapReduceMachine:
 
     @property
     def _is_over(self) -> bool:
-        """Whether no more tasks start."""
         return self._is_cancelled or self._exit is not None or self._failure != ""
 
     def _fail(self, failure: FailureReason, done: list[Instruction]) -> None:
@@ -223,7 +213,6 @@ class MapReduceMachine:
             self._stop(done)
 
     def _stop(self, done: list[Instruction]) -> None:
-        """Cancel the tasks in flight, once."""
         if not self._is_stopped:
             self._is_stopped = True
             for instance in self._counting.copy():
@@ -307,16 +296,3 @@ class MapReduceMachine:
         instance = self._name(task)
         self._running[instance] = position
         done.append(Start(instance=instance, changes=task))
-
-    def validate(self) -> None:
-        assert len(self._running) <= self._rules.window, "window"
-        assert self._counting <= self._running.keys(), "only tasks in flight are counted"
-        assert 0 <= self._next_map <= self._pulled, "maps start after their items arrived"
-        assert self._waiting >= 0, "refused items are pulled ones"
-        assert self._waiting + self._requested <= self._rules.window, "never more than the window ahead"
-        if self._is_ended:
-            assert not self._running, "no task runs at the end"
-        elif self._is_begun:
-            assert self._running or self._requested, "a stimulus will arrive"
-        self._groups.validate()
-        self._grouper.validate()

@@ -33,12 +33,6 @@ class Grouping(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapReduceRules:
-    """The rules of a map-reduce.
-
-    Raises:
-        ValueError: The rules contradict each other, or would let a run last forever.
-    """
-
     grouping: Grouping
     #: of a group: tokens (BUDGET) or outputs (CHUNK)
     capacity: int = 0
@@ -68,12 +62,10 @@ class MapReduceRules:
 
 
 def code_of(level: int, number: int) -> int:
-    """Return a position as one integer."""
     return level << _NUMBER_BITS | number
 
 
 def position_of(code: int) -> Position:
-    """Return the position of such an integer."""
     return code >> _NUMBER_BITS, code & _NUMBER_MASK
 
 
@@ -93,16 +85,10 @@ class Groups:
     """Makes groups, numbers them and queues them until their reduces start.
 
     A recorded group is made again as soon as its inputs have arrived (S-MR-161). An input that fails this time is left
-    out. No output is in two groups.
+    out. No output is in two groups. A ValueError: the recorded groups contradict each other.
 
     A map-reduce may have many thousand groups with many thousand outputs. So a position is one integer, and flat arrays
     store them: 8 bytes per queued input, 12 per recorded one.
-
-    Args:
-        recorded: Groups of the record in its order; the final one may be among them.
-
-    Raises:
-        ValueError: The recorded groups contradict each other.
     """
 
     def __init__(self, recorded: Iterable[ReduceGroup] = ()) -> None:
@@ -154,11 +140,7 @@ class Groups:
         return (item for item in range(number, len(owners)) if owners[item] != _NO_GROUP)
 
     def place(self, level: int, number: int, size: int) -> bool:
-        """Put an output into its recorded group.
-
-        Returns:
-            False if the record has none: the caller groups the output.
-        """
+        """Put an output into its recorded group; return False if the record has none: the caller groups the output."""
         index = self._owner(level, number)
         if index == _NO_GROUP:
             return False
@@ -170,11 +152,7 @@ class Groups:
         return True
 
     def drop(self, level: int, number: int) -> Position | None:
-        """Remove an output that will never arrive from its recorded group.
-
-        Returns:
-            The reduce that will never start because this was its last input; None: there is none.
-        """
+        """Remove an output that will never arrive; return the reduce that will never start because this was its last input."""
         index = self._owner(level, number)
         if index < 0:
             return None
@@ -206,7 +184,6 @@ class Groups:
         self._final_sizes.clear()
 
     def pop(self) -> Group:
-        """Remove and return the oldest group."""
         if len(self._queue):
             return self._queue.pop()
         final, self._final = self._final, None
@@ -257,11 +234,6 @@ class Groups:
             self._queue.put(self._codes[index], arrived, self._sizes[index])
         return len(arrived)
 
-    def validate(self) -> None:
-        assert self._starts[-1] == len(self._members), "the record's groups cover their members"
-        assert min(self._missing, default=0) >= 0, "no input of the record arrives twice"
-        self._queue.validate()
-
 
 class _Queue:
     """Groups first in, first out, in flat arrays. Popped groups are deleted when they outnumber the others."""
@@ -303,25 +275,12 @@ class _Queue:
             self._popped_groups = self._popped_inputs = 0
         return group
 
-    def validate(self) -> None:
-        assert len(self._codes) == len(self._sizes) == len(self._counts), "queue"
-        assert 0 <= self._popped_groups <= len(self._codes), "queue's start"
-        waiting = sum(self._counts[self._popped_groups :])
-        assert self._popped_inputs + waiting == len(self._inputs), "queue's inputs"
-
 
 def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Pack items, largest first, each into the first bin with room, else into a new one (S-MR-70 to S-MR-73).
 
     O(n log n): a tournament tree over the free space of the bins finds the first one that fits. A bin that is not open
-    yet has all of its space, so that the search ends there if no open bin fits.
-
-    Args:
-        sizes: Size of each position, >= 0.
-        budget: Capacity of a bin. A larger position gets a bin alone.
-
-    Returns:
-        Positions per bin, in the order in which they were placed.
+    yet has all of its space, so that the search ends there if no open bin fits. An item above the budget is alone.
     """
     leaf_count = 1 << (len(sizes) - 1).bit_length() if sizes else 1
     # The node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b.
@@ -360,12 +319,7 @@ def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
 
 
 class Grouper:
-    """Decides which outputs form a group.
-
-    Args:
-        rules: How outputs are grouped.
-        groups: Receives the groups.
-    """
+    """Decides which outputs form a group, and passes these to `groups`."""
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         self._groups = groups
@@ -388,9 +342,6 @@ class Grouper:
         """Make groups of the remaining outputs. No task runs, and no items are left."""
         raise NotImplementedError
 
-    def validate(self) -> None:
-        """Check the invariants that hold between any two calls."""
-
     def _is_capped(self, level: int) -> bool:
         """Whether only the final reduce may read outputs of a level (S-MR-112)."""
         return self._max_levels is not None and level >= self._max_levels
@@ -403,11 +354,7 @@ class Grouper:
 
 
 class LevelGrouper(Grouper):
-    """Groups level by level.
-
-    Raises:
-        ValueError: The record is of a pipelined run.
-    """
+    """Groups level by level. A ValueError: the record is of a pipelined run."""
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         super().__init__(rules, groups)
@@ -540,10 +487,6 @@ class PoolGrouper(Grouper):
             return False
         return all(self._ended.get(level, 0) >= self._groups.group_count(level) for level in range(1, index + 1))
 
-    def validate(self) -> None:
-        assert all(pool.size <= self._capacity for pool in self._pools), "the pools fit"
-        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"
-
 
 class OrderedGrouper(Grouper):
     """Groups neighbours of a level, in the order of their numbers."""
@@ -617,12 +560,6 @@ class OrderedGrouper(Grouper):
             return self._are_all and self._levels[0].cursor >= self._items
         below = self._is_complete(level - 1)
         return below and self._sequence(level).cursor >= self._groups.group_count(level)
-
-    def validate(self) -> None:
-        for level, sequence in enumerate(self._levels):
-            assert sequence.cursor <= len(sequence.sizes), "cursor"
-            is_sound = sequence.open_size <= self._capacity or len(sequence.open) == 1 or self._is_capped(level)
-            assert is_sound, "the open group fits"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Plan, Unit, in_waiting_order, members_of
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Plan, in_waiting_order, members_of
 from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
@@ -16,7 +16,6 @@ from ensemble_ray.schedule.instructions import (
     ContextPart,
     End,
     Evaluate,
-    Forget,
     Inform,
     Instruction,
     LoopResult,
@@ -26,7 +25,6 @@ from ensemble_ray.schedule.instructions import (
     TaskChanges,
     UnitFailure,
     UnitResult,
-    Wait,
     Warn,
     WarnLeftOut,
     WarnOversized,
@@ -40,7 +38,6 @@ from ensemble_ray.schedule.stimuli import (
     CancelRequested,
     Completed,
     Continued,
-    Decided,
     Evaluated,
     Exited,
     Failed,
@@ -83,17 +80,21 @@ class NestedSource:
     A machine sees only its own members; this class knows which member is a unit and which machine owns a task. A unit
     gets a machine when it starts, and the machine above receives the unit's end like a task's. The cost of a stimulus
     depends on the depth of the tree, not on the number of past iterations and steps.
-
-    Args:
-        plan: The plan to run.
-        make_machine: Creates the machine of an execution; the run itself has the instance "".
     """
 
     def __init__(self, plan: Plan, make_machine: Callable[[Execution], UnitMachine]) -> None:
         self._make_machine = make_machine
         self._nodes = {node.key: node for node in plan.nodes}
         members: dict[str, Member] = {**self._nodes}
-        members.update((unit.key, _member(unit)) for unit in plan.units)
+        members.update(
+            (
+                unit.key,
+                unit
+                if isinstance(unit, LoopUnit)
+                else UnitMember(unit.key, unit.after if isinstance(unit, PhaseUnit) else ()),
+            )
+            for unit in plan.units
+        )
         self._scopes = Scopes()
         self._run = Execution(
             instance=_ROOT,
@@ -150,16 +151,14 @@ class NestedSource:
         return () if nested is None else nested.machine.history
 
     def results(self) -> tuple[UnitResult, ...]:
-        """Return the results of the ended units in the order of their ends, then those of the units that have begun."""
+        """The results of the ended units in the order of their ends, then those of the units that have begun."""
         return (*self._results, *(each for nested in self._machines.values() for each in nested.machine.results()))
 
     def failures(self) -> tuple[UnitFailure, ...]:
-        """Return the failures of units that no task caused, in order."""
         return tuple(self._failures)
 
     @property
     def scope_count(self) -> int:
-        """How many scopes are stored. It does not grow with iterations."""
         return len(self._scopes)
 
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
@@ -199,8 +198,6 @@ class NestedSource:
                 if (unit := self._questions.pop(stimulus.question, None)) is not None:
                     self._machines[unit].questions.discard(stimulus.question)
                     self._inbox.append((unit, stimulus))
-            case Decided():
-                raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
@@ -251,7 +248,7 @@ class NestedSource:
                 done.append(instruction)
             case End():
                 self._end(unit, instruction, at, done)
-            case Skip() | Announce() | Forget() | Wait() | Inform() | Warn() | WarnLeftOut() | WarnOversized():
+            case Skip() | Announce() | Inform() | Warn() | WarnLeftOut() | WarnOversized():
                 done.append(instruction)
             case _:
                 assert_never(instruction)
@@ -308,21 +305,8 @@ class NestedSource:
     def _with_units(self, end: End) -> End:
         return replace(end, units=self.results(), unit_failures=self.failures())
 
-    def validate(self) -> None:
-        assert len(self._running) <= self._cap, "cap"
-        assert self._cancelling <= self._running.keys(), "only running tasks have a cancel"
-        assert self._owners.keys() == {*self._running, *self._queued, *self._suspended}, "owners"
-        assert not self._queued or len(self._running) == self._cap, "no free slot while tasks wait"
-        for each in (*self._owners.values(), *self._questions.values()):
-            assert each in self._machines, "every task and question has a machine"
-        for nested in self._machines.values():
-            assert nested.parent in self._machines, "the machine above is open"
-        assert not self._inbox, "every stimulus was applied"
-        assert self._is_ended == (_ROOT not in self._machines), "ended with the run's machine"
-
 
 def make_machine(execution: Execution) -> UnitMachine:
-    """Return the machine of one execution of a unit, or of the run."""
     plan, units = execution.plan, execution.units
     if not execution.instance:
         if phases := [unit for unit in plan.units if isinstance(unit, PhaseUnit)]:
@@ -362,20 +346,7 @@ def _machine_over(members: Sequence[Member], execution: Execution, workflow: str
     return SequentialMachine([execution.members[key] for key in ordered], parent=parent, changes=changes)
 
 
-def _member(unit: Unit) -> Member:
-    match unit:
-        case LoopUnit():
-            return unit
-        case PhaseUnit():
-            return UnitMember(unit.key, unit.after)
-        case GraphUnit():
-            return UnitMember(unit.key)
-        case _:
-            assert_never(unit)
-
-
 def _end_of_member(instance: str, end: End, at: float) -> TaskEnd:
-    """Return the end of a unit as a stimulus for the machine above."""
     match end.state:
         case RunState.CANCELLED:
             return Cancelled(at=at, instance=instance)

@@ -26,7 +26,6 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
-    Decided,
     Evaluated,
     Exited,
     Failed,
@@ -151,16 +150,12 @@ class ScheduledPhase:
 
 
 class PhasesMachine:
-    """The scheduling state of a run's phases.
+    """The scheduling state of a run's phases, in declared order.
 
     A phase begins when the phases in its `after` are completed (S-PHASE-31). An attempt is one execution of the phase; its
     own workflow orders the members. The review follows when all members have completed, and successors begin after
     acceptance (S-PHASE-62, S-PHASE-65). A failed phase skips its successors; all other phases run to the end (S-PHASE-51,
     S-PHASE-52).
-
-    Args:
-        units: In declared order.
-        execution: The run.
     """
 
     def __init__(self, units: Sequence[PhaseUnit], execution: Execution) -> None:
@@ -192,7 +187,6 @@ class PhasesMachine:
         return ()
 
     def results(self) -> tuple[PhaseResult, ...]:
-        """Return the settled phases in that order, then the phases that have begun."""
         begun = [phase for key, phase in self._phases.items() if phase.executions and key not in self._settled]
         return tuple(
             PhaseResult(
@@ -237,13 +231,12 @@ class PhasesMachine:
                 self._stop(stimulus.at, done)
             case Evaluated(question=ReflectOn(unit=unit)):
                 self._end_reflecting(self._phases[unit], stimulus.at, done)
-            case Evaluated() | Decided():
+            case Evaluated():
                 raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
                 assert_never(stimulus)
 
     def _event_of(self, phase: ScheduledPhase, end: TaskEnd, done: list[Instruction]) -> PhaseEvent:
-        """Return the meaning of the end of an attempt or of its review."""
         if isinstance(end, Failed):
             return PhaseEvent.FAILED
         if not isinstance(end, Completed):
@@ -431,7 +424,6 @@ class PhasesMachine:
                 self._move(phase, PhaseEvent.RUN_ENDED, at, done)
 
     def _all_before(self, phase: ScheduledPhase) -> list[ScheduledPhase]:
-        """Return the direct and transitive predecessors of a phase."""
         found: dict[str, ScheduledPhase] = {}
         open_keys = list(phase.unit.after)
         while open_keys:
@@ -461,18 +453,6 @@ class PhasesMachine:
         return tuple(
             f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance) for key in keys
         )
-
-    def validate(self) -> None:
-        active = {PhaseState.RUNNING, PhaseState.REVIEWING}
-        for phase in self._phases.values():
-            runs = sum(each is phase for each in self._running.values())
-            assert runs == (phase.state in active), "one attempt or review of an active phase"
-            assert (phase.state in _STATUS) == (phase.unit.key in self._settled), "settled"
-            assert not (phase.requests and phase.state is PhaseState.COMPLETED), "requests are served"
-            before = [self._phases[key] for key in phase.unit.after]
-            is_ready = all(each.state is PhaseState.COMPLETED for each in before)
-            assert phase.state is not PhaseState.WAITING or not is_ready, "a ready phase has begun"
-        assert self._is_ended == (not self._running and len(self._settled) == len(self._phases)), "ended"
 
 
 def _accept_anyway(phase: ScheduledPhase, what: str, done: list[Instruction]) -> PhaseEvent:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Union
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
@@ -111,17 +111,6 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The answer to a `Wait`: the decision at a review gate."""
-
-    at: float
-    gate: str
-    verdict: Literal["approve", "edit", "exit"]
-    #: of an edit: the new text
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     """A user cancels the run."""
 
@@ -130,7 +119,7 @@ class CancelRequested:
 
 TaskEnd = Union[Completed, Failed, Exited, Cancelled]  # noqa: UP007  a name for the union, also at run time
 #: Stimuli for the machine of a unit. To it, a suspended task is still running.
-UnitFact = Union[Begun, TaskEnd, Evaluated, Decided, CancelRequested]  # noqa: UP007  as above
+UnitFact = Union[Begun, TaskEnd, Evaluated, CancelRequested]  # noqa: UP007  as above
 Stimulus = Union[UnitFact, Waiting, Continued]  # noqa: UP007  as above
 
 #: Name of each stimulus in a record, and the recorded fields beside time and task.
@@ -143,7 +132,6 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Waiting: ("TaskWaiting", ()),
     Continued: ("TasksContinued", ("instances",)),
     Evaluated: ("Evaluated", ("answer", "error_type", "message")),
-    Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
 }
 #: The same for the questions of units. Answers to other questions are not recorded.
@@ -159,11 +147,7 @@ _BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type,
 
 
 def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
-    """Return the stimulus as a fact of the record. `more` is the number of stimuli that follow in the same group.
-
-    Raises:
-        KeyError: Stimuli of this kind are not recorded.
-    """
+    """Return the stimulus as a fact; `more` stimuli follow in the same group. A KeyError: this kind is not recorded."""
     name, names = _RECORDED[type(stimulus)]
     fields: dict[str, object] = {"at": stimulus.at}
     if (instance := getattr(stimulus, "instance", "")) != "":
@@ -181,11 +165,7 @@ def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
 
 
 def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    """Return the stimulus of a recorded fact; None if its type is unknown.
-
-    Raises:
-        TypeError: A field is missing or unknown.
-    """
+    """Return the stimulus of a recorded fact; None if its type is unknown. A TypeError: a field is missing or unknown."""
     stimulus_type = _BY_NAME.get(fact.data.type)
     if stimulus_type is None:
         return None
@@ -198,7 +178,6 @@ def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
 
 
 def _decode_question(fields: dict[str, object]) -> Question:
-    """Remove the fields of a question and return it."""
     name = fields.pop("question", None)
     for question_type, (known, names) in _QUESTIONS.items():
         if known == name:

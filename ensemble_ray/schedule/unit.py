@@ -6,17 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Union, assert_never
+from typing import NamedTuple, Protocol, Union, assert_never
 
-from ensemble_ray.plan.plan import Plan, Unit
+from ensemble_ray.plan.plan import LoopUnit, Plan, Unit
 from ensemble_ray.schedule.instructions import ContextPart, Instruction, TaskChanges, UnitResult
 from ensemble_ray.schedule.stimuli import UnitFact
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import ExitReason
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import LoopUnit
-
 
 #: The outputs of one context entry.
 Parts = tuple[ContextPart, ...]
@@ -55,7 +51,7 @@ class UnitMachine(Protocol):
        an output into the scope of the parent path before the machine receives `Completed`. `Start.changes` of a unit
        go to the unit's machine; `prior` is then an earlier execution of the unit.
     3. `Evaluate` asks a question; `Evaluated` answers it. The machine may also return `Skip`, `Cancel` of a member,
-       `Announce`, `Inform`, `Warn` and `Forget`.
+       `Announce`, `Inform` and `Warn`.
     4. The last instruction is one `End`: completed, failed, exited or cancelled. `End.units` holds the result, and
        `End.unit_failures` the failures that no member caused.
     5. After `CancelRequested` the machine cancels the running members and ends when all have ended. After `StopRequested`
@@ -64,9 +60,7 @@ class UnitMachine(Protocol):
        units below and cancels the members that wait for a slot.
     """
 
-    def handle(self, *stimuli: UnitStimulus) -> list[Instruction]:
-        """Apply stimuli and return the instructions that follow, in order."""
-        ...
+    def handle(self, *stimuli: UnitStimulus) -> list[Instruction]: ...
 
     @property
     def is_stopping(self) -> bool:
@@ -130,7 +124,7 @@ class Scopes:
         self._outer: dict[str, tuple[str, ...]] = {}
 
     def put(self, scope: str, key: str, parts: Parts) -> None:
-        """Store the outputs of a key in a scope. The newest key is last."""
+        """Store the outputs of a key in a scope; the newest key is last."""
         outputs = self._scopes.setdefault(scope, {})
         outputs.pop(key, None)
         outputs[key] = parts
@@ -139,10 +133,7 @@ class Scopes:
         self._scopes.get(scope, {}).pop(key, None)
 
     def enclose(self, scope: str, outer: Sequence[str]) -> None:
-        """After the scope itself, search only these scopes, in order, without their outer ones.
-
-        So a phase sees the attempts that were accepted when it started (S-PHASE-36).
-        """
+        """After the scope itself, search only these scopes: a phase sees the attempts that were accepted when it started (S-PHASE-36)."""
         self._outer[scope] = tuple(outer)
 
     def drop(self, scope: str) -> None:
@@ -178,21 +169,12 @@ class Scopes:
 
 
 def scope_of(instance: str) -> str:
-    """Return the scope that an instance runs in.
-
-    Examples:
-        >>> scope_of("loop:refine#2/writer#0")
-        'loop:refine#2'
-    """
+    """Return the scope that an instance runs in: `loop:refine#2` for `loop:refine#2/writer#0`."""
     return instance.rpartition("/")[0]
 
 
 def scope_keys(context: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
-    """Return the keys of context entries in a scope.
-
-    Args:
-        context: Keys of tasks and units.
-        tasks: For each entry, the one body task to read, or ""; empty: no entry names a body task.
+    """Return the keys of context entries in a scope; `tasks` names the one body task to read of each entry, or "".
 
     Examples:
         >>> list(scope_keys(["notes", "loop:refine"], ["", "writer"]))
@@ -209,9 +191,7 @@ def body_of(unit: str, task: str) -> str:
 def list_shown(unit: LoopUnit, iterations: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return the instances of each output that a loop shows, in body order; several instances form one joined output.
 
-    Args:
-        unit: The loop.
-        iterations: Completed instances per iteration; the last iteration may be unfinished (S-LOOP-112).
+    `iterations` are the completed instances per iteration; the last one may be unfinished (S-LOOP-112).
     """
     # A review may end an iteration before its first output: then the iteration before it is the last.
     last = next((each for each in reversed(iterations) if each), ())

@@ -39,15 +39,7 @@ class SequentialMachine(Machine):
 
 
 class ParallelMachine(Machine):
-    """Runs members as soon as their context is complete.
-
-    Args:
-        members: Tasks and units, in declared order.
-        error_strategy: `fail_fast` or `continue_on_error`.
-        max_parallel: How many members may run at the same time; None: this machine has no cap.
-        parent: Path of the instances' parent.
-        changes: Additions to each member.
-    """
+    """Runs members as soon as their context is complete; `max_parallel` is None if this machine has no cap."""
 
     def __init__(
         self,

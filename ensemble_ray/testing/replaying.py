@@ -49,8 +49,8 @@ from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.recovery.resuming import plan_again, planned_form
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import run_context_of
-from ensemble_ray.runs.outputs import HeldOutputs
-from ensemble_ray.runs.planned_tasks import PrecedingOutputs, make_order
+from ensemble_ray.runs.outputs import HeldOutputs, OutputStore
+from ensemble_ray.runs.planned_tasks import make_order
 from ensemble_ray.runs.unit_evaluations import LocalPredicates, list_predicates
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated
@@ -373,7 +373,7 @@ class AskedQuestion:
 Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at run time
 
 
-def steps_of(plan: Plan, facts: Sequence[Fact], outputs: PrecedingOutputs[TaskOutput]) -> Iterator[Step]:
+def steps_of(plan: Plan, facts: Sequence[Fact], outputs: OutputStore) -> Iterator[Step]:
     """Yield the steps of a run in its order; for a plan without units, the tasks in the order of the plan."""
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import LoopIterationCompletedEvent
-from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import FailureRecorded
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import EventSink, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.failures import error_of_unit
 from ensemble_ray.record.units import EndedUnits
-from ensemble_ray.runs.coordinator import RunBackgroundTasks
+from ensemble_ray.runs.coordinator import RunBackgroundTasks, RunJournal, TaskReporter
+from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedLoop
 from ensemble_ray.runs.map_reduce.outputs import MapReduceFailure
 from ensemble_ray.runs.outputs import HeldOutputs
 from ensemble_ray.runs.unit_evaluations import (
@@ -36,10 +36,14 @@ from ensemble_ray.schedule.instructions import (
     End,
     Evaluate,
     Instruction,
+    IterationEnded,
     LoopResult,
+    Question,
     Start,
+    StepEnded,
     UntilHolds,
 )
+from ensemble_ray.schedule.machine import PlanSource
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -56,16 +60,7 @@ from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
-
-if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import EvaluationFailed, TaskOrder, TaskResult
-    from ensemble_ray.ports import EventSink
-    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
-    from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedLoop
-    from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
-    from ensemble_ray.schedule.machine import PlanSource
-    from ensemble_ray.values.trace import TaskTrace
-
+from ensemble_ray.values.trace import TaskTrace
 
 _log = bounded_logger(__name__)
 
@@ -90,7 +85,6 @@ class LoopEnd:
     exit_reason: ExitReason | None = None
 
     def failure(self, error: BaseException) -> MapReduceFailure:
-        """Return the failure of the item."""
         order = self.failed
         return MapReduceFailure(
             key=key_of(self.prepared.instance),
@@ -103,7 +97,7 @@ class LoopEnd:
         )
 
     def failure_fact(self, error: BaseException) -> FailureRecorded:
-        """Return the failure as a fact; the work of its tasks is recorded already."""
+        """Return the fact of the failure; the work of its tasks is recorded already."""
         return FailureRecorded(
             error_type=type(error).__name__,
             message=message_of(error),
@@ -115,11 +109,9 @@ class LoopEnd:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A running loop."""
-
     prepared: PreparedLoop
     source: PlanSource
-    evaluations: UnitEvaluations[TaskOutput, TaskFailure]
+    evaluations: UnitEvaluations
     outputs: HeldOutputs[TaskOutput]
     #: recorded answers that are still unused
     verdicts: dict[Question, Evaluated]
@@ -140,37 +132,28 @@ class ItemLoops:
         events: EventSink | None,
         verdicts: Mapping[str, Sequence[Evaluated]],
     ) -> None:
-        """Create an empty collection.
-
-        Args:
-            journal: The run's journal.
-            orders: Creates the orders of their tasks.
-            events: Receives events of iterations; None: no listener.
-            verdicts: Recorded answers of predicates, by the instance of their item.
-        """
+        """`verdicts` are recorded answers of predicates, by the instance of their item."""
         self._journal = journal
         self._orders = orders
         self._events = events
         self._recorded = verdicts
         self._running: dict[str, _Running] = {}
-        self._reporter: TaskReporter[TaskOrder]
+        self._reporter: TaskReporter
         self._background: RunBackgroundTasks
         self._finish: Callable[[LoopEnd], Stimulus]
 
-    def open(self, reporter: TaskReporter[TaskOrder], finish: Callable[[LoopEnd], Stimulus]) -> None:
+    def open(self, reporter: TaskReporter, finish: Callable[[LoopEnd], Stimulus]) -> None:
         """Begin; `finish` receives the end of a loop, and returns the stimulus of its item for the run's source."""
         self._reporter, self._finish = reporter, finish
         self._background = RunBackgroundTasks(reporter.break_off)
 
     def detach(self) -> None:
-        """Stop all waiting."""
         self._background.detach()
         for running in self._running.values():
             running.evaluations.detach()
         self._running.clear()
 
     def begin(self, prepared: PreparedLoop) -> None:
-        """Start the loop of an item."""
         item, planned = prepared.instance, prepared.ready.planned
         source, outputs = machine_for(planned.plan), HeldOutputs[TaskOutput]()
         unit = planned.plan.units[0]
@@ -181,7 +164,11 @@ class ItemLoops:
                 self._events.emit(build_announcement(self._journal.run_id, unit, placed, given))
 
         ports = UnitPorts(
-            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+            predicates=LocalPredicates(list_predicates(planned.units)),
+            announce=announce,
+            failure_of=lambda raised: TaskFailure(
+                error=raised.error if isinstance(raised.error, BaseException) else None
+            ),
         )
         evaluations = UnitEvaluations(planned.plan, source, outputs, ports)
         prefix = f"{item}/"
@@ -210,12 +197,10 @@ class ItemLoops:
         return True
 
     def owns(self, instance: str) -> bool:
-        """Return whether an instance is a task of a running loop."""
         item, mark, _ = instance.partition("/")
         return bool(mark) and item in self._running
 
     def accept(self, result: TaskResult) -> None:
-        """Handle the result of a task."""
         item, _, instance = result.instance.partition("/")
         running = self._running[item]
         order = running.orders.pop(instance)
@@ -226,25 +211,21 @@ class ItemLoops:
         if output is not None and has_output:  # true also if a gate after the output ended the run
             running.outputs.put(instance, output)
             running.completed[instance] = output
-        if result.status == "completed":
-            self._apply(
-                running,
-                Completed(
-                    at=result.at, instance=instance, duration_s=result.duration_s, total_tokens=result.total_tokens
-                ),
-            )
-        elif result.status == "failed":
-            running.failure = order, result
-            self._apply(running, Failed(at=result.at, instance=instance))
-        elif result.status == "exited":
-            self._apply(
-                running, Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
-            )
-        else:
-            self._apply(running, Cancelled(at=result.at, instance=instance))
+        ended: Stimulus
+        match result.status:
+            case "completed":
+                duration_s, tokens = result.duration_s, result.total_tokens
+                ended = Completed(at=result.at, instance=instance, duration_s=duration_s, total_tokens=tokens)
+            case "failed":
+                running.failure = order, result
+                ended = Failed(at=result.at, instance=instance)
+            case "exited":
+                ended = Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
+            case _:
+                ended = Cancelled(at=result.at, instance=instance)
+        self._apply(running, ended)
 
     async def _record_answer(self, running: _Running, answered: Stimulus) -> None:
-        """Record a verdict, then pass it to the loop."""
         if not isinstance(answered, Evaluated):
             raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
         item = running.prepared.instance
@@ -258,9 +239,9 @@ class ItemLoops:
         """Apply a stimulus to a loop, and carry out its instructions; recorded results are applied next."""
         waiting = [stimulus]
         while waiting and self._running.get(running.prepared.instance) is running:
-            told = waiting.pop(0)
-            for instruction in running.source.handle(told):
-                recorded = self._carry_out(running, instruction, told.at)
+            current = waiting.pop(0)
+            for instruction in running.source.handle(current):
+                recorded = self._carry_out(running, instruction, current.at)
                 waiting += [] if recorded is None else [recorded]
 
     def _carry_out(self, running: _Running, instruction: Instruction, at: float) -> Stimulus | None:
@@ -279,17 +260,12 @@ class ItemLoops:
             case Announce():
                 running.evaluations.announce(instruction.what)
             case End():
-                self._end(running, instruction, at)
+                del self._running[item]
+                running.evaluations.detach()
+                self._reporter.notify(self._finish(_loop_end(running, instruction, at)))
             case _:
                 _log.debug("The loop of %s: %s", item, instruction)
         return None
-
-    # Ending.
-
-    def _end(self, running: _Running, end: End, at: float) -> None:
-        del self._running[running.prepared.instance]
-        running.evaluations.detach()
-        self._reporter.notify(self._finish(_loop_end(running, end, at)))
 
 
 def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
@@ -334,10 +310,6 @@ def _error_of_loop(running: _Running, end: End) -> BaseException:
     ended = EndedUnits(plan=plan, results=end.units, outputs=running.completed)
     failure = replace(end.unit_failures[0], completed_before=len(running.completed))
     return error_of_unit(ended, failure, raised[-1][1].cause if raised else None)
-
-
-def _failure_of(raised: EvaluationFailed) -> TaskFailure:
-    return TaskFailure(error=raised.error if isinstance(raised.error, BaseException) else None)
 
 
 def _move(question: Question, prefix: str, to: str = "") -> Question | None:

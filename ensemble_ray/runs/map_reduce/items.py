@@ -1,5 +1,5 @@
-"""ItemBuffer: items of a source with their positions and hashes for the record (S-MR-162). An item is held from its
-pull to the end of its map; afterwards eight bytes remain.
+"""The items of a map-reduce and their results. An item is held from its pull to the end of its map; afterwards eight
+bytes remain.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import pickle
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ensemble_ray.errors import OutputParsingError, message_of
-from ensemble_ray.items.pulling import RefusedItem
+from ensemble_ray.items.pulling import ItemReader, RefusedItem
+from ensemble_ray.items.results import DeadLetterFile, ResultsFile
 from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from ensemble_ray.values.outputs import FailedItem, ItemResult
-
-if TYPE_CHECKING:
-    from ensemble_ray.items.pulling import ItemReader
-    from ensemble_ray.items.results import DeadLetterFile, ResultsFile
-    from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, RecordedTasks
-    from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,10 +41,9 @@ class PulledBatch:
 
 
 class ItemBuffer:
-    """The items of one run."""
+    """The items of one run, with their positions and hashes for the record (S-MR-162)."""
 
-    def __init__(self, reader: ItemReader, record: RecordedTasks | None) -> None:
-        """Read from the start; items that `record` contains are compared with it."""
+    def __init__(self, reader: ItemReader, record: MapReduceResumePoint | None) -> None:
         self._reader = reader
         self._record = record
         #: indices of items by number
@@ -55,20 +52,16 @@ class ItemBuffer:
 
     @property
     def count(self) -> int:
-        """Number of items pulled so far."""
         return len(self._indices)
 
     @property
     def in_flight(self) -> int:
-        """How many of them have not ended."""
         return len(self._items)
 
     def index(self, number: int) -> int:
-        """Return the index of an item in its source."""
         return self._indices[number]
 
     def item(self, number: int) -> object:
-        """Return an item before the end of its map."""
         return self._items[number]
 
     def pop(self, number: int) -> object:
@@ -139,7 +132,6 @@ class ItemLog:
     # Input, on the library's loop.
 
     def add_output(self, number: int, index: int) -> None:
-        """Add a map whose output is in the store."""
         self.completed_count += 1
         self._come(number, index)
 
@@ -169,15 +161,13 @@ class ItemLog:
             self._notify_readers()
 
     def close(self) -> None:
-        """Mark the log as complete."""
         self._is_over = True
         self._notify_readers()
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Wait until items may be pulled and return how many, so that no reader falls behind by more than the window.
 
-        Args:
-            in_flight: Returns the number of pulled items without a result.
+        `in_flight` returns the number of pulled items without a result.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._free_slots(in_flight()) > 0)
@@ -201,7 +191,6 @@ class ItemLog:
 
     @property
     def failed_count(self) -> int:
-        """Number of items that failed for good."""
         return len(self._failed)
 
     @property
@@ -211,7 +200,6 @@ class ItemLog:
         return SpooledSequence(self._failures, order, _failure, what="failed items")
 
     def stream(self) -> ItemStream:
-        """All results, past ones first."""
         return ItemStream(self)
 
     async def come(self, reader: int, cursor: int) -> int:
@@ -278,7 +266,7 @@ _MOST_WAITING = 1024
 
 
 class ItemResultWriter:
-    """Writes results of one run's items to its log and files. Fulfils `ItemResults`."""
+    """Writes results of one run's items to its log and files."""
 
     def __init__(
         self,
@@ -288,9 +276,7 @@ class ItemResultWriter:
         dead_letters: DeadLetterFile | None = None,
         is_direct: bool = False,
     ) -> None:
-        """Create it over open files; the short-circuit has no listeners, because its task belongs to no item
-        (S-MR-82).
-        """
+        """If `is_direct`, no result is written: the short-circuit's task belongs to no item (S-MR-82)."""
         self._is_direct = is_direct
         self._log = log
         self._results = results
@@ -302,6 +288,7 @@ class ItemResultWriter:
         self.on_error: Callable[[BaseException], None] = lambda _: None
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
+        """Wait until items may be pulled and return how many: a reader or a file may be slow (S-MR-131)."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
         return await self._log.free_slots(in_flight)
@@ -346,18 +333,14 @@ class ItemResultWriter:
         await self.close(is_complete=error is None)
 
     async def wait_until_written(self) -> None:
-        """Wait until no row waits for a file."""
         while self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def close(self, *, is_complete: bool = True) -> None:
         """Write waiting rows, then complete the files; a resumed run appends to them.
 
-        Args:
-            is_complete: False: the run was aborted, and another process may own it and write to them.
-
-        Raises:
-            RecordError: they cannot be written now, or an earlier write failed unreported.
+        If the run was aborted, it is not complete: another process may own it and write to them. A RecordError: they
+        cannot be written now, or an earlier write failed unreported.
         """
         await self.wait_until_written()
         async with contextlib.AsyncExitStack() as stack:

@@ -1,37 +1,41 @@
-"""MapReduceLauncher: runs that create their tasks dynamically. This process coordinates and records them on every
-runtime, since it has the source and the factories (S-MR-161).
+"""MapReduceLauncher: runs that create their tasks dynamically. On every runtime this process coordinates and records
+them, since it has the source and the factories (S-MR-161).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import cast
 
 from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
+from ensemble_ray.events import Event
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
+from ensemble_ray.items.pulling import ItemReader
 from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import ChatModel, EventSink, Persistence
 from ensemble_ray.process.context import merge_warnings
 from ensemble_ray.process.forks import USER_ERRORS, SystemClock
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.result import assemble
+from ensemble_ray.record.result import RunResultHead, assemble
+from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import Prepared, RunConclusion, RunScope, request_of
-from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter
+from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter, ItemStream
 from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
     DirectFactory,
@@ -40,46 +44,25 @@ from ensemble_ray.runs.map_reduce.orders import (
     rules_for_tasks,
 )
 from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import (
-    MapReduceResumePoint,
-    conclude,
-    list_reasons,
-    load_end,
-    open_items,
-    rules_of,
-    window_of,
-)
-from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.runs.map_reduce.recovery import conclude, list_reasons, load_end, open_items, rules_of, window_of
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
+from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
+from ensemble_ray.runs.ports import ExecutorSession, RunRequest
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.values.ids import RUN, new_object_id
 from ensemble_ray.values.metrics import NOTHING
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.task_output import OutputType
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.fields import Origin
-    from ensemble_ray.definition.run_options import RunOptions
-    from ensemble_ray.events import Event
-    from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.execute.scope import Spending
-    from ensemble_ray.items.pulling import ItemReader
-    from ensemble_ray.ports import ChatModel, EventSink
-    from ensemble_ray.record.result import RunResultHead
-    from ensemble_ray.record.stores import OwnedRun
-    from ensemble_ray.runs.launching import ResumeState
-    from ensemble_ray.runs.map_reduce.items import ItemStream
-    from ensemble_ray.runs.ports import ExecutorSession, RunRequest, Runtime
-    from ensemble_ray.values.reviews import RunDirective
-    from ensemble_ray.values.trace import CaptureMode
+from ensemble_ray.values.trace import CaptureMode
 
 
 class UnitEvents:
     """Sends events of this process through the run's executor. Fulfils `EventSink`."""
 
     def __init__(self, events: EventSink) -> None:
-        """Create it from the run's sink; no event is sent before the executor is set."""
         self._events = events
         self.executor: ExecutorSession
 
@@ -100,15 +83,13 @@ class MapReduceLauncher:
     def __init__(
         self, definition: MapDefinition, inputs: Mapping[str, object] | None = None, *, keeps_items: bool = True
     ) -> None:
-        """Create a launcher for a definition with the options of its run; `keeps_items`: whether results will be
-        read.
-        """
+        """`keeps_items`: whether results will be read."""
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
         self._outputs = MapReduceOutputs(keeps_items=keeps_items)
         #: results of items
         self.items = ItemLog(self._outputs, is_read=keeps_items)
-        self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
+        self._coordinator: Coordinator[MapReduceEnd] | None = None
         #: None: the run is still unrecorded
         self._journal: RunJournal | None = None
         #: set while the items are opened: user code decides whether all of them fit one task
@@ -120,15 +101,9 @@ class MapReduceLauncher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run is recorded, so that an error that ends it is an error of the run."""
         return self._journal is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Describe the work; no item is pulled.
-
-        Raises:
-            ValidationError: the definition detaches reviews (S-REV-121).
-        """
         del scope
         if self.definition.is_detached:
             raise ValidationError(
@@ -144,23 +119,13 @@ class MapReduceLauncher:
         )
 
     def describe(self) -> PlanRecorded:
-        """Return the record's first fact with the items and the rules."""
         definition = self.definition
-        return map_reduce_run_data(
-            definition,
-            workflow=definition.shown_workflow,
-            inputs=self._inputs,
-            items=definition.item_source.identity,
-        )
+        items, workflow = definition.item_source.identity, definition.shown_workflow
+        return map_reduce_run_data(definition, workflow=workflow, inputs=self._inputs, items=items)
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return the output of a finished run with this id and these items."""
-
-        async def open_results(*, is_direct: bool) -> ItemResultWriter:
-            return await self._open_results(scope, is_direct=is_direct, is_continued=True)
-
         ended = await load_end(
             scope.store,
             scope.run_id,
@@ -168,7 +133,7 @@ class MapReduceLauncher:
             header=header,
             outputs=self._outputs,
             output_types=self._find_output_types(),
-            open_results=open_results,
+            open_results=lambda is_direct: self._open_results(scope, is_direct=is_direct, is_continued=True),
         )
         if ended is None:
             return None
@@ -177,7 +142,6 @@ class MapReduceLauncher:
         return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
-        """Coordinate the run here, and record it."""
         owned = await self._claim(scope)
         state = RunState.FAILED
         try:
@@ -199,7 +163,6 @@ class MapReduceLauncher:
         return conclusion
 
     async def stop(self) -> None:
-        """Ask the run to end, or the opening of its items."""
         if self._coordinator is not None:
             self._coordinator.cancel()
         elif self._opening is not None:
@@ -209,14 +172,13 @@ class MapReduceLauncher:
         return self._coordinator is not None and await self._coordinator.inject(directive)
 
     def close(self) -> None:
-        """Notify readers of items that no more results follow."""
         self.items.close()
 
     def _conclude(self, ended: MapReduceEnd) -> RunConclusion:
         definition = self.definition
         collects = definition.item_policy == "collect"
-        goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
-        return conclude(ended, self._outputs, self.items.failed_items if collects else (), goes_on=goes_on)
+        continues = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
+        return conclude(ended, self._outputs, self.items.failed_items if collects else (), continues=continues)
 
     def _find_output_types(self) -> Mapping[str, OutputType]:
         """Return the types that the definition's factories can declare, by full name."""
@@ -226,7 +188,6 @@ class MapReduceLauncher:
         return output_types_of((definition.map_task, *reducing))
 
     async def _claim(self, scope: RunScope) -> OwnedRun | None:
-        """Claim the run's record; None if the run is not recorded."""
         if scope.store_address is None:
             return None
         return await claim_run(
@@ -240,7 +201,6 @@ class MapReduceLauncher:
     async def _coordinate(
         self, scope: RunScope, owned: OwnedRun | None, header: PlanRecorded, mode: CaptureMode
     ) -> MapReduceEnd:
-        """Do all work between the start of the record and its end."""
         run_id = scope.run_id
         record = None
         if scope.resumption is not None:
@@ -266,10 +226,10 @@ class MapReduceLauncher:
             results = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(results.detach)
             self._events = UnitEvents(scope.events)
-            parts = self._assemble_parts(
+            tasks = self._make_tasks(
                 scope, run_journal, ItemBuffer(reader, record), results, record, is_direct=is_direct
             )
-            coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
+            coordinator = Coordinator(run_journal, tasks)
             results.on_error = coordinator.break_off
             try:
                 executor = await scope.runtime.open_session(
@@ -288,26 +248,19 @@ class MapReduceLauncher:
             self._coordinator = coordinator
             scope.begun.set()
             if owned is not None:
-                watching = asyncio.get_running_loop().create_task(
-                    watch_for_cancel(owned, run_id, self._cancel_from_outside(scope))
-                )
+
+                async def cancel() -> None:
+                    scope.cancelled.set()
+                    await self.stop()
+
+                watching = asyncio.get_running_loop().create_task(watch_for_cancel(owned, run_id, cancel))
                 stack.callback(watching.cancel)
             if scope.cancelled.is_set():
                 coordinator.cancel()
             groups = () if record is None else record.groups
-            return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), executor)
-
-    def _cancel_from_outside(self, scope: RunScope) -> Callable[[], Awaitable[None]]:
-        """Return a function that cancels the run when its record has a cancel request."""
-
-        async def cancel() -> None:
-            scope.cancelled.set()
-            await self.stop()
-
-        return cancel
+            return await coordinator.run(MapReduceMachine(rules, tasks.orders.instance, groups), executor)
 
     def _end_before_tasks(self, started_at: float, ending: End, cause: BaseException | None = None) -> MapReduceEnd:
-        """Return the end of a run without tasks."""
         return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now(), cause=cause)
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
@@ -337,7 +290,7 @@ class MapReduceLauncher:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
         return ItemResultWriter(self.items, results=results, dead_letters=letters)
 
-    def _assemble_parts(
+    def _make_tasks(
         self,
         scope: RunScope,
         journal: RunJournal,
@@ -346,17 +299,15 @@ class MapReduceLauncher:
         record: MapReduceResumePoint | None,
         *,
         is_direct: bool,
-    ) -> MapReduceParts:
+    ) -> MapReduceTasks:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
-            """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
             recorded = self._answers.get(name, ())
             return RecordedModel(model, scope.run_id, name, note, recorded=recorded, spending=self._spending)
 
         definition = self.definition
-        reduced = definition if isinstance(definition, MapReduceDefinition) else None
         orders = OrderMaker(
             journal,
-            factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
+            factories=(DirectFactory if is_direct else DefinitionFactories)(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
             items=items,
             directives=RunDirectives(journal, () if record is None else record.facts.directives),
@@ -365,7 +316,8 @@ class MapReduceLauncher:
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
-        return MapReduceParts(
+        return MapReduceTasks(
+            journal,
             items=items,
             orders=orders,
             store=self._outputs,
@@ -389,7 +341,6 @@ class MapReduceLauncher:
         return replace(request, context=replace(context, budget=budget))
 
     async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
-        """Record the end."""
         if owned is None:
             return
         ending = ended.ending
@@ -407,28 +358,9 @@ class MapReduceLauncher:
 class MapReduceRun(Run):
     """A started run over items. `result()` returns its output, `items()` its results item by item."""
 
-    def __init__(
-        self,
-        launcher: MapReduceLauncher,
-        *,
-        runtime: Runtime,
-        run_id: str | None = None,
-        options: RunOptions | None = None,
-        is_watched: bool = True,
-        origin: Origin | None = None,
-        resumption: ResumeState | None = None,
-    ) -> None:
-        """Begin or resume; see `Run`."""
-        self._items = launcher.items
-        super().__init__(
-            launcher,
-            runtime=runtime,
-            run_id=run_id,
-            options=options,
-            is_watched=is_watched,
-            origin=origin,
-            resumption=resumption,
-        )
+    @property
+    def _items(self) -> ItemLog:
+        return cast("MapReduceLauncher", self._launcher).items
 
     @property
     def failed_count(self) -> int:

@@ -8,16 +8,18 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import Workflow, braced_texts, fill_inputs
-from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import TeamModels, validate
-from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.local_executor import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import (
     FactoryFailure,
@@ -29,33 +31,24 @@ from ensemble_ray.plan.map_reduce_factories import (
     make_maps_in_run,
     make_reduce_in_run,
 )
-from ensemble_ray.plan.plan import LoopUnit
+from ensemble_ray.plan.plan import LoopUnit, Node
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.plan.unit_plans import task_keys
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import threads
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
-from ensemble_ray.runs.map_reduce.outputs import node_type
+from ensemble_ray.runs.coordinator import RunDirectives, RunJournal
+from ensemble_ray.runs.map_reduce.items import ItemBuffer
+from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, node_type
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
+from ensemble_ray.runs.outputs import OutputStore
 from ensemble_ray.runs.planned_tasks import gather_context, revision_of
-from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
+from ensemble_ray.schedule.instructions import MapItem, ReduceGroup, Start
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.plan.plan import Node
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.runs.coordinator import RunDirectives, RunJournal
-    from ensemble_ray.runs.map_reduce.items import ItemBuffer
-    from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, RecordedTasks, TaskFactories
-    from ensemble_ray.runs.outputs import OutputStore
-    from ensemble_ray.schedule.instructions import Start
-    from ensemble_ray.values.task_output import TaskOutput
-
+from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
 #: Limit for a warning that would repeat for every task.
@@ -98,15 +91,7 @@ class TaskMaker:
         *,
         recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
     ) -> None:
-        """Create a task maker.
-
-        Args:
-            definition: The run's definition.
-            inputs: Values of the variables in their texts.
-            recorded: Wraps a synthesizer's model so that it records its calls under this effect name through this
-                function
-                (S-SET-46); None: calls are not recorded.
-        """
+        """`recorded` wraps a synthesizer's model so that it records its calls under an effect name (S-SET-46)."""
         self._definition = definition
         #: an ensemble without tasks: the rules of all tasks of the run
         self._rules = rules_for_tasks(definition)
@@ -117,18 +102,17 @@ class TaskMaker:
         self._warned_of: set[str] = set()
 
     async def ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
-        """Return the tasks under these keys, in order.
-
-        Args:
-            tasks: Created by factories.
-            keys: One key per task.
-            data: Sources of the tasks: its item, or the answers of its group.
+        """Return the tasks under these keys, in order; `data` has the item or the answers behind each task.
 
         Raises:
             ValidationError: one of them cannot run; no model was called.
             AgentExecutionError: a synthesizer's model failed.
         """
-        filled = tuple(self._fill(task, self._texts_of(each)) for task, each in zip(tasks, data, strict=True))
+        filled = tuple(
+            # Without its context: the order has the context outputs.
+            self._render(task.rewritten(context=()) if task.context else task, self._texts_of(each))
+            for task, each in zip(tasks, data, strict=True)
+        )
         ensemble = self._rules.model_copy(update={"tasks": filled})
         for warning in validate(ensemble):
             self._warn(warning)
@@ -155,11 +139,6 @@ class TaskMaker:
         ]
 
     async def ready_loop(self, made: ItemLoop, key: str, item: object) -> ReadyLoop:
-        """Return the loop of the item under this key.
-
-        Raises:
-            ValidationError, AgentExecutionError: as `ready`.
-        """
         ensemble = self._rules.model_copy(update={"loops": (made.loop,)})
         for warning in validate(ensemble):
             self._warn(warning)
@@ -191,10 +170,6 @@ class TaskMaker:
 
     def _texts_of(self, data: object) -> Sequence[str]:
         return braced_texts(data) if self._inputs else ()
-
-    def _fill(self, task: Task, data: Sequence[str]) -> Task:
-        """Return the task with resolved inputs and without its context; the order has the context outputs."""
-        return self._render(task.rewritten(context=()) if task.context else task, data)
 
     def _render(self, task: Task, data: Sequence[str]) -> Task:
         changes: dict[str, object] = {}
@@ -241,7 +216,6 @@ class PreparedOrder:
 
     @property
     def instance(self) -> str:
-        """Return the instance of the order."""
         return self.order.instance
 
 
@@ -282,28 +256,16 @@ class OrderMaker:
         self,
         journal: RunJournal,
         *,
-        factories: TaskFactories,
+        factories: DefinitionFactories,
         maker: TaskMaker,
         items: ItemBuffer,
         directives: RunDirectives,
         store: MapReduceOutputs,
-        record: RecordedTasks | None,
+        record: MapReduceResumePoint | None,
         item_count: int | None,
         is_direct: bool,
     ) -> None:
-        """Create it.
-
-        Args:
-            journal: The run's journal.
-            factories: The user's factories.
-            maker: Prepares the tasks of factories.
-            items: Has the items.
-            directives: Directives of users.
-            store: Has the outputs.
-            record: Record of a resumed run.
-            item_count: Number of items, if known.
-            is_direct: Whether the short-circuit's task is the only one (S-MR-81).
-        """
+        """`is_direct`: whether the short-circuit's task is the only one (S-MR-81)."""
         self._journal = journal
         self._factories = factories
         self._maker = maker
@@ -317,7 +279,6 @@ class OrderMaker:
         self._turn = asyncio.Lock()
 
     def key(self, level: int, number: int, *, is_final: bool = False) -> str:
-        """Return the key of a task (S-MR-160)."""
         if self._is_direct:
             return DIRECT
         if is_final:
@@ -330,16 +291,8 @@ class OrderMaker:
         key = self.key(level, unit.number, is_final=is_final)
         return instance_of(key, occurrence=0 if self._record is None else self._record.occurrence(level, unit.number))
 
-    def _total(self, unit_type: str) -> int:
-        """Return the known number of tasks of a level before its last one: there is one final reduce."""
-        return self._item_count if unit_type == "map" else int(unit_type != "reduce")
-
     async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
-        """Create the maps of items, by instance, except maps that are discarded before their turn.
-
-        Raises:
-            Exception: an error of a factory, or of the task that it returned.
-        """
+        """Create the maps of items, by instance, except maps that are discarded before their turn."""
         async with self._turn:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
@@ -370,11 +323,7 @@ class OrderMaker:
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
     ) -> list[PreparedTask]:
-        """Create the reduce of a group, unless it is discarded before its turn.
-
-        Raises:
-            Exception: as `maps`.
-        """
+        """Create the reduce of a group, unless it is discarded before its turn."""
         level, number = group.level, group.number
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
@@ -399,8 +348,7 @@ class OrderMaker:
         await self._meet(list(ready.planned.agents.values()))
         return PreparedLoop(instance=instance, number=number, unit_type=node_type(0), ready=ready)
 
-    def inner(self, prepared: PreparedLoop, start: Start, outputs: OutputStore[TaskOutput]) -> TaskOrder:
-        """Return the order of a task of an item's loop."""
+    def inner(self, prepared: PreparedLoop, start: Start, outputs: OutputStore) -> TaskOrder:
         ready = prepared.ready
         node = ready.nodes[node_key(start.instance)]
         task = ready.planned.tasks[node.key]
@@ -464,7 +412,8 @@ class OrderMaker:
             agent_key=None if prepared.agent is None else self._templates.name_of(prepared.agent),
             agent_role=prepared.agent_role,
             agent=prepared.agent,
-            total_tasks=self._total(unit_type),
+            # The known number of tasks of its level before the last one: there is one final reduce.
+            total_tasks=self._item_count if unit_type == "map" else int(unit_type != "reduce"),
             context=tuple(context),
             is_streaming=prepared.is_streaming,
             input_guardrails=len(task.input_guardrails),
@@ -480,28 +429,21 @@ _EMPTY = "(empty)"
 
 
 class DefinitionFactories:
-    """Factories of a map, or of a map-reduce."""
+    """Factories of a map, or of a map-reduce; each call is made in a thread, one at a time (S-MR-143)."""
 
     def __init__(self, definition: MapDefinition) -> None:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Create a task for each item, or return the failure of its factory (S-MR-154).
-
-        Raises:
-            ValidationError: a task has a context.
-            Exception: an error of a factory, if a failed item ends the run.
-        """
+        """Create a task for each item, or return the failure of its factory (S-MR-154)."""
         results = await make_maps_in_run(self._definition, items)
         return [_check(each) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Return a task that reduces these outputs, and the positions of its context outputs, in its order.
-
-        Raises:
-            ValidationError: its context has outputs outside the group.
-        """
-        stand_ins = [_stand_in(output) for output in outputs]
+        """Return a task that reduces these outputs, and the positions of its context outputs, in its order (S-MR-24)."""
+        # The descriptions of the stand-ins are the texts of the outputs.
+        texts = (output.raw if output.raw.strip() else _EMPTY for output in outputs)
+        stand_ins = [_empty_task().duplicated(description=whole_text(text)) for text in texts]
         places = {stand_in.object_id: index for index, stand_in in enumerate(stand_ins)}
         task, _ = await make_reduce_in_run(cast("MapReduceDefinition", self._definition), stand_ins)
         for entry in task.context:
@@ -513,20 +455,14 @@ class DefinitionFactories:
         return task, [places[entry.object_id] for entry in task.context]
 
 
-class DirectFactory:
-    """The factory of the short-circuit: its one item is all items (S-MR-81)."""
-
-    def __init__(self, definition: MapReduceDefinition) -> None:
-        self._definition = definition
+class DirectFactory(DefinitionFactories):
+    """The factory of the short-circuit: its one item is all items (S-MR-81), so it needs no reduce."""
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
         (all_items,) = items
-        task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
+        definition = cast("MapReduceDefinition", self._definition)
+        task, _ = await make_direct_in_run(definition, cast("Sequence[object]", all_items))
         return (_alone(task),)
-
-    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Never called: one output needs no reduce."""
-        raise IllegalStateError(f"the short-circuit has no reduce, but received {len(outputs)} outputs")
 
 
 def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
@@ -552,15 +488,7 @@ def _alone(task: Task) -> Task:
     return task
 
 
-def _stand_in(output: TaskOutput) -> Task:
-    """Return a task with the text of an output as description; a copy, since validating all fields is many times
-    slower.
-    """
-    text = output.raw if output.raw.strip() else _EMPTY
-    return _empty_task().duplicated(description=whole_text(text))
-
-
-@cache
+@cache  # stand-ins are copies, since validating all fields is many times slower
 def _empty_task() -> Task:
     return Task(description=_EMPTY, expected_output=_EMPTY)
 
@@ -585,11 +513,7 @@ class TokenCounts:
         return self._warn_once(*estimate_tokens(output, definition))
 
     async def ask(self, output: TaskOutput) -> int:
-        """Return its tokens, from the estimator if the provider counted none.
-
-        Raises:
-            Exception: an error of the estimator; a ValidationError if it returned no number.
-        """
+        """Return its tokens, from the estimator if the provider counted none."""
         if self._definition is None:
             return 0
         async with self._turn:

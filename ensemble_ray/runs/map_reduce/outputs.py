@@ -1,34 +1,26 @@
-"""MapReduceOutputs: outputs and traces of the tasks of a map-reduce, in a file until they are read (S-MR-132). About
-40 bytes per ended task stay in memory.
+"""Outputs and traces of the tasks of a map-reduce, in a file until they are read (S-MR-132), and its failures. About 40
+bytes per ended task stay in memory.
 """
 
 from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.items.pulling import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.plan.unit_plans import tool_names
+from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.ids import key_of
-from ensemble_ray.values.metrics import MetricsSum
+from ensemble_ray.values.metrics import ExecutionMetrics, MetricsSum
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
-    from ensemble_ray.schedule.instructions import End, ReduceGroup
-    from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.metrics import ExecutionMetrics
-    from ensemble_ray.values.outputs import ExitReason
-
 
 _NONE = -1
 _OUTPUT, _TRACE = 1, 2
@@ -128,7 +120,7 @@ class MapReduceOutputs:
         executions: Sequence[TaskTrace] = (),
     ) -> TaskOutput:
         """Store an output; return it with its trace annotated. The traces of all its executions are counted."""
-        trace = self._annotate(output.trace, unit_type, level)
+        trace = _annotate(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
         tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
         self._tool_calls += sum(tool_calls)
@@ -146,7 +138,7 @@ class MapReduceOutputs:
         executions: Sequence[TaskTrace] = (),
     ) -> None:
         """Store the trace of a task without an output (S-MR-105)."""
-        trace = self._annotate(trace, unit_type, level)
+        trace = _annotate(trace, unit_type, level)
         self._put((level, number), output=None, trace=trace, item=item, executions=executions, unit_type=unit_type)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
@@ -184,21 +176,6 @@ class MapReduceOutputs:
         unit_type: str,
     ) -> None:
         level, number = position
-        self._put_payload(position, output=output, trace=trace, item=item)
-        for each in executions:
-            inner = self._annotate(each, unit_type, level)
-            here = self._levels[level]
-            here.inner_numbers.append(number)
-            here.inner_slots.append(self._pack_payload(_Payload(output=None, trace=inner)))
-            here.note_trace(each)
-            self._metrics.add(each.with_workers())
-        if trace is not None and not executions:
-            self._metrics.add(trace.with_workers())
-
-    def _put_payload(
-        self, position: tuple[int, int], *, output: TaskOutput | None, trace: TaskTrace | None, item: object
-    ) -> None:
-        level, number = position
         payload = _Payload(
             output=output,
             trace=trace if output is None else None,
@@ -207,7 +184,16 @@ class MapReduceOutputs:
         slot = self._pack_payload(payload)
         while len(self._levels) <= level:
             self._levels.append(_Level())
-        self._levels[level].note(number, slot, trace, gave=output is not None)
+        here = self._levels[level]
+        here.note(number, slot, trace, gave=output is not None)
+        for each in executions:
+            inner = _annotate(each, unit_type, level)
+            here.inner_numbers.append(number)
+            here.inner_slots.append(self._pack_payload(_Payload(output=None, trace=inner)))
+            here.note_trace(each)
+            self._metrics.add(each.with_workers())
+        if trace is not None and not executions:
+            self._metrics.add(trace.with_workers())
 
     def _pack_payload(self, payload: _Payload) -> int:
         """Write a payload to the file; return its slot."""
@@ -218,18 +204,12 @@ class MapReduceOutputs:
             packed = pickle.dumps(len(self._held) - 1)
         return self._spool.put(packed)
 
-    @staticmethod
-    def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
-        return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
-
     # Output.
 
     def output(self, level: int, number: int) -> TaskOutput:
-        """Return one output."""
         return _output_of(self._payload(level, number))
 
     def has(self, level: int, number: int) -> bool:
-        """Return whether the task has an output."""
         return level < len(self._levels) and self._levels[level].has(number)
 
     def get_mapped(self, number: int) -> tuple[object, TaskOutput]:
@@ -283,12 +263,10 @@ class MapReduceOutputs:
 
     @property
     def metrics(self) -> ExecutionMetrics:
-        """Sums over all tasks (S-MR-91)."""
         return self._metrics.total()
 
     @property
     def tool_calls(self) -> int:
-        """Number of tool calls of all tasks with an output."""
         return self._tool_calls
 
     def _payload(self, level: int, number: int) -> _Payload:
@@ -311,90 +289,8 @@ def _trace_of(payload: _Payload) -> TaskTrace:
     return cast("TaskTrace", payload.trace if payload.output is None else payload.output.trace)
 
 
-class TaskFactories(Protocol):
-    """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
-
-    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Create a task for each item, or return the failure of its factory."""
-        ...
-
-    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Return a task that reduces these outputs, and the positions of its context outputs, in its order.
-
-        Raises:
-            ValidationError: its context lacks an output (S-MR-24).
-        """
-        ...
-
-
-class ItemResults(Protocol):
-    """Receives results of items."""
-
-    async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """Wait until items may be pulled and return how many: a reader or a file may be slow (S-MR-131).
-
-        Args:
-            in_flight: Returns the number of pulled items without a result.
-        """
-        ...
-
-    def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """Report the output of an item, by its number and its index in the source."""
-        ...
-
-    def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """Report the failure of an item."""
-        ...
-
-
-class RecordedTasks(Protocol):
-    """The record of a resumed run; outputs of its tasks are in the store already.
-
-    Tasks have the names of the machine: a map is named by its position in the source.
-    """
-
-    @property
-    def groups(self) -> Sequence[ReduceGroup]:
-        """Recorded groups, in their order."""
-        ...
-
-    def failure(self, level: int, number: int) -> MapReduceFailure | None:
-        """Return the failure of a task that is not retried; None if it did not fail."""
-        ...
-
-    def exit_reason(self, level: int, number: int) -> ExitReason | None:
-        """Return why a task ended the run early; None if it did not."""
-        ...
-
-    def occurrence(self, level: int, number: int) -> int:
-        """Return the number of the current attempt at the task."""
-        ...
-
-    @property
-    def verdicts(self) -> Mapping[str, Sequence[Evaluated]]:
-        """Recorded answers of the predicates of items that have not ended, by the instance of the item."""
-        ...
-
-    @property
-    def knows_all(self) -> bool:
-        """Whether the record has the number of items."""
-        ...
-
-    def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
-        """Compare items, starting at position `first`, with the recorded ones; return how many of them are recorded.
-
-        Raises:
-            ValidationError: an item differs, or there are more items than recorded (S-MR-162).
-        """
-        ...
-
-    def check_end(self, count: int) -> None:
-        """Compare the number of items with the record.
-
-        Raises:
-            ValidationError: the record has more (S-MR-162).
-        """
-        ...
+def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
+    return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +332,6 @@ _MOST_FAILURES = 100
 
 
 def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> MapReduceFailure:
-    """Return the failure of a task of this level."""
     return MapReduceFailure(
         key=key_of(order.instance),
         level=level,
@@ -452,23 +347,17 @@ class FailureLog:
     """Stores the first failures of a run and counts all."""
 
     def __init__(self) -> None:
-        self._first: list[MapReduceFailure] = []
+        #: the first failures, in order of arrival
+        self.first: list[MapReduceFailure] = []
         #: number of failures, of maps and of reduces
         self._counts = [0, 0]
 
     def add(self, failure: MapReduceFailure) -> None:
-        """Count a failure, and store it if it is among the first of its kind."""
         index = min(failure.level, 1)
         self._counts[index] += 1
         if self._counts[index] <= _MOST_FAILURES:
-            self._first.append(failure)
-
-    @property
-    def first(self) -> Sequence[MapReduceFailure]:
-        """The first failures, in order of arrival."""
-        return self._first
+            self.first.append(failure)
 
     @property
     def failed_maps(self) -> int:
-        """Number of failed maps."""
         return self._counts[0]

@@ -1,57 +1,76 @@
-"""The tasks of a map-reduce: pulls items, calls factories, submits orders and stores results. Runs in the process
-that has the user's factories.
+"""The tasks of a map-reduce: pulls items, calls factories, submits orders and stores results. Runs in the process that
+has the user's factories.
 
 1. A group is recorded before its reduce begins (S-MR-161). Recorded work is not repeated.
-2. An error of a source of items, a factory or an estimator ends the run and reaches the caller unchanged (S-MR-106,
-S-MR-123).
+2. An error of a source of items, a factory or an estimator ends the run unchanged (S-MR-106, S-MR-123).
 3. A run that ends does not wait for user code: a task under construction counts as stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.errors.travel import is_refusal
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.scope import describe_exhaustion
+from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.runs import ExitRecorded, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.ports import EventSink
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.identity.map_reduce import map_key
-from ensemble_ray.runs.coordinator import Opening, RunBackgroundTasks, as_error
-from ensemble_ray.runs.map_reduce.item_loops import ItemLoops
-from ensemble_ray.runs.map_reduce.orders import FailedMap, PreparedLoop, TokenCounts
-from ensemble_ray.runs.map_reduce.outputs import FailureLog, MapReduceEnd, MapReduceFailure, failure_of
-from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
-from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
+from ensemble_ray.runs.coordinator import Opening, RunBackgroundTasks, RunJournal, TaskReporter, as_error
+from ensemble_ray.runs.map_reduce.item_loops import ItemLoops, LoopEnd
+from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemResultWriter
+from ensemble_ray.runs.map_reduce.orders import (
+    FailedMap,
+    OrderMaker,
+    PreparedLoop,
+    PreparedOrder,
+    PreparedTask,
+    TokenCounts,
+)
+from ensemble_ray.runs.map_reduce.outputs import (
+    FailureLog,
+    MapReduceEnd,
+    MapReduceFailure,
+    MapReduceOutputs,
+    failure_of,
+)
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
+from ensemble_ray.schedule.instructions import (
+    CountTokens,
+    End,
+    Inform,
+    IterationEnded,
+    MapItem,
+    Position,
+    PullItems,
+    Question,
+    ReduceGroup,
+    Start,
+    StepEnded,
+    Warn,
+    WarnLeftOut,
+    WarnOversized,
+)
+from ensemble_ray.schedule.machine import Source
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    Completed,
+    Evaluated,
+    Exited,
+    Failed,
+    ItemsPulled,
+    Stimulus,
+)
 from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.ports import EventSink
-    from ensemble_ray.runs.coordinator import RunJournal, TaskReporter
-    from ensemble_ray.runs.map_reduce.item_loops import LoopEnd
-    from ensemble_ray.runs.map_reduce.items import ItemBuffer
-    from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedOrder, PreparedTask
-    from ensemble_ray.runs.map_reduce.outputs import ItemResults, MapReduceOutputs, RecordedTasks
-    from ensemble_ray.schedule.instructions import (
-        End,
-        IterationEnded,
-        Position,
-        Question,
-        Start,
-        StepEnded,
-        WarnOversized,
-    )
-    from ensemble_ray.schedule.machine import Source
-    from ensemble_ray.schedule.stimuli import Stimulus
-
 
 _log = bounded_logger(__name__)
 #: Factories called per batch: this many tasks wait for the slowest call.
@@ -61,13 +80,28 @@ _BATCH = 64
 class MapReduceTasks:
     """The tasks of one map-reduce."""
 
-    def __init__(self, journal: RunJournal, parts: MapReduceParts) -> None:
-        """Create the tasks of a run from their parts."""
+    def __init__(
+        self,
+        journal: RunJournal,
+        *,
+        items: ItemBuffer,
+        orders: OrderMaker,
+        store: MapReduceOutputs,
+        results: ItemResultWriter,
+        definition: MapDefinition,
+        events: EventSink | None = None,
+        record: MapReduceResumePoint | None = None,
+    ) -> None:
+        """`events` receives those of iterations; `record` is of a resumed run."""
         self._journal = journal
-        self._parts = parts
+        self._items = items
+        self.orders = orders
+        self._store = store
+        self._results = results
+        self._record = record
         self.depends_on_order = False  # its groups are recorded
-        self._orders, self._record, self.directives = parts.orders, parts.record, parts.orders.directives
-        self._reporter: TaskReporter[TaskOrder]
+        self.directives = orders.directives
+        self._reporter: TaskReporter
         self._started_at = journal.now()
         #: tasks submitted to an executor, by instance
         self._in_flight: dict[str, PreparedOrder] = {}
@@ -75,22 +109,21 @@ class MapReduceTasks:
         self._discarded: set[str] = set()
         #: outputs that wait for the user's token estimator
         self._uncounted: dict[str, TaskOutput] = {}
-        self._token_counts = TokenCounts(parts.definition)
+        self._token_counts = TokenCounts(definition)
         self._background: RunBackgroundTasks
         self._failures = FailureLog()
         self._cause: BaseException | None = None
         self._spent: BudgetExhaustedError | None = None
         self._refusal: MapReduceFailure | None = None
         self._why: dict[str, str] = {}
-        verdicts = {} if self._record is None else self._record.verdicts
-        self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
+        verdicts = {} if record is None else record.verdicts
+        self._loops = ItemLoops(journal, orders, events, verdicts)
         #: ends of items with several tasks, for the record
         self._unrecorded: dict[str, Sequence[FactData]] = {}
 
     # The run.
 
-    async def open(self, source: Source, reporter: TaskReporter[TaskOrder]) -> Opening:
-        """Begin; recorded results are found when their tasks start."""
+    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
         del source  # it handles recorded tasks like others
         self._reporter = reporter
         self._background = RunBackgroundTasks(reporter.break_off)
@@ -99,7 +132,7 @@ class MapReduceTasks:
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the ends of loops; all other stimuli follow from facts of items, groups and tasks."""
+        """Return the ends of loops; all other stimuli follow from other facts."""
         return [
             self._journal.fact(each.instance, data, each.at)
             for each in stimuli
@@ -120,13 +153,8 @@ class MapReduceTasks:
         )
 
     def detach(self) -> None:
-        """Cancel user code if possible."""
         self._background.detach()
         self._loops.detach()
-
-    def drop(self, instances: Sequence[str]) -> None:
-        """Refuse: the outputs of a map-reduce are its result."""
-        raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
 
     def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         match what:
@@ -138,7 +166,7 @@ class MapReduceTasks:
                 key, reason = key_of(what.instance), self._why.pop(what.instance, "")
                 _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
             case _:
-                role, key = self._parts.store.output(*what.output).agent_role, self._orders.key(*what.output)
+                role, key = self._store.output(*what.output).agent_role, self.orders.key(*what.output)
                 _log.warning(
                     "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
                     role, key, what.tokens, what.budget_tokens,
@@ -151,7 +179,6 @@ class MapReduceTasks:
         raise TypeError(f"a map-reduce announces no {what}")
 
     def evaluate(self, question: Question) -> None:
-        """Pull items, or count tokens."""
         self._background.start(self._answer(question))
 
     async def _answer(self, question: Question) -> None:
@@ -173,9 +200,8 @@ class MapReduceTasks:
         self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=answer))
 
     async def _pull(self, count: int) -> ItemsPulled:
-        items = self._parts.items
-        slots = await self._parts.results.free_slots(lambda: items.in_flight)
-        batch = await items.pull(min(count, slots))
+        slots = await self._results.free_slots(lambda: self._items.in_flight)
+        batch = await self._items.pull(min(count, slots))
         now = self._journal.now()
         if batch.has_unrecorded:
             data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)
@@ -185,9 +211,7 @@ class MapReduceTasks:
         return ItemsPulled(count=batch.count, is_exhausted=batch.is_exhausted, refused=tuple(batch.refused))
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
-        """Fail the map of an item before it begins: its line is invalid (S-MR-125), or its factory raised
-        (S-MR-154).
-        """
+        """Fail the map of an item without a task: its line is invalid (S-MR-125), or its factory raised (S-MR-154)."""
         self._failures.add(
             MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
         )
@@ -200,11 +224,10 @@ class MapReduceTasks:
         if record is None:
             return ()
         level, number = position = _position_of(start)
-        if self._parts.store.has(level, number):
-            output = self._parts.store.output(level, number)
+        if self._store.has(level, number):
+            output = self._store.output(level, number)
             if not level:
-                items = self._parts.items
-                self._parts.results.write_output(number, items.index(number), items.item(number), output)
+                self._results.write_output(number, self._items.index(number), self._items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
             return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
@@ -216,18 +239,17 @@ class MapReduceTasks:
         return (Failed(at=self._journal.now(), instance=start.instance),)
 
     def make(self, starts: Sequence[Start]) -> None:
-        """Call the factories of several items per batch, and submit the orders of their tasks."""
         maps: list[Start] = []
         for start in starts:
             if isinstance(start.changes, ReduceGroup):
-                making = self._orders.reduce(start.changes, start.instance, self._is_discarded)
+                making = self.orders.reduce(start.changes, start.instance, self._is_discarded)
                 self._background.start(self._make([start], making))
             else:
                 maps.append(start)
         for first in range(0, len(maps), _BATCH):
             batch = maps[first : first + _BATCH]
             numbers = {start.instance: _position_of(start)[1] for start in batch}
-            self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
+            self._background.start(self._make(batch, self.orders.maps(numbers, self._is_discarded)))
 
     async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
         """Create orders and submit them; if that fails, report it here, since no executor will."""
@@ -254,7 +276,7 @@ class MapReduceTasks:
             if isinstance(prepared, FailedMap):
                 now = self._journal.now()
                 self._why[prepared.instance] = f": {brief(message_of(prepared.error))}"
-                about = f"Item {self._parts.items.index(prepared.number)}"
+                about = f"Item {self._items.index(prepared.number)}"
                 self._lose_item(prepared.number, about, prepared.error, now)
                 self._reporter.notify(Failed(at=now, instance=prepared.instance))
             elif isinstance(prepared, PreparedLoop):
@@ -278,48 +300,39 @@ class MapReduceTasks:
     # Results.
 
     def accept(self, result: TaskResult) -> Sequence[Stimulus]:
-        """Store the result of a task.
-
-        Raises:
-            RecordError, StaleEpochError: its facts cannot be written, or another process owns the run.
-        """
         if self._loops.owns(result.instance):
-            self._accept_inner(result)
+            # The end of the loop is reported separately (S-MR-190).
+            if result.status == "failed" and isinstance(result.error, RecordError | StaleEpochError):
+                raise result.error
+            if result.status == "exited" and isinstance(result.error, BudgetExhaustedError):
+                self._spent = self._spent or result.error
+            self._loops.accept(result)
             return ()
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
-        store, item = self._parts.store, None if level else self._parts.items.item(number)
+        store, item = self._store, None if level else self._items.item(number)
         has_left = result.status == "exited"  # has an output if a gate after it ended the run (S-REV-32)
         if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
-                self._parts.results.write_output(number, self._parts.items.index(number), item, output)
+                self._results.write_output(number, self._items.index(number), item, output)
             is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
             return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
         store.mark_lost(level, number, result.trace, prepared.unit_type, item=item)
         stimulus = self._lose(prepared, result, error)
         if not level:
-            self._parts.items.pop(number)
+            self._items.pop(number)
         return (stimulus,)
-
-    def _accept_inner(self, result: TaskResult) -> None:
-        """Handle the result of a task of a loop (S-MR-190); the end of the loop is reported separately."""
-        error = result.error
-        if result.status == "failed" and isinstance(error, RecordError | StaleEpochError):
-            raise error
-        if result.status == "exited" and isinstance(error, BudgetExhaustedError):
-            self._spent = self._spent or error
-        self._loops.accept(result)
 
     def _finish_loop(self, end: LoopEnd) -> Stimulus:
         """Store the output of an item's loop; return the stimulus for the source."""
-        prepared, store, items = end.prepared, self._parts.store, self._parts.items
+        prepared, store, items = end.prepared, self._store, self._items
         instance, number, item = prepared.instance, prepared.number, items.item(prepared.number)
         if end.output is not None:
             left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
             self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.source_instances), *left)
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
-            self._parts.results.write_output(number, items.index(number), item, output)
+            self._results.write_output(number, items.index(number), item, output)
             return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
         store.mark_lost(0, number, None, prepared.unit_type, item=item, executions=end.traces)
         if end.error is not None:
@@ -343,14 +356,14 @@ class MapReduceTasks:
             self._failures.add(failure)
             self._note_failed_item(number, error, attempts=end.attempts)
             return Failed(at=end.at, instance=instance)
-        self._parts.items.pop(number)
+        self._items.pop(number)
         return Failed(at=end.at, instance=instance, ends_run=True)
 
     def _complete(
         self, instance: str, position: Position, output: TaskOutput, *, is_final: bool, exit_reason: ExitReason | None
     ) -> Completed | Exited:
         if not position[0]:
-            self._parts.items.pop(position[1])
+            self._items.pop(position[1])
         if exit_reason is not None:
             return Exited(at=output.completed_at.timestamp(), instance=instance, reason=exit_reason, has_output=True)
         tokens = 0 if is_final else self._token_counts.count(output)  # a final output is never grouped
@@ -385,12 +398,10 @@ class MapReduceTasks:
                 return Cancelled(at=result.at, instance=instance)
 
     def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
-        items = self._parts.items
-        self._parts.results.write_failure(items.index(number), items.pop(number), error, attempts)
+        self._results.write_failure(self._items.index(number), self._items.pop(number), error, attempts)
 
 
 def _position_of(start: Start) -> Position:
-    """Return the position of a task for an item or a group."""
     match start.changes:
         case MapItem():
             return 0, start.changes.number
@@ -398,18 +409,3 @@ def _position_of(start: Start) -> Position:
             return start.changes.level, start.changes.number
         case _:
             raise TypeError(f"{start} says neither of which item nor of which group")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapReduceParts:
-    """The parts of the tasks of a map-reduce."""
-
-    items: ItemBuffer
-    orders: OrderMaker
-    store: MapReduceOutputs
-    results: ItemResults
-    definition: MapDefinition
-    #: receives events of iterations; None: no listener
-    events: EventSink | None = None
-    #: record of a resumed run; None: the run is new
-    record: RecordedTasks | None = None

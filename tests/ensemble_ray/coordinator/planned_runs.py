@@ -111,7 +111,7 @@ class Conducting:
         self.executor = RecordingExecutor(self.journal)
         self.plan = plan
         journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
-        self.tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+        self.tasks: PlannedTasks = PlannedTasks(
             plan,
             journal,
             HeldOutputs(),

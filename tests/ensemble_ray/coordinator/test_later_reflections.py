@@ -32,7 +32,7 @@ def ended(instance: str) -> TaskResult[str, object]:  # type: ignore[type-var]  
 
 def test_only_the_accepted_attempt_is_reflected_on() -> None:
     """S-REFL-19: those of its tasks that say so, each once; its loops' iterations one after the other."""
-    later: LaterReflections[str, str] = LaterReflections(PLAN)
+    later: LaterReflections = LaterReflections(PLAN)
     completed = [
         *("phase:p#0/a#0", "phase:p#1/a#0", "phase:p#1/b#0", "phase:p#1/loop:l#0/c#0", "phase:p#1/loop:l#1/c#0"),
         *("phase:p#1/check#0", "phase:p#11/a#0", "phase:p#1/a#0"),
@@ -54,7 +54,7 @@ def test_only_the_accepted_attempt_is_reflected_on() -> None:
 
 def test_the_next_one_of_a_task_follows_the_first() -> None:
     """S-REFL-19: each builds on the one before."""
-    later: LaterReflections[str, str] = LaterReflections(PLAN)
+    later: LaterReflections = LaterReflections(PLAN)
     outputs: HeldOutputs[str] = HeldOutputs(lambda _, body: body.decode())
     completed = [f"phase:p#1/loop:l#{number}/c#0" for number in range(3)]
     for each in completed:
@@ -67,7 +67,7 @@ def test_the_next_one_of_a_task_follows_the_first() -> None:
 
 def test_an_attempt_without_outputs_needs_no_orders() -> None:
     """S-REFL-19: as where the run was ending."""
-    later: LaterReflections[str, str] = LaterReflections(PLAN)
+    later: LaterReflections = LaterReflections(PLAN)
     assert later.begin(SECOND, (), order, HeldOutputs(lambda _, body: body.decode())) == []  # type: ignore[arg-type]  as above
 
 

@@ -87,7 +87,7 @@ class Run:
         self.told: asyncio.Queue[Stimulus] = asyncio.Queue()
         self.broken: asyncio.Queue[BaseException] = asyncio.Queue()
         self.announced: list[tuple[str, ...]] = []
-        ports: UnitPorts[str, TaskFailure] = UnitPorts(
+        ports: UnitPorts = UnitPorts(
             predicates=asked,
             lives_with=lambda agent: agent == "beside",
             announce=self._announce,

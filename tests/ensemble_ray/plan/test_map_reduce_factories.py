@@ -14,7 +14,6 @@ import pytest
 from ensemble_ray import Agent, MapReduceEnsemble, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.plan.map_reduce_factories import (
-    make_direct,
     make_direct_in_run,
     make_map,
     make_maps_in_run,
@@ -91,7 +90,7 @@ def test_handler_task_stays_without_an_agent() -> None:
     assert (task.agent, agent) == (None, None)
 
 
-def test_reduce_and_direct_factories_get_the_agent_second() -> None:
+async def test_reduce_and_direct_factories_get_the_agent_second() -> None:
     """S-MR-2, S-MR-81, S-MR-226: callable(chunk_tasks, agent) and callable(items, agent)."""
     seen: list[object] = []
 
@@ -110,7 +109,7 @@ def test_reduce_and_direct_factories_get_the_agent_second() -> None:
         direct_task=direct,
     )
     make_reduce(definition, [Task.of("one"), Task.of("two")])
-    make_direct(definition, [1, 2])
+    await make_direct_in_run(definition, [1, 2])
     assert seen == [("Reducer", ["one", "two"]), ("Director", [1, 2])]
 
 

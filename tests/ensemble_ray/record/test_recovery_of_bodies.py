@@ -114,7 +114,7 @@ async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> 
     memory = MemoryJournal("run")
     journal = RunJournal(run_id="run", epoch=1, journal=memory, clock=ManualClock(start=200.0))
     resumed = recovery.resume(outputs.get, lambda failure: Failure(failure.message))
-    tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+    tasks: PlannedTasks = PlannedTasks(
         plan, journal, outputs, body_of, header=PlanRecorded(workflow="parallel"), resumed=resumed
     )
     coordinator, executor = Coordinator(journal, tasks), RecordingExecutor(memory)
@@ -185,7 +185,7 @@ async def test_text_is_told_of_tasks_alone_whose_order_asks_for_it() -> None:
         started_at=50.0, stimuli=[], results={"a#0": done_before, "b#0": done_before}
     )
     journal = RunJournal(run_id="run", epoch=1, journal=MemoryJournal("run"), clock=ManualClock(start=200.0))
-    tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+    tasks: PlannedTasks = PlannedTasks(
         plan_of("parallel", {"a": (), "b": ()}), journal, HeldOutputs(), body_of, header=PlanRecorded(), resumed=resumed
     )
     told = [*tasks.look_up(Start(instance="a#0", wants_text=True)), *tasks.look_up(Start(instance="b#0"))]

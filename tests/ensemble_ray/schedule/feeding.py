@@ -22,6 +22,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_groups import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled, Stimulus
+from tests.ensemble_ray.schedule.invariants import check
 
 Work = tuple[int, int]
 #: What a reduce is made of, all the way down to the items: a number for a map, a tuple for a reduce.
@@ -180,7 +181,7 @@ class Feed:
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
         """Tell the machine, keep what it wants."""
         done = self.machine.handle(*stimuli)
-        self.machine.validate()
+        check(self.machine)
         for each in done:
             assert not self.ends, "nothing is wanted after the end"
             self.wanted.append(each)

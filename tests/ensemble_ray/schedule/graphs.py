@@ -23,6 +23,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed
 from ensemble_ray.schedule.unit import UnitStimulus
 from tests.ensemble_ray.schedule.executions import execution_of
+from tests.ensemble_ray.schedule.invariants import check
 
 PATH = "graph:g"
 BEGUN = Begun(at=0.0)
@@ -121,14 +122,14 @@ class CheckedGraph:
 
     def __init__(self, unit: GraphUnit) -> None:
         self.machine = GraphMachine(unit, execution_of(unit, instance=f"{PATH}#0"))
-        self.machine.validate()
+        check(self.machine)
         self.end: End | None = None
 
     def __call__(self, *stimuli: UnitStimulus) -> list[Instruction]:
         wanted: list[Instruction] = []
         for stimulus in stimuli:
             wanted += self.machine.handle(stimulus)
-            self.machine.validate()
+            check(self.machine)
         for each in wanted:
             assert self.end is None, "nothing is wanted after the end"
             self.end = each if isinstance(each, End) else None

@@ -21,6 +21,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
 )
 from ensemble_ray.schedule.unit import Execution, UnitMachine
+from tests.ensemble_ray.schedule.invariants import check
 
 Word = TypeVar("Word")
 
@@ -87,7 +88,7 @@ class Nest:
         is_over = bool(self.ends)
         done = self.source.handle(*stimuli)
         assert not (is_over and done), done
-        self.source.validate()
+        check(self.source)
         self.told.append(stimuli)
         self.wanted += done
         return done

@@ -11,6 +11,7 @@ from ensemble_ray.schedule.nested import make_machine
 from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.stimuli import Completed, Stimulus
 from ensemble_ray.schedule.unit import Execution, UnitMachine
+from tests.ensemble_ray.schedule.invariants import check
 from tests.ensemble_ray.schedule.nesting import Nest, node
 
 
@@ -52,7 +53,7 @@ class Phased(Nest):
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
         """Tell the source."""
         done = super().handle(*stimuli)
-        self.phases.validate()
+        check(self.phases)
         return done
 
     def review(self, instance: str, text: str | None) -> list[Instruction]:

@@ -10,6 +10,7 @@ from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, S
 from ensemble_ray.schedule.machine import Machine, TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
+from tests.ensemble_ray.schedule.invariants import check
 
 STARTED = Begun(at=0.0)
 CANCEL = CancelRequested(at=5.0)
@@ -94,11 +95,11 @@ class CheckedMachine:
         machine = machine_for(plan)
         assert isinstance(machine, Machine), "a plan of tasks alone"
         self.machine = machine
-        self.machine.validate()
+        check(self.machine)
 
     def __call__(self, *stimuli: Stimulus) -> list[Instruction]:
         instructions = self.machine.handle(*stimuli)
-        self.machine.validate()
+        check(self.machine)
         return instructions
 
     def states(self, *keys: str) -> list[TaskState]:

@@ -6,6 +6,7 @@ import pytest
 
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text, violations_of
+from tests.ensemble_ray.schedule.invariants import check
 
 WORKERS = ("Researcher", "Analyst", "Writer", "Editor")
 STAGES = (("Researcher", "Analyst"), ("Writer",), ("Editor",))
@@ -146,7 +147,7 @@ def test_recalled_attempt_counts_when_it_was_approved_before() -> None:
     machine = enforcer(max_calls_per_worker={"Writer": 2}, global_max_delegations=4, required_stages=STAGES)
     for _ in range(3):
         machine.reapply_recorded("Writer")  # the definition may have allowed more then
-    machine.validate()
+    check(machine)
     assert machine.approve("Writer") == "Agent 'Writer' has reached its delegation cap of 2"
     assert machine.approve("Analyst") is None
     assert machine.approve("Researcher") == "Global delegation cap of 4 has been reached"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, violations_of
+from tests.ensemble_ray.schedule.invariants import check
 
 WORKERS = ("Researcher", "Analyst", "Writer", "Editor")
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
@@ -90,13 +91,13 @@ def test_rules_hold_exactly_when_turns_are_interleaved_at_random(
             book.charged.append(worker)
             if moved is None:
                 running.append((worker, succeeds))
-            machine.validate()
+            check(machine)
         ends.shuffle(running)
         for worker, succeeds in running:
             if succeeds:
                 machine.record_success(worker, "work")
                 book.completed.add(worker)
-            machine.validate()
+            check(machine)
         machine.turn_ended()
     assert machine.violations() == violations_of(rules, book.completed)
     charged = Counter(book.charged)

@@ -13,6 +13,7 @@ from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.machine import InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, decode_stimulus, encode_stimulus
 from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
+from tests.ensemble_ray.schedule.invariants import check
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
     CANCELLED,
@@ -232,4 +233,4 @@ def test_invariants_are_watched() -> None:
     machine = CheckedMachine(sequence("a")).machine
     machine._states["a#0"] = TaskState.RUNNING
     with pytest.raises(AssertionError, match="running set"):
-        machine.validate()
+        check(machine)

@@ -24,6 +24,7 @@ from ensemble_ray.schedule.stimuli import (
     Waiting,
 )
 from ensemble_ray.values.ids import instance_of
+from tests.ensemble_ray.schedule.invariants import check
 from tests.ensemble_ray.schedule.nesting import loop, nested
 from tests.ensemble_ray.schedule.plans import (
     CANCELLED,
@@ -115,7 +116,7 @@ def _play(draw: st.DrawFn, plan: Plan, *, most_waits: int) -> Played:
 
     def tell(*stimuli: Stimulus) -> list[Instruction]:
         wanted = source.handle(*stimuli)
-        source.validate()  # type: ignore[attr-defined]  # every machine of a plan has it
+        check(source)
         played.told.append(stimuli)
         return wanted
 

@@ -19,8 +19,9 @@ from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
 from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import MapReduceResumePoint, rules_of
-from ensemble_ray.runs.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.runs.map_reduce.recovery import rules_of
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
+from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
@@ -151,7 +152,8 @@ class Conducting:
             item_count=None,
             is_direct=False,
         )
-        parts = MapReduceParts(
+        tasks = MapReduceTasks(
+            journal_of_run,
             items=items,
             orders=orders,
             store=self.store,
@@ -159,7 +161,7 @@ class Conducting:
             definition=definition,
             record=record,
         )
-        self.coordinator = Coordinator(journal_of_run, MapReduceTasks(journal_of_run, parts))
+        self.coordinator = Coordinator(journal_of_run, tasks)
         self.executor.failed.add_done_callback(self.coordinator.break_off_with)
         rules = rules_of(definition, window=window, is_direct=False)
         self.machine = MapReduceMachine(rules, orders.instance, () if record is None else record.groups)

@@ -9,7 +9,7 @@ from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.runs.map_reduce.recovery import MapReduceResumePoint
+from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 
 
