@@ -16,6 +16,7 @@ from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.delivery import EventStream
 from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.process.collector import collecting_less
 from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
 from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
 from ensemble_ray.record.head import name_in
@@ -284,6 +285,7 @@ class Run:
         """Run, and return or raise when every listener has received every event."""
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
+            leaving.enter_context(collecting_less())
             if self._traced.context is None:  # the caller may have a span: an untraced run sends none (S-INT-37)
                 leaving.enter_context(use_traceparent(""))
             try:
